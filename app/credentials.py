@@ -19,7 +19,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, NoReturn
 
+import typer
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -31,9 +33,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from app.processes import Parser
+from manifed.cli.main import call
 from manifed.durable import make_folder
-from manifed.errors import ConfigError, one_line
+from manifed.errors import ConfigError
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1")
 DAYS = 365
@@ -70,42 +72,34 @@ def generate(
         days: how long the certificates are valid, from now on.
 
     Raises:
-        ValueError: ``num_supernodes``, ``hosts`` or ``days`` make no sense.
-        FileExistsError: a file is there already.
+        ConfigError: a host that is none, or a file is there already.
     """
-    if num_supernodes < 0:
-        raise ValueError(f"--supernodes: expected 0 or more, got {num_supernodes}")
     for host in hosts:
         if not _HOST.fullmatch(host):
-            raise ValueError(f"Expected a host's name or address, got {host!r}; give one a --host")
-    if days < 1:
-        raise ValueError(f"Expected days >= 1, got {days}")
-    folder = folder.absolute()
+            raise ConfigError(f"--host: expected a host's name or address, got {host!r}")
+    files = _files(folder.absolute(), num_supernodes)
     make_folder(folder)
     ca_key, server_key = _new_key(), _new_key()
     authority = _name("manifed certificate authority")
-    ca = _certificate(authority, ca_key.public_key(), authority, ca_key, days, hosts=())
-    server = _certificate(_name(hosts[0]), server_key.public_key(), authority, ca_key, days, hosts)
-    files = _files(folder, num_supernodes)
+    ca = _certificate(authority, ca_key.public_key(), ca_key, days)
+    server = _certificate(_name(hosts[0]), server_key.public_key(), ca_key, days, authority, hosts)
     _write(files.ca_certificate, ca.public_bytes(Encoding.PEM), 0o644)
-    _write(folder / "ca.key", _private(ca_key, PrivateFormat.PKCS8), 0o600)
+    _write(files.ca_certificate.with_suffix(".key"), _private(ca_key, PrivateFormat.PKCS8))
     _write(files.server_certificate, server.public_bytes(Encoding.PEM), 0o644)
-    _write(files.server_key, _private(server_key, PrivateFormat.PKCS8), 0o600)
+    _write(files.server_key, _private(server_key, PrivateFormat.PKCS8))
     for path in files.supernode_keys:
         new_key(path)
     return files
 
 
-def new_key(path: Path) -> None:
-    """Writes a SuperNode's new key into ``path`` and its public part beside it, as ``.pub``.
-
-    Raises:
-        FileExistsError: there is one already.
-    """
+def new_key(
+    file: Annotated[Path, typer.Argument(help="Where the private key goes; the public one: .pub.")],
+) -> None:
+    """Write a SuperNode's new key, and its public part beside it, as ``.pub``."""
     key = _new_key()
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(path, _private(key, PrivateFormat.OpenSSH), 0o600)
-    _write(path.with_suffix(".pub"), public, 0o644)
+    _write(file, _private(key, PrivateFormat.OpenSSH))
+    _write(file.with_suffix(".pub"), public, 0o644)
 
 
 def found_or_made(folder: Path, num_supernodes: int) -> TLSFiles:
@@ -126,9 +120,8 @@ def found_or_made(folder: Path, num_supernodes: int) -> TLSFiles:
                 f"--credentials: expected {path.name} in {folder}, got none; it needs one key for "
                 f"each of {num_supernodes} SuperNodes: name a new folder, and they are made"
             )
-    for path in private:
         mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & 0o077:
+        if path in private and mode & 0o077:
             raise ConfigError(
                 f"--credentials: expected {path} for its owner only, got mode {mode:04o}; "
                 "chmod 600 it, and make new keys if somebody may have read it"
@@ -170,34 +163,33 @@ def _alternative(host: str) -> x509.GeneralName:
 def _certificate(
     subject: x509.Name,
     public_key: ec.EllipticCurvePublicKey,
-    issuer: x509.Name,
-    issuer_key: ec.EllipticCurvePrivateKey,
+    ca_key: ec.EllipticCurvePrivateKey,
     days: int,
-    hosts: Sequence[str],
+    issuer: x509.Name | None = None,
+    hosts: Sequence[str] = (),
 ) -> x509.Certificate:
-    """An authority's certificate without ``hosts``, a server's with them."""
-    is_authority = not hosts
+    """The authority's own certificate, or one that it issues to a server with these ``hosts``."""
     now = dt.datetime.now(dt.UTC)
-    issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    ca_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
+        .issuer_name(issuer or subject)
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(minutes=5))  # clocks differ
         .not_valid_after(now + dt.timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-        .add_extension(_usage(is_authority=is_authority), critical=True)
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(_usage(is_authority=issuer is None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-        .add_extension(issuer_id, critical=False)
+        .add_extension(ca_id, critical=False)
     )
-    if not is_authority:
+    if issuer is not None:
         names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
         purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         builder = builder.add_extension(names, critical=False)
         builder = builder.add_extension(purpose, critical=False)
-    return builder.sign(issuer_key, hashes.SHA384())
+    return builder.sign(ca_key, hashes.SHA384())
 
 
 def _usage(*, is_authority: bool) -> x509.KeyUsage:
@@ -218,51 +210,44 @@ def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
     return key.private_bytes(Encoding.PEM, form, NoEncryption())
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Writes a new file with exactly ``mode``; FileExistsError when there is one."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a new file with exactly ``mode``.
+
+    Raises:
+        ConfigError: there is one already.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} is there already and is never overwritten: name another folder, or move the "
+            "old files away first"
+        ) from None
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, mode)
         file.write(content)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m app.credentials``; 0, or 2 when it cannot write what was asked for."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        return _only_a_key(given[1:]) if given[:1] == ["key"] else _everything(given)
-    except FileExistsError as error:
-        said = f"{error.filename} is there already and is never overwritten: name another folder, "
-        said += "or move the old files away first"
-    except OSError as error:
-        said = f"{error.filename}: {error.strerror}: name a place where you may write"
-    except ValueError as error:
-        said = str(error)
-    sys.stderr.write(f"error: {one_line(said)}\n")
-    return 2
+def everything(
+    folder: Annotated[Path, typer.Argument(help="Where they go; made if it is missing.")],
+    supernodes: Annotated[int, typer.Option(min=0, help="How many SuperNode keys.")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address of the SuperLink; repeatable.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="Validity of the certificates.")] = DAYS,
+) -> None:
+    """Write an authority, a SuperLink's certificate, and keys; ``key FILE`` writes one key."""
+    hosts = list(dict.fromkeys([*(host or ()), *LOOPBACK_HOSTS]))
+    generate(folder, supernodes, hosts, days)
+    typer.echo(f"{folder.absolute()}: valid for {', '.join(hosts)}")
 
 
-def _only_a_key(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="python -m app.credentials key")
-    parser.add_argument("file", type=Path, help="where the private key goes; the public one: .pub")
-    new_key(parser.parse_args(arguments).file)
-    return 0
-
-
-def _everything(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="python -m app.credentials")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--supernodes", type=int, required=True, help="how many SuperNode keys")
-    parser.add_argument(
-        "--host", action="append", default=[], help="name or address of the SuperLink; repeatable"
-    )
-    parser.add_argument("--days", type=int, default=DAYS, help="validity of the certificates")
-    given = parser.parse_args(arguments)
-    hosts = list(dict.fromkeys([*given.host, *LOOPBACK_HOSTS]))
-    files = generate(given.folder, given.supernodes, hosts, given.days)
-    sys.stdout.write(f"{files.ca_certificate.parent}: valid for {', '.join(hosts)}\n")
-    return 0
+def main(arguments: Sequence[str]) -> NoReturn:
+    """``python -m app.credentials``."""
+    is_key, alone = arguments[:1] == ["key"], typer.Typer(add_completion=False)
+    alone.command()(new_key if is_key else everything)
+    call(typer.main.get_command(alone), arguments[is_key:], "python -m app.credentials")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1:])

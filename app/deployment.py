@@ -1,9 +1,10 @@
-"""The deployment engine: a real SuperLink and real SuperNodes, on this machine's loopback.
+"""The engines of Flower's own: real SuperNodes on this machine's loopback, or its simulation.
 
-Everything runs as in a federation of several machines: separate processes, HTTP between them, one
-new Python process for each message to a client. What travels is encrypted, and a SuperNode joins
-with a registered key only, unless a run is asked to be insecure. It takes seconds for each round;
-docs/deployment.md tells how to do it on machines of your own.
+In a deployment everything runs as in a federation of several machines: separate processes, HTTP
+between them, one new Python process for each message to a client. What travels is encrypted, and a
+SuperNode joins with a registered key only, unless a run is asked to be insecure. It takes seconds
+for each round; docs/deployment.md tells how to do it on machines of your own. The simulation is a
+check that the app behaves under Ray as it does inline; for speed use the inline engine.
 """
 
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 from app.credentials import TLSFiles, found_or_made
 from app.processes import LOOPBACK, PrivateFlower, Service, free_ports, private_flower
 from app.superlink import CONNECTION, START_SECONDS, start_superlink, submit
+from manifed.errors import ConfigError
+from manifed.flower.run_config import SIMULATION
 
 NODE_START_SECONDS = 20.0
 RESTART_SECONDS = 5.0
@@ -49,8 +52,7 @@ def run(
             node_config; the path never leaves the node.
 
     Raises:
-        ValueError: not one data path for each node, or a path with a quotation mark.
-        ConfigError: ``credentials`` are not fit for use.
+        ConfigError: a data path with a quotation mark, or ``credentials`` that are not fit for use.
         EngineFailed: the run did not end as finished:completed, or a process of it ended.
     """
     configs = node_configs(num_supernodes, data_paths)
@@ -73,18 +75,33 @@ def run(
         submit(flower, run_config, (), timeout=timeout, on_line=on_line, check=check)
 
 
+def simulate(
+    *,
+    run_config: Mapping[str, str],
+    num_supernodes: int,
+    project: Path,
+    timeout: float,
+    on_line: Callable[[str], None],
+) -> None:
+    """Runs the app with so many virtual clients, one CPU each, under Ray; arguments as `run`."""
+    options = ["--insecure", "--simulation", "--isolation", "subprocess"]
+    federation = f"num-supernodes={num_supernodes} client-resources-num-cpus=1"
+    with private_flower(project, {SIMULATION: "1"}) as flower:
+        link, address = start_superlink(flower, options)
+        flower.connect(CONNECTION, address)
+        submit(
+            flower, run_config, ["--federation-config", federation],
+            timeout=timeout, on_line=on_line, check=link.check,
+        )  # fmt: skip
+
+
 def node_configs(num_supernodes: int, data_paths: Sequence[Path] | None) -> list[str]:
     """Flower's ``--node-config`` of each SuperNode."""
-    if num_supernodes < 1:
-        raise ValueError(f"Expected num_supernodes >= 1, got {num_supernodes}")
     configs = [f"partition-id={i} num-partitions={num_supernodes}" for i in range(num_supernodes)]
     if data_paths is None:
         return configs
-    if len(data_paths) != num_supernodes:
-        raise ValueError(f"Expected {num_supernodes} data_paths, got {len(data_paths)}")
-    for path in data_paths:
-        if '"' in str(path):
-            raise ValueError(f"Expected a data path without quotation marks, got {path}")
+    if any('"' in str(path) for path in data_paths):
+        raise ConfigError("data.paths: expected paths without quotation marks")
     return [
         f'{config} data-path="{path.absolute()}"'
         for config, path in zip(configs, data_paths, strict=True)

@@ -5,8 +5,9 @@ environment block with a title, so the mark alone is not enough: descendants are
 and whatever was seen once stays on the list under its (id, start time), which no later process
 can share. Nothing is ever selected by its name.
 
-As a program (``python process_tree.py PARENT MARK HOME``) it waits for the end of its parent, which
-may be killed at any moment, and then ends what that parent started and removes its folder.
+All is read from Linux's /proc. As a program (``python process_tree.py PARENT MARK HOME``) it waits
+for the end of its parent, which may be killed at any moment, and then ends what that parent started
+and removes its folder.
 """
 
 import contextlib
@@ -33,11 +34,10 @@ class ProcessId:
     started: str
 
 
-def _from_proc() -> dict[ProcessId, int]:
+def process_table() -> dict[ProcessId, int]:
+    """Every living process of this machine and the id of its parent."""
     table: dict[ProcessId, int] = {}
-    for entry in PROC.iterdir():
-        if not entry.name.isdigit():
-            continue
+    for entry in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended meanwhile
             state, parent, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
             if state not in {"Z", "X"}:
@@ -45,27 +45,10 @@ def _from_proc() -> dict[ProcessId, int]:
     return table
 
 
-def _from_ps() -> dict[ProcessId, int]:
-    listing = subprocess.run(
-        ["ps", "-Ao", "pid=,ppid=,stat=,lstart="], capture_output=True, text=True, check=True
-    )
-    rows = (line.split(None, 3) for line in listing.stdout.splitlines())
-    return {
-        ProcessId(int(pid), started): int(parent)
-        for pid, parent, state, started in rows
-        if not state.startswith("Z")
-    }
-
-
-def process_table() -> dict[ProcessId, int]:
-    """Every living process of this machine and the id of its parent."""
-    return _from_proc() if (PROC / "self" / "stat").exists() else _from_ps()
-
-
 def _carries(pid: int, mark: bytes) -> bool:
     try:
         return mark in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:  # ended, another user's, or no /proc
+    except OSError:  # ended, or another user's
         return False
 
 

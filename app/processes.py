@@ -7,7 +7,6 @@ SIGTERM; the temporary home is removed after that. Where this process is killed 
 process of its own that was started first does both (Linux, where a mark can be read).
 """
 
-import argparse
 import os
 import shutil
 import signal
@@ -15,19 +14,17 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import tomllib
 import uuid
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from app.process_tree import end_family, heir
 from manifed.errors import EngineFailed
+from manifed.runs.interrupt import ENDING, ending_signals
 
 MARK = "MANIFED_ENGINE_MARK"
 LOOPBACK = "127.0.0.1"
@@ -71,22 +68,13 @@ def environment(home: Path, mark: str, inherited: Mapping[str, str]) -> dict[str
 
 def free_ports(count: int) -> list[int]:
     """``count`` distinct ports on the loopback interface that nothing listens on now."""
-    taken: list[socket.socket] = []
-    try:
-        for _ in range(count):
-            probe = socket.socket()
-            taken.append(probe)
-            probe.bind((LOOPBACK, 0))
-        return [probe.getsockname()[1] for probe in taken]
-    finally:
-        for probe in taken:
-            probe.close()
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def tail(log_file: Path, lines: int = 15) -> str:
-    """The last ``lines`` lines of a log file; empty when there is none."""
-    if not log_file.exists():
-        return ""
+    """The last ``lines`` lines of a log file."""
     return "\n".join(log_file.read_text(errors="replace").splitlines()[-lines:])
 
 
@@ -174,37 +162,6 @@ class PrivateFlower:
         )
 
 
-def _short_temporary_folder() -> Path:
-    """A new folder whose name leaves room for Ray's Unix sockets (107 characters)."""
-    default = tempfile.gettempdir()
-    is_long = len(default) > 24 and os.access("/tmp", os.W_OK)
-    return Path(tempfile.mkdtemp(prefix="mf-", dir="/tmp" if is_long else default))
-
-
-def _raise_exit(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
-@contextmanager
-def signals(
-    handlers: Mapping[signal.Signals, signal.Handlers | Callable[..., None]],
-) -> Generator[None, None, None]:
-    """Sets signal handlers for a block; a no-op outside the main thread, as Python demands."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {
-        number: signal.signal(number, handler)
-        for number, handler in handlers.items()
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup and sh's & stay as they are
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def stage(project: Path, target: Path) -> Path:
     """The folder to build the FAB from: a copy of the files that ``fab-include`` names.
 
@@ -229,36 +186,26 @@ def private_flower(
 ) -> Generator[PrivateFlower, None, None]:
     """A private Flower for one run of the app in ``project``; nothing of it is left afterwards.
 
-    Its processes have ``variables`` in their environment.
-
-    SIGTERM and SIGHUP end the block like Ctrl-C does (SystemExit 128 + number); a second signal
-    does not interrupt the cleaning up.
+    Its processes have ``variables`` in their environment. SIGTERM and SIGHUP end the block like
+    Ctrl-C does (`Ended`); a second signal does not interrupt the cleaning up.
     """
     mark = uuid.uuid4().hex
-    ends = {signal.SIGTERM: _raise_exit, signal.SIGHUP: _raise_exit}
-    deaf = dict.fromkeys((signal.SIGINT, *ends), signal.SIG_IGN)
-    with signals(ends):
-        home = _short_temporary_folder()
+    with ending_signals():
+        # Ray's Unix sockets lie below it, whose names have at most 107 characters
+        is_short = len(tempfile.gettempdir()) <= 24
+        home = Path(tempfile.mkdtemp(prefix="mf-", dir=None if is_short else "/tmp"))
         flower, watch = None, heir(f"{MARK}={mark}", home)
         try:
             app = stage(project.resolve(), home / "app")
-            flower = PrivateFlower(
-                home, app, environment(home, mark, os.environ) | dict(variables or {})
-            )
+            env = environment(home, mark, os.environ) | dict(variables or {})
+            flower = PrivateFlower(home, app, env)
             yield flower
         finally:
-            with signals(deaf):
-                started = [service.process for service in flower.services] if flower else []
-                end_family(f"{MARK}={mark}", started, GRACE_SECONDS)
-                shutil.rmtree(home, ignore_errors=True)
-                watch.kill()
-                watch.wait()
-
-
-class Parser(argparse.ArgumentParser):
-    """Arguments of ``python -m app...``: a wrong one ends in one line and exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        """End."""
-        sys.stderr.write(f"error: {' '.join(message.split())}; {self.prog} --help explains\n")
-        raise SystemExit(2)
+            with suppress(ValueError):  # outside the main thread no signal has a handler of ours
+                for number in ENDING:
+                    signal.signal(number, signal.SIG_IGN)
+            started = [service.process for service in flower.services] if flower else []
+            end_family(f"{MARK}={mark}", started, GRACE_SECONDS)
+            shutil.rmtree(home, ignore_errors=True)
+            watch.kill()
+            watch.wait()

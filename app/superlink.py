@@ -11,25 +11,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, NoReturn
 
 import tomli_w
+import typer
 
-from app.processes import (
-    LOOPBACK,
-    Parser,
-    PrivateFlower,
-    Service,
-    free_ports,
-    private_flower,
-    tail,
-)
+from app.processes import LOOPBACK, PrivateFlower, Service, free_ports, private_flower, tail
+from manifed.cli.main import call
+from manifed.cli.options import Sets
 from manifed.errors import ConfigError, EngineFailed, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import find, run_config_of
-from manifed.privacy.ledger import LedgerDamaged
 from manifed.runs.driver import named_directory
-from manifed.runs.folder import FolderDamaged
 from manifed.runs.resume import held_or_refused, read_past
 
 CONNECTION = "manifed"
@@ -152,60 +146,49 @@ def _wait_for_completion(
         time.sleep(1.0)
 
 
-BAD_INPUT = (ConfigError, FolderDamaged, LedgerDamaged, FileNotFoundError)
+def in_force(experiment: Experiment) -> Experiment:
+    """The config that a resumed run goes on with, after every --rounds, where its folder is here.
 
-
-def check_resumed(config: Experiment) -> None:
-    """Refuse to go on with a finished or damaged run before anything is started, where it is here.
+    A finished or damaged run is refused before anything is started.
 
     Raises:
         ConfigError, FolderDamaged, LedgerDamaged: in one line.
     """
-    directory = named_directory(config)
-    if config.output.resume and os.access(directory, os.R_OK | os.X_OK):
+    directory = named_directory(experiment)
+    if experiment.output.resume and os.access(directory, os.R_OK | os.X_OK):
         with held_or_refused(directory):
-            read_past(directory, config)
+            return read_past(directory, experiment).config
+    return experiment
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m app.superlink``: a run on a SuperLink that is already there.
-
-    Returns:
-        0 for finished:completed, 1 for any other end, 2 for an experiment that cannot run.
-    """
-    parser = Parser(prog="python -m app.superlink", description=__doc__)
-    parser.add_argument("address", help="HOST:PORT of the SuperLink")
-    parser.add_argument("--root-certificates", type=Path, help="CA file")
-    parser.add_argument("--insecure", action="store_true", help="no TLS")
-    parser.add_argument("--experiment", type=Path, required=True, help="TOML file")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
-    parser.add_argument("--out", type=Path, help="run folder on the SuperLink's machine")
-    parser.add_argument("--project", type=Path, default=Path.cwd())
-    parser.add_argument("--timeout", type=float, default=86400.0, help="seconds")
-    given = parser.parse_args(arguments)
-    if given.insecure == (given.root_certificates is not None):
-        parser.error("Expected --root-certificates FILE or --insecure, one of the two")
-    try:
-        out = {} if given.out is None else {"output.directory": str(given.out.absolute())}
-        experiment = load(find(str(given.experiment)), given.set, out)
-        check_resumed(experiment)
-        config = run_config_of(experiment)
-        with private_flower(given.project) as flower:
-            flower.connect(CONNECTION, given.address, given.root_certificates)
-            submit(flower, config, (), timeout=given.timeout, on_line=_print_line)
-    except EngineFailed as failure:
-        sys.stderr.write(f"error: {failure}\n")
-        return 1
-    except BAD_INPUT as wrong:
-        sys.stderr.write(f"error: {wrong}\n")
-        return 2
-    return 0
+def submitted(
+    address: Annotated[str, typer.Argument(help="HOST:PORT of the SuperLink.")],
+    experiment: Annotated[Path, typer.Option(help="A TOML file.")],
+    root_certificates: Annotated[Path | None, typer.Option(help="The file of the CA.")] = None,
+    is_insecure: Annotated[bool, typer.Option("--insecure", help="No TLS.")] = False,
+    sets: Sets = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder on the SuperLink's machine.")
+    ] = None,
+    project: Annotated[Path, typer.Option(help="The folder of the app.")] = Path(),
+    timeout: Annotated[float, typer.Option(help="Seconds.")] = 86400.0,
+) -> None:
+    """Run an experiment on a SuperLink that is already there; 0 for finished:completed alone."""
+    if is_insecure == (root_certificates is not None):
+        raise ConfigError("Expected --root-certificates FILE or --insecure, one of the two")
+    where = {} if out is None else {"output.directory": str(out.absolute())}
+    config = in_force(load(find(str(experiment)), tuple(sets or ()), where))
+    with private_flower(project) as flower:
+        flower.connect(CONNECTION, address, root_certificates)
+        submit(flower, run_config_of(config), (), timeout=timeout, on_line=typer.echo)
 
 
-def _print_line(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+def main(arguments: Sequence[str]) -> NoReturn:
+    """``python -m app.superlink``."""
+    alone = typer.Typer(add_completion=False)
+    alone.command()(submitted)
+    call(typer.main.get_command(alone), arguments, "python -m app.superlink")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1:])

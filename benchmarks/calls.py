@@ -7,7 +7,7 @@ of a library. Calls into libraries and calls within a module do not count. A mod
 calls or is called. Comprehensions and lambdas belong to the module they stand in. A frame is every
 entry of a Python function of this product, from its own module too.
 
-The window is the second round, when caches are warm: from the entry of `run_round` (cohort, charge,
+The window is the second round, when caches are warm: from the entry of `one_round` (cohort, charge,
 messages, client updates, replies, server update) to its return, the report. Start-up, evaluation
 and checkpoint lie outside. The client update is the first call of `run_update` in it.
 """

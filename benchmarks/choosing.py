@@ -81,9 +81,8 @@ def landscapes(problem: str):
 
     from manifed.experiment import planner
     from manifed.experiment.assembly import load_shards
-    from manifed.experiment.guesses import guess_of
     from manifed.experiment.load import load
-    from manifed.experiment.predictions import Components, Spectrum
+    from manifed.experiment.predictions import Components, Spectrum, guess_of
     from manifed.problems.pca import second_moment
 
     config = load(ROOT / "configs" / "best.toml", [PROBLEMS[problem], "federation.num_rounds=1"])
@@ -141,9 +140,9 @@ def methods(problem: str, epsilon: float) -> Iterator[tuple[str, dict, float, fl
         settings = Descent(
             np.array([option.training.step_size]),
             option.num_rounds,
-            option.momentum or 0.0,
+            getattr(option.strategy, "momentum", None) or 0.0,
             1.0 if falls is None else falls.ratio,
-            None if option.average is None else option.average.from_round,
+            getattr(getattr(option.strategy, "average", None), "from_round", None),
         )
         noise = once * option.clip
         yield name, row, *(float(one.descent_gaps(settings, noise)[0]) for one in both)
@@ -196,7 +195,7 @@ def plot(rows: list[Drawn], path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    from manifed.runs.report.figures import COLORS, DASHES, STYLE
+    from manifed.runs.report import COLORS, DASHES, STYLE
 
     with rc_context(rc=STYLE):
         figure = Figure(figsize=(9.6, 5.2), layout="constrained")

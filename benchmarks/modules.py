@@ -41,8 +41,7 @@ from manifed.oracles.minibatch import Poisson
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.module_problem import module_problem
-from manifed.problems.module_spec import made
+from manifed.problems.module_problem import ModuleProblem, made
 from manifed.runs.fit import federate
 from manifed.torch import examples_of
 
@@ -96,7 +95,7 @@ def mnist(folder: Path) -> Pairs:
 # -- one step --------------------------------------------------------------------------------
 def ours(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int) -> Work:
     """Steps of a client update: draw, clip, noise, move."""
-    problem, examples = module_problem(model, dtype=dtype), examples_of(data, "data")
+    problem, examples = ModuleProblem(model, dtype=dtype), examples_of(data, "data")
     problem.point_shape(examples)
     training = RSGD(
         step_size=0.1, local_steps=steps, minibatch=Poisson(batch_size=BATCH), maps="retraction"
@@ -242,7 +241,7 @@ def accuracies(
 def cohort_times(clients: int, rounds: int) -> dict[str, float]:
     """Milliseconds of a round of all clients at once, and of one message after the other."""
     feature, label = digits()
-    problem = module_problem(made(lambda: mlp(64, 64), 0))
+    problem = ModuleProblem(made(lambda: mlp(64, 64), 0))
     shards = [
         examples_of(pair, "site")
         for pair in zip(feature.chunk(clients), label.chunk(clients), strict=True)

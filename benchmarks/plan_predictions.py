@@ -118,7 +118,7 @@ def rows_of(case: Case, epsilon: float, seeds: int, cells: Path) -> list[dict[st
     asked = case.table(epsilon)
     plans = [
         {"method": o.name, "predicted": o.gap, "table": planner.with_option(asked, o)}
-        for o in planner.planned(asked)
+        for o in planner.planned(asked, parse)
     ]
     said = json.dumps([plans, seeds], sort_keys=True)
     spec = hashlib.sha256(said.encode()).hexdigest()

@@ -19,14 +19,15 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import ClientUpdate
 from manifed.errors import ConfigError
+from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, Node, answer
 from manifed.federation.plan import Plan
+from manifed.federation.replies import Header
 from manifed.flower import client, keys
-from manifed.flower.client import AbsentIfItFails
-from manifed.flower.records import pack, read_header, read_payload, shown
+from manifed.flower.client import absent_if_it_fails
+from manifed.flower.records import facts_from_record, pack, read_payload, shown
 from manifed.flower.strategy import Privacy, is_target, keyed_by
-from manifed.mechanisms import example_mechanism
-from manifed.plan import digest
+from manifed.plan import digest, example_mechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.problem import InvalidRecord, Problem
@@ -36,7 +37,7 @@ LoadShard = Callable[[Context], Examples | Mapping[str, Tensor]]
 """This node's examples; each tensor of shape (n, *feature)."""
 
 
-def no_site(message: Message, context: Context, forward: client.Forward) -> Message:
+def no_site(context: Context) -> Experiment:
     """Refuse to open data where the node's own config says that a site has them."""
     raise ValueError(
         f"Expected an experiment to forward to {shown(context.node_config[keys.SITE_SOCKET])}, "
@@ -45,29 +46,29 @@ def no_site(message: Message, context: Context, forward: client.Forward) -> Mess
 
 
 def app_of(
-    find: client.FindNode,
-    forwarded: Callable[[Message, Context, client.Forward], Message] = no_site,
+    find: client.FindNode, experiment: Callable[[Context], Experiment] = no_site
 ) -> ClientApp:
-    """The ClientApp of the nodes that ``find`` makes, or of sites that are asked instead."""
+    """The ClientApp of the nodes that ``find`` makes, or of sites, asked about ``experiment``."""
     app = ClientApp()
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
         """Which partition this node holds and how many examples (a public size)."""
-        with AbsentIfItFails("it could not introduce itself"):
+        with absent_if_it_fails():
             client.check_server(message)
             if keys.SITE_SOCKET in context.node_config:
-                return forwarded(message, context, client.introduced)
+                return client.introduced(message, context, experiment(context))
             return client.introduction(client.opened(find, context), message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """One client update on this node's own records, clipped and noised here."""
-        with AbsentIfItFails("it could not answer"):
+        with absent_if_it_fails():
             if keys.SITE_SOCKET in context.node_config:
-                return forwarded(message, context, client.answered)
+                return client.answered(message, context, experiment(context))
             node = client.opened(find, context)
-            header, down = read_header(message.content), partial(read_payload, message.content)
+            header = facts_from_record(Header, message.content.get(keys.HEADER))
+            down = partial(read_payload, message.content)
             made = answer(node, header, down, client.kept_of(context, node))  # the local steps
             up = pack(header, made.up, noise_origin=made.noise_origin)
             reply = Message(up, reply_to=message)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import manifed
-from manifed.runs.report.figures import COLORS, STYLE
+from manifed.runs.report import COLORS, STYLE
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 Pairs = tuple[Tensor, Tensor]

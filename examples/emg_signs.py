@@ -32,7 +32,7 @@ from manifed.manifolds.linalg import RSQRT, packed, sym_function
 from manifed.oracles.minibatch import Full
 from manifed.problems.class_means import ClassMeans
 from manifed.problems.frechet import FrechetMean
-from manifed.problems.module_spec import made
+from manifed.problems.module_problem import made
 
 EPSILONS = (1.0, 4.0, None)
 DELTA, SHARE = 1e-4, 0.3

@@ -21,7 +21,7 @@ from examples.common import Pairs, Scores, accuracy, arguments, privacy_of, told
 from manifed.errors import ConfigError
 from manifed.layers import DistanceDecoder, PoincareEmbedding
 from manifed.manifolds import Euclidean, PoincareBall
-from manifed.problems.module_spec import made
+from manifed.problems.module_problem import made
 
 EPSILONS = (2.0, 8.0, None)
 DELTA, OWNERS, NEGATIVES, WIDTH = 1e-4, 4, 10, 5

@@ -12,7 +12,7 @@ from torch import nn
 
 from examples.common import Pairs, Scores, accuracy, arguments, privacy_of, told
 from manifed.layers import OrthogonalLinear
-from manifed.problems.module_spec import made
+from manifed.problems.module_problem import made
 
 EPSILONS = (1.0, 4.0, None)
 HIDDEN, DELTA = 16, 1e-4

@@ -17,7 +17,7 @@ import manifed
 from examples.common import Pairs, Scores, accuracy, arguments, privacy_of, told
 from examples.orthogonal_digits import digits
 from manifed.layers import adapt
-from manifed.problems.module_spec import made
+from manifed.problems.module_problem import made
 
 EPSILONS = (1.0, 4.0, None)
 RANK, DELTA = 8, 1e-4

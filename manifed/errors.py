@@ -25,12 +25,17 @@ def short(value: object) -> str:
 class ConfigError(ValueError):
     """Input that cannot run; one line of bounded length naming field, value and bound."""
 
+    exit_code = 2
+    """Of a command that ends with it; errors that nothing foresaw have none."""
+
     def __init__(self, text: str) -> None:
         super().__init__(one_line(text, LONGEST))
 
 
 class RoundFailed(RuntimeError):
     """A round that has no result; the text names the clients and their reasons."""
+
+    exit_code = 1
 
     def __init__(self, text: str, *, is_computed: bool = False) -> None:
         super().__init__(text)
@@ -53,6 +58,8 @@ class EngineFailed(Exception):
             ``timeout``, ``not-started``, ``stopped`` where Flower has none.
         details: the exception text of the ServerApp, or the last lines of a log.
     """
+
+    exit_code = 1
 
     def __init__(self, status: str, details: str) -> None:
         super().__init__(f"Expected run status finished:completed, got {status}: {details}")

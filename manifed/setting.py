@@ -3,9 +3,11 @@
 `manifed.plan.plan` checks a setting, prices it, and says what each side does and releases.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -41,9 +43,9 @@ class Target(Frozen):
     """Noise found from what the *whole run* may cost, (epsilon, delta) against one adversary."""
 
     kind: Literal["target"] = "target"
-    epsilon: float = Field(gt=0)
+    epsilon: float = Field(gt=0, strict=True)
     """Of the whole run, against ``adversary``."""
-    delta: float = Field(gt=0, lt=1)
+    delta: float = Field(gt=0, lt=1, strict=True)
     """At which ``epsilon`` holds; less than one over the number of examples."""
     adversary: AdversaryName = "server"
     """Who looks."""
@@ -72,6 +74,7 @@ class NoPrivacy(Frozen):
     """Nothing is noised; clipping is still possible (the papers' non-private baselines)."""
 
     kind: Literal["none"] = "none"
+    unit: ClassVar[PrivacyUnit] = "example"
     l2_norm_clip: float | None = Field(default=None, gt=0)
     """Clip each example's gradient, without noise; None: no clip."""
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
@@ -113,10 +116,7 @@ class Protection(Released):
                 "privacy.epsilon: the short form is epsilon with delta and without noise, got "
                 f"{sorted(table)}; say more with noise = Target(...)"
             )
-        for key in ("epsilon", "delta"):
-            if isinstance(table[key], bool) or not isinstance(table[key], int | float):
-                raise ValueError(f"privacy.{key}: expected a number, got {table[key]!r}")
-        noise = Target(epsilon=table["epsilon"], delta=table["delta"])
+        noise = {"kind": "target", "epsilon": table["epsilon"], "delta": table["delta"]}
         return {"l2_norm_clip": 1.0, "noise_source": "os", **rest, "noise": noise}
 
 
@@ -127,6 +127,7 @@ class ExampleLevel(Protection):
     """
 
     kind: Literal["example-level"] = "example-level"
+    unit: ClassVar[PrivacyUnit] = "example"
     l2_norm_clip: float = Field(gt=0)
     """Largest norm of an example's gradient; longer ones are scaled down."""
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
@@ -160,6 +161,7 @@ class ClientLevel(Protection):
     """
 
     kind: Literal["client-level"] = "client-level"
+    unit: ClassVar[PrivacyUnit] = "client"
     l2_norm_clip: float = Field(gt=0)
     """Largest norm of a client's upload; longer ones are scaled down."""
     adaptive: AdaptiveClip | None = None
@@ -310,6 +312,9 @@ class Evaluation(Frozen):
         return self
 
 
+Judging = Annotated[Evaluation | PublicEvaluation | PrivateEvaluation, Field(discriminator="kind")]
+
+
 class Engine(Frozen):
     """Which engine runs the app, and how."""
 
@@ -360,12 +365,8 @@ class Setting:
     manifold: Manifold = field(compare=False)
     strategy: ServerUpdate | None = None
     """What the server runs where the client update is not both; None: the tangent mean."""
-    privacy: NoPrivacy | ExampleLevel | ClientLevel | CorrelatedNoise = field(
-        default_factory=NoPrivacy
-    )
-    evaluation: Evaluation | PublicEvaluation | PrivateEvaluation = field(
-        default_factory=partial(Evaluation, is_enabled=False)
-    )
+    privacy: Privacy = field(default_factory=NoPrivacy)
+    evaluation: Judging = field(default_factory=partial(Evaluation, is_enabled=False))
     engine: Engine = field(default_factory=Engine)
     problem: Problem | None = field(default=None, compare=False)
     """What is minimised, where this side knows it."""
@@ -443,11 +444,11 @@ class Setting:
             ConfigError: naming field, value and what is expected.
         """
         try:
-            _check_parts(self)
-            _check_privacy(self)
-            _check_evaluation(self)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+            said = next(chain(_part_faults(self), _privacy_faults(self)), None)
+        except ValueError as error:  # by an algorithm's own check
+            said = str(error)
+        if said is not None:
+            raise ConfigError(said)
 
     def check_sizes(self, sizes: tuple[int, ...]) -> None:
         """Refuse a minibatch that is larger than the smallest shard.
@@ -465,12 +466,12 @@ class Setting:
 
 
 # -- which parts go together; what one algorithm cannot do stands on its own page ---------------
-def _check_parts(setting: Setting) -> None:
-    """Refuse counts that no address holds, a cohort or a server's part that does not fit."""
+def _part_faults(setting: Setting) -> Iterator[str]:
+    """Counts that no address holds, a cohort or a server's part that does not fit."""
     federation, training, strategy = setting.federation, setting.training, setting.strategy
     cohort, clients = federation.cohort, federation.num_clients
     if cohort.kind == "fixed-size" and cohort.cohort_size > clients:
-        raise ValueError(
+        yield (
             f"federation.cohort.cohort_size: expected at most federation.num_clients = "
             f"{clients}, got {cohort.cohort_size}"
         )
@@ -481,20 +482,20 @@ def _check_parts(setting: Setting) -> None:
         ("replies.max_attempts", federation.replies.max_attempts, 1 << BITS["attempt"]),
     ):
         if value > most:
-            raise ValueError(
+            yield (
                 f"federation.{name}: expected at most {most}, which addresses can hold, got {value}"
             )
     if isinstance(training, ServerUpdate) and strategy not in (None, training):
-        raise ValueError(
+        yield (
             f"strategy.kind: training.kind = {training.kind!r} brings its own server update, got "
             f"{strategy.kind!r}; remove [strategy] (server_step_size is a key of [training])"
         )
     if type(strategy) is TangentMean and training.server_maps and strategy.maps is not None:
-        raise ValueError(
+        yield (
             f"strategy.maps: the server moves by training.maps, got {strategy.maps!r}; remove it"
         )
     if setting.server_update.needs_everyone and cohort.kind != "all":
-        raise ValueError(
+        yield (
             f"federation.cohort.kind: training.kind = {training.kind!r} needs every client in "
             f"every round ('all'), got {cohort.kind!r}; use training.kind = 'projected-partial'"
         )
@@ -502,76 +503,88 @@ def _check_parts(setting: Setting) -> None:
     setting.server_update.check_server(setting)
     is_lost = training.setup_phases and not training.remembers_setup
     if is_lost and federation.replies.on_failure == "retry":
-        raise ValueError(
+        yield (
             "federation.replies.on_failure: expected 'proceed' or 'abort' with exchanges "
             "before round 1, got 'retry': clients would lose what they learnt there"
         )
 
 
-def _check_privacy(setting: Setting) -> None:
-    """Refuse a mechanism that nothing charges for, or whose sampling nothing prices."""
-    privacy, training = setting.privacy, setting.training
+def _privacy_faults(setting: Setting) -> Iterator[str]:
+    """A mechanism or an evaluation that nothing charges for, or whose sampling nothing prices."""
+    privacy, training, held = setting.privacy, setting.training, setting.held_out
+    if held is not None and privacy.kind != "example-level":
+        yield (
+            "evaluation.kind: 'private' is charged as releases about examples, expected "
+            f"privacy.kind = 'example-level', got {privacy.kind!r}"
+        )
     if privacy.kind == "none":
         return
     if setting.engine.device != "cpu":
-        raise ValueError(
+        yield (
             f"engine.device: expected 'cpu' with privacy.kind = {privacy.kind!r}, got "
             f"{setting.engine.device!r}: whether a record's numbers there have the same bits "
             "whatever is computed beside it has not been tested; set privacy.kind = 'none'"
         )
-    if privacy.kind == "client-level" and (why := _without_client_level(setting)):
-        raise ValueError(
+    if privacy.kind == "client-level":
+        yield from _client_level_faults(setting)
+        return
+    if privacy.kind == "correlated":
+        if not training.has_masks:
+            yield (
+                "privacy.kind: 'correlated' needs training that adds masks ('decor', "
+                f"'masked-mean'), got training.kind = {training.kind!r}"
+            )
+        if privacy.unit == "client":
+            return
+    else:
+        noise = privacy.noise
+        if noise.kind == "published" and training.published_steps is None:
+            yield (
+                "privacy.noise.kind: 'published' is the formula of 'rsgd' and 'rsvrg', got "
+                f"training.kind = {training.kind!r}; use 'target' or 'multiplier'"
+            )
+        if privacy.l1_norm_clip and not training.draws_laplace:
+            yield (
+                "privacy.l1_norm_clip: Laplace noise is drawn by training.kind = "
+                f"'growing-samples', got {training.kind!r}; use l2_norm_clip"
+            )
+        if noise.kind == "target" and noise.adversary == "client-level":
+            yield (
+                "privacy.noise.adversary: 'client-level' needs privacy.kind = 'client-level', got "
+                "'example-level'"
+            )
+        if held is not None and noise.kind == "published" and held.noise_multiplier is None:
+            yield (
+                "evaluation.noise_multiplier: required with privacy.noise.kind = 'published', "
+                "whose noise is relative to nothing"
+            )
+    yield from _sampling_faults(setting, privacy.neighboring_relation, privacy.l2_norm_clip)
+
+
+def _client_level_faults(setting: Setting) -> Iterator[str]:
+    """An algorithm that shows the server more than one noised mean."""
+    training, why = setting.training, setting.training.without_client_level
+    if why is None and len(training.phases) > 1:
+        why = "it uploads twice a round, and one noised average is charged"
+    elif is_plugin(training.kind) and any(len(one.up.names()) > 1 for one in training.phases):
+        why = "one vector a client is noised, and it uploads several"
+    if why is not None:
+        yield (
             f"training.kind: {training.kind!r} has no client-level privacy ({why}); use "
             "'projected', or privacy.kind = 'example-level'"
         )
-    if privacy.kind == "correlated" and not training.has_masks:
-        raise ValueError(
-            "privacy.kind: 'correlated' needs training that adds masks ('decor', 'masked-mean'), "
-            f"got training.kind = {training.kind!r}"
-        )
-    if privacy.noise.kind == "published" and training.published_steps is None:
-        raise ValueError(
-            "privacy.noise.kind: 'published' is the formula of 'rsgd' and 'rsvrg', got "
-            f"training.kind = {training.kind!r}; use 'target' or 'multiplier'"
-        )
-    if privacy.kind == "client-level":
-        setting.federation.replies.check_client_level()
-        exchanges = (*training.phases, *training.setup_phases)
-        is_shown = any(phase.aggregation == "none" for phase in exchanges)
-        if is_shown or len(exchanges) > 1 or setting.server_update.judges_uploads:
-            raise ValueError(
-                "privacy.kind: 'client-level' releases one noised mean a phase, got an algorithm "
-                "that shows the server uploads; use 'example-level'"
-            )
-        return
-    if privacy.kind == "correlated":
-        if privacy.unit == "example":
-            _check_sampling(setting, privacy.neighboring_relation, privacy.l2_norm_clip)
-        return
-    if privacy.l1_norm_clip and not training.draws_laplace:
-        raise ValueError(
-            "privacy.l1_norm_clip: Laplace noise is drawn by training.kind = 'growing-samples', "
-            f"got {training.kind!r}; use l2_norm_clip"
-        )
-    _check_sampling(setting, privacy.neighboring_relation, privacy.l2_norm_clip)
-    if privacy.noise.kind == "target" and privacy.noise.adversary == "client-level":
-        raise ValueError(
-            "privacy.noise.adversary: 'client-level' needs privacy.kind = 'client-level', got "
-            "'example-level'"
+    setting.federation.replies.check_client_level()
+    exchanges = (*training.phases, *training.setup_phases)
+    is_shown = any(phase.aggregation == "none" for phase in exchanges)
+    if is_shown or len(exchanges) > 1 or setting.server_update.judges_uploads:
+        yield (
+            "privacy.kind: 'client-level' releases one noised mean a phase, got an algorithm "
+            "that shows the server uploads; use 'example-level'"
         )
 
 
-def _without_client_level(setting: Setting) -> str | None:
-    training = setting.training
-    if training.without_client_level is None and len(training.phases) > 1:
-        return "it uploads twice a round, and one noised average is charged"
-    if is_plugin(training.kind) and any(len(one.up.names()) > 1 for one in training.phases):
-        return "one vector a client is noised, and it uploads several"
-    return training.without_client_level
-
-
-def _check_sampling(setting: Setting, relation: NeighboringRelation, clip: float) -> None:
-    """Refuse minibatches that nothing prices, and an algorithm that states no release."""
+def _sampling_faults(setting: Setting, relation: NeighboringRelation, clip: float) -> Iterator[str]:
+    """Minibatches that nothing prices, and an algorithm that states no release."""
     training, noise = setting.training, mechanism.Noise(multiplier=1.0)
     unit = mechanism.ExampleMechanism(l2_norm_clip=clip, neighboring_relation=relation, noise=noise)
     try:  # for a shard so large that a minibatch is a proper part of it
@@ -579,43 +592,27 @@ def _check_sampling(setting: Setting, relation: NeighboringRelation, clip: float
         schemes = {r.sampling.kind for r in releases} or {a.batch.kind for a in training.asks()}
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"training.kind: {training.kind!r}: releases failed: {said}") from None
+        yield f"training.kind: {training.kind!r}: releases failed: {said}"
+        return
     if is_plugin(training.kind) and not sum(r.count for r in releases):
-        raise ValueError(
+        yield (
             f"training.kind: {training.kind!r} states no release; with privacy.kind = "
             "'example-level' releases() must charge every answer of the oracle"
         )
     if any((r.unit, r.neighboring_relation) != ("example", relation) for r in releases):
-        raise ValueError(
+        yield (
             f"training.kind: {training.kind!r}: expected releases of unit 'example' under "
             f"{relation!r}, as privacy.neighboring_relation says"
         )
     if "poisson" in schemes and relation == "replace-one":
-        raise ValueError(
+        yield (
             "privacy.neighboring_relation: Poisson minibatches are priced under "
             "'add-or-remove' only, got 'replace-one'; use training.minibatch.kind = 'full' or "
             "'without-replacement'"
         )
     if "without-replacement" in schemes and relation == "add-or-remove":
-        raise ValueError(
+        yield (
             "privacy.neighboring_relation: minibatches without replacement are priced under "
             "'replace-one' only, got 'add-or-remove'; use 'replace-one' or "
             "training.minibatch.kind = 'poisson'"
-        )
-
-
-def _check_evaluation(setting: Setting) -> None:
-    """Refuse a private evaluation that nothing charges for."""
-    held, privacy = setting.held_out, setting.privacy
-    if held is None:
-        return
-    if privacy.kind != "example-level":
-        raise ValueError(
-            "evaluation.kind: 'private' is charged as releases about examples, expected "
-            f"privacy.kind = 'example-level', got {privacy.kind!r}"
-        )
-    if privacy.noise.kind == "published" and held.noise_multiplier is None:
-        raise ValueError(
-            "evaluation.noise_multiplier: required with privacy.noise.kind = 'published', "
-            "whose noise is relative to nothing"
         )

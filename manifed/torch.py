@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
 from manifed.algorithms.rsgd import RSGD
@@ -25,9 +25,9 @@ from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError, one_line, short
 from manifed.oracles.minibatch import Poisson
 from manifed.problems.examples import Examples
-from manifed.problems.module_problem import Loss, ModuleProblem, NotPrivate, module_problem
+from manifed.problems.module_problem import Loss, ModuleProblem, NotPrivate
 
-__all__ = ["ModuleProblem", "NotPrivate", "load", "module_problem"]
+__all__ = ["ModuleProblem", "NotPrivate", "load"]
 
 Algorithm = ClientUpdate | tuple[ClientUpdate, ServerUpdate]
 """A client update, or one with the server's."""
@@ -71,25 +71,24 @@ def task_of(
         ConfigError: sites without examples, parts that do not go together, a function of one's own
             that raises.
     """
-    steps = {"step_size": step_size, "local_steps": local_steps, "batch_size": batch_size}
-    clash = sorted(name for name, value in steps.items() if value is not None)
+    steps = {
+        "step_size": step_size, "local_steps": local_steps, "batch_size": batch_size,
+        "strategy": strategy,
+    }  # fmt: skip
+    clash = [name for name, value in steps.items() if value is not None]
     if algorithm is not None and clash:
         raise ConfigError(
             f"{clash[0]}: is of the algorithm that None stands for, got it with algorithm="
         )
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if metrics and test is None:
         raise ConfigError("metrics: are functions of public test examples, got none; give test=")
     if compute not in (None, "float64", "float32"):
         raise ConfigError(f"compute: expected 'float64' or 'float32', got {compute!r}")
-    dtype = torch.float32 if compute == "float32" else torch.float64
-    problem = module_problem(model, loss, dtype=dtype, clip_shares=clip_shares)
+    dtype = getattr(torch, compute or "float64")
+    problem = ModuleProblem(model, loss, dtype=dtype, clip_shares=clip_shares)
     shards = [examples_of(site, f"sites[{i}]") for i, site in enumerate(sites)]
     if not shards:
         raise ConfigError("sites: expected the examples of at least one site, got none")
-    if algorithm is not None and strategy is not None:
-        raise ConfigError("strategy: goes with algorithm=None; give (algorithm, strategy) instead")
     if algorithm is None:
         size = 64.0 if batch_size is None else batch_size
         client = RSGD(
@@ -101,7 +100,7 @@ def task_of(
         algorithm = (client, strategy or TangentMean())
     judge = None
     if test is not None:
-        judge = judged_on(problem, examples_of(test, "test"), metrics or {})
+        judge = _judged_on(problem, examples_of(test, "test"), metrics or {})
         problem.point_shape(shards[0])
         try:
             judge(problem.start)  # what fails is told before a round is paid for
@@ -123,7 +122,13 @@ def examples_of(site: Site, name: str) -> Examples:
     elif isinstance(site, tuple):
         feature, label = site
     else:
-        feature, label = _columns(site, name)
+        try:
+            feature, label = default_collate([site[i] for i in range(len(site))])  # pyright: ignore[reportArgumentType]
+        except Exception as error:  # a data set is code of somebody's own
+            said = one_line(str(error), 160)
+            raise ConfigError(
+                f"{name}: expected a data set of (feature, label) pairs of one shape: {said}"
+            ) from None
     for tensor in (feature, label):
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             raise ConfigError(f"{name}: expected tensors of examples, got {short(tensor)}")
@@ -134,26 +139,10 @@ def examples_of(site: Site, name: str) -> Examples:
         )
     if feature.is_floating_point():
         feature = feature.to(torch.float64)
-    return Examples(
-        {"feature": feature, "label": label},
-        {"feature": feature.dim() - 1, "label": label.dim() - 1},
-    )
+    return Examples.of_columns({"feature": feature, "label": label})
 
 
-def _columns(site: Dataset[Any], name: str) -> tuple[Tensor, Tensor]:
-    try:
-        pairs = [site[i] for i in range(len(site))]  # pyright: ignore[reportArgumentType]
-        features = torch.stack([torch.as_tensor(feature) for feature, _ in pairs])
-        labels = torch.stack([torch.as_tensor(label) for _, label in pairs])
-    except (TypeError, ValueError, RuntimeError) as error:
-        said = " ".join(str(error).split())[:160]
-        raise ConfigError(
-            f"{name}: expected a data set of (feature, label) pairs of one shape: {said}"
-        ) from None
-    return features, labels
-
-
-def judged_on(
+def _judged_on(
     problem: ModuleProblem, examples: Examples, metrics: Mapping[str, Metric]
 ) -> Callable[[Tensor], Mapping[str, float]]:
     """What ``evaluate`` of `manifed.fit` takes: loss, accuracy and metrics on public examples."""
@@ -163,23 +152,20 @@ def judged_on(
         row = {"test_loss": float(problem.losses(x, examples).mean())}
         if right is not None:
             row["test_accuracy"] = float(right.mean())
-        if metrics:
-            outputs = problem.outputs(x, examples)
-            row |= {k: _measured(k, m, outputs, examples["label"]) for k, m in metrics.items()}
+        labels = examples["label"]
+        outputs = problem.outputs(x, examples) if metrics else labels
+        for name, metric in metrics.items():
+            try:
+                row[name] = float(metric(outputs, labels))
+            except Exception as error:  # a metric is code of somebody's own
+                said = one_line(f"{type(error).__name__}: {error}", 200)
+                raise ConfigError(
+                    f"metrics[{name!r}]: expected one number of outputs {tuple(outputs.shape)} "
+                    f"and labels {tuple(labels.shape)}, got {said}"
+                ) from None
         return row
 
     return judge
-
-
-def _measured(name: str, metric: Metric, outputs: Tensor, labels: Tensor) -> float:
-    try:
-        return float(metric(outputs, labels))
-    except Exception as error:
-        said = one_line(f"{type(error).__name__}: {error}", 200)
-        raise ConfigError(
-            f"metrics[{name!r}]: expected one number of outputs {tuple(outputs.shape)} and labels "
-            f"{tuple(labels.shape)}, got {said}"
-        ) from None
 
 
 def load(run_dir: str | Path, model: nn.Module) -> dict[str, Tensor]:
@@ -192,7 +178,7 @@ def load(run_dir: str | Path, model: nn.Module) -> dict[str, Tensor]:
     if not path.is_file():
         raise ConfigError(f"{path}: expected the model of a run, found no such file")
     x = load_file(path)["x"]
-    problem = module_problem(model)
+    problem = ModuleProblem(model)
     (size,) = problem.layout.manifold.point_shape
     if x.shape != (size,):
         raise ConfigError(

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from manifed.schedules.schedule import Power, Schedule, TimeVarying
+from manifed.schedules.schedule import Schedule, TimeVarying
+from reproduction.powers import Power, power_of
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def _exact(value: float) -> Fraction:
 
 
 def _power_of(name: str, schedule: Schedule) -> Power:
-    power = schedule.power
+    power = power_of(schedule)
     if power is None:
         raise ValueError(f"{name}: expected a power law for the conditions, got {schedule!r}")
     return power

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from manifed.graphs.specs import Ring
 from manifed.privacy.secldp import Correlated, Rounds, worst
-from manifed.runs.report.figures import COLORS, STYLE
+from manifed.runs.report import COLORS, STYLE
 from reproduction.decor_prices import paper_slope, paper_total, public_code_epsilon
 from reproduction.pictures import plain_ticks, save
 

@@ -18,8 +18,7 @@ from manifed.algorithms.decor import Decor
 from manifed.experiment.assembly import facts_of
 from manifed.experiment.schema import Experiment
 from manifed.privacy.secldp import calibrate_masks
-from manifed.runs.report.figures import COLORS, DASHES
-from manifed.runs.report.runs import Run
+from manifed.runs.report import COLORS, DASHES, Run
 from manifed.setting import CorrelatedNoise
 from reproduction.checks_004.learning import local_stddev
 from reproduction.decor_prices import paper_slope

@@ -22,8 +22,9 @@ import numpy as np
 
 from manifed.privacy import series
 from manifed.privacy.series import MOST_TERMS, ROUNDING, epsilon_of_rho
-from manifed.schedules.schedule import EXAMPLES, WHOLE_SLACK, Geometric, Power, Schedule
+from manifed.schedules.schedule import EXAMPLES, Geometric, Schedule
 from reproduction.conditions import ProblemConstants, checks
+from reproduction.powers import WHOLE_SLACK, Power, power_of
 
 _LEAST_EXCESS: Final = 1e-9
 """An exponent no more than this above 1 counts as one whose sum diverges."""
@@ -266,7 +267,7 @@ class _Law(Power):
     @classmethod
     def of(cls, schedule: Schedule) -> "_Law | None":
         """The schedule's own power law, if it is one (before any rounding up)."""
-        power = schedule.power
+        power = power_of(schedule)
         return None if power is None else cls(power.scale, power.offset, power.exponent)
 
     def moved(self, offset: float, rounds: int, side: int) -> "_Law":
@@ -284,7 +285,7 @@ def _falls(schedule: Schedule, rounds: int) -> float:
     """A bound of schedule(k) / schedule(k + 1), before any rounding up, for all k >= ``rounds``."""
     if isinstance(schedule, Geometric):
         return 1 / schedule.ratio
-    power = schedule.power
+    power = power_of(schedule)
     if power is None:
         return math.inf
     x = rounds + power.offset
@@ -336,8 +337,7 @@ def printed_sum(releases: Releases, rounds: int) -> Sum:
 def _left_out_behind(releases: Releases, rounds: int) -> float:
     """About sum over k > rounds of C alpha_{k-1} / (gamma_{k-1} sigma_k)."""
     s = releases.schedules
-    powers = s.step_size.power, s.sample_size.power, s.noise_scale.power
-    step, size, noise = powers
+    step, size, noise = map(power_of, (s.step_size, s.sample_size, s.noise_scale))
     if step is None or size is None or noise is None:
         return 0.0
     power = -step.exponent + size.exponent + noise.exponent

@@ -21,7 +21,7 @@ from manifed.experiment.schema import Experiment, sha256
 from manifed.problems.real import DOWNLOADED, DataMissing, mnist
 from manifed.problems.shards import data_folder, dataset
 from manifed.runs.folder import RunFolder
-from manifed.runs.report.runs import Run, read
+from manifed.runs.report import Run, read
 from reproduction import decor_curves, decor_figure_1, time_varying_figures
 from reproduction.figure_files import FigureOf, figure_named
 from reproduction.pictures import draw_disk, draw_panels

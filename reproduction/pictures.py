@@ -21,8 +21,7 @@ from manifed.algorithms.rsvrg import RSVRG
 from manifed.durable import write_atomically
 from manifed.experiment.assembly import facts_of, load_shards
 from manifed.experiment.load import load, parse
-from manifed.runs.report.figures import COLORS, DASHES, STYLE
-from manifed.runs.report.runs import Column, Curve, Run
+from manifed.runs.report import COLORS, DASHES, STYLE, Column, Curve, Run
 from reproduction.figure_files import Axes as Row
 from reproduction.figure_files import FigureOf
 

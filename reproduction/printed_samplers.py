@@ -10,7 +10,6 @@ sampler maps a point w and iid coordinates a ~ N(0, I_d), d the dimension, to a 
     printed_poincare           a/4 instead of a/2                  noise HALVED: less privacy
     printed_lorentz            minus instead of plus               not even tangent
     printed_sphere             projected unit vectors as a basis   not orthonormal
-    printed_clip               min(|v|/bound, 1)                   shrinks short vectors only
 
 Nothing of the product samples with this module (``Manifold.from_coords`` does). Symbols:
 W = P diag(l) P^T, C has 1 on and 1/sqrt(2) off the diagonal, o is the Hadamard product.
@@ -130,14 +129,3 @@ def printed_sphere(w: Tensor, a: Tensor) -> Tensor:
     """Algorithm 1 with the "implicit basis" e_i - w_(i+1) w of section 4: projections."""
     start = torch.nn.functional.pad(a, (1, 0))
     return start - (w[..., 1:] * a).sum(-1, keepdim=True) * w
-
-
-# -- clipping ----------------------------------------------------------------------------------
-def corrected_clip(v: Tensor, norm: Tensor, l2_norm_clip: float) -> Tensor:
-    """min(bound / |v|, 1) v; ``norm`` (..., 1) is the metric norm of v."""
-    return (l2_norm_clip / norm.clamp_min(l2_norm_clip)) * v
-
-
-def printed_clip(v: Tensor, norm: Tensor, l2_norm_clip: float) -> Tensor:
-    """Section 5: min(|v| / bound, 1) v."""
-    return (norm / l2_norm_clip).clamp_max(1.0) * v

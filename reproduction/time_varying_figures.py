@@ -18,7 +18,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from manifed.runs.report.figures import COLORS, DASHES, STYLE
+from manifed.runs.report import COLORS, DASHES, STYLE
 from reproduction.checks_002 import classifiers, network
 from reproduction.checks_002.settings import (
     DIM,

@@ -20,7 +20,7 @@ from manifed.cli.launch import Request, launch
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.evaluation import client_shares
 from manifed.experiment.schema import Experiment
-from manifed.runs.report.runs import read
+from manifed.runs.report import read
 from reproduction.figure_files import curve_path, curves
 
 NON_PRIVATE = 'privacy={ kind = "none" }'

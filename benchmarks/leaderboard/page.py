@@ -143,7 +143,7 @@ def plot(task: Task, found: dict[float, dict[str, dict[str, Any]]], path: Path) 
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    from manifed.runs.report.figures import COLORS, DASHES, STYLE
+    from manifed.runs.report import COLORS, DASHES, STYLE
     from reproduction.pictures import plain_ticks
 
     names = sorted({m for cells in found.values() for m, c in cells.items() if "shares" in c})

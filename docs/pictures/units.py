@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from manifed.privacy import accountant
 from manifed.privacy.events import Release
-from manifed.runs.report.figures import COLORS, STYLE
+from manifed.runs.report import COLORS, STYLE
 
 ROUNDS, DELTA = 30, 1e-5
 TICKS = (3, 6, 10, 20, 30, 60)

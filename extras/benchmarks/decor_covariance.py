@@ -25,13 +25,15 @@ from numpy.typing import NDArray
 
 from benchmarks.common.page import Page
 from benchmarks.common.stopwatch import table
-from manifed.graphs.graph import Graph, complete_mixing, metropolis_hastings
+from manifed.graphs.graph import Graph, metropolis_hastings
 from manifed.graphs.specs import Complete, ErdosRenyi, Exponential, Ring, Star, Torus
-from manifed.privacy import gaussian, secldp
+from manifed.privacy import secldp
 from manifed_extras.stationary import (
     WHITE,
     StationaryNoise,
     coalitions,
+    incidence_of,
+    largest_mu,
     shapes,
     squared_mu,
     worst,
@@ -75,7 +77,7 @@ def least(collusion: int) -> float:
 
 def of_mean(noise: StationaryNoise) -> float:
     """The part of the cost that the mean model has."""
-    return cost(Workload(complete_mixing(NODES), RHO), noise)
+    return cost(Workload(np.full((NODES, NODES), 1.0 / NODES), RHO), noise)
 
 
 # -- least squares ---------------------------------------------------------------------------
@@ -102,7 +104,7 @@ def decor(graph: Graph, collusion: int, r: float) -> StationaryNoise | None:
 def draws(noise: StationaryNoise, seeds: int, dimension: int, seed: int) -> Iterator[Array]:
     """The noise of round after round, (seeds, n, d)."""
     rng = np.random.default_rng([seed, 7])
-    directions = np.hstack([np.eye(NODES), noise.graph.incidence])
+    directions = np.hstack([np.eye(NODES), incidence_of(noise.graph)])
     variances = np.vstack([noise.nodes, noise.edges])
     used = [np.flatnonzero(column) for column in variances.T]
     states = [rng.standard_normal((seeds, len(each), dimension)) for each in used]
@@ -139,7 +141,7 @@ def least_squares(
     """Task 1 at every epsilon; the same draws, scaled."""
     peak = worst(noise, collusion).precision
     spent = squared_mu(2 * CLIP, ROUNDS, peak)
-    scales = [spent**0.5 / gaussian.largest_mu(epsilon, DELTA) for epsilon in EPSILONS]
+    scales = [spent**0.5 / largest_mu(epsilon, DELTA) for epsilon in EPSILONS]
     task = LeastSquares.draw(seeds, NODES)
     mixing = metropolis_hastings(noise.graph).toarray() if weights is None else weights
     x = np.stack([task.start] * len(scales))
@@ -207,7 +209,7 @@ def main() -> None:
         noise = StationaryNoise(
             graph, (WHITE,), np.full((NODES, 1), 1 / NODES), np.full((len(graph.edges), 1), 1e4)
         )
-        central = least_squares(noise, 0, arguments.seeds, complete_mixing(NODES))
+        central = least_squares(noise, 0, arguments.seeds, np.full((NODES, NODES), 1.0 / NODES))
         text = ", ".join(f"{m.text()} at {e:g}" for m, e in zip(central, EPSILONS, strict=True))
         page.say(f"\n## Least squares, {arguments.seeds} seeds\n\nCDP: {text}.\n")
         header = ["graph", "adversary", "epsilon", "best DECOR", "edges", "rounds", "both"]

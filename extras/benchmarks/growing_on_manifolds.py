@@ -30,8 +30,8 @@ from manifed.manifolds.base import Manifold
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.privacy.gaussian import epsilon as epsilon_of
-from manifed.privacy.gaussian import largest_mu
 from manifed.schedules.schedule import AnySchedule, Constant, Geometric, Polynomial, TimeVarying
+from manifed_extras.stationary import largest_mu
 from reproduction.endless import Releases
 
 EPSILON, DELTA, CLIP, CLIENTS = 1.0, 1e-5, 1.0, 6

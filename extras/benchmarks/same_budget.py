@@ -29,11 +29,11 @@ from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.federation.stack import StackTransport
 from manifed.oracles.minibatch import Full
-from manifed.privacy.gaussian import largest_mu
 from manifed.problems.pca import second_moment
 from manifed.schedules.schedule import Geometric
 from manifed_extras.correlated import CorrelatedRSGD
 from manifed_extras.correlation import Banded, BandedInverse
+from manifed_extras.stationary import largest_mu
 
 ROOT = Path(__file__).parents[2]
 DELTA = 1e-5

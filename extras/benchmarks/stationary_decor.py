@@ -30,8 +30,14 @@ from manifed.federation.stack import StackTransport
 from manifed.graphs.graph import Graph, metropolis_hastings
 from manifed.graphs.specs import ErdosRenyi, Ring, Torus
 from manifed.plan import planned_statement
-from manifed.privacy import gaussian
-from manifed_extras.stationary import StationaryNoise, coalitions, shapes, squared_mu, worst
+from manifed_extras.stationary import (
+    StationaryNoise,
+    coalitions,
+    largest_mu,
+    shapes,
+    squared_mu,
+    worst,
+)
 from manifed_extras.stationary_design import Workload, optimise
 
 Array = NDArray[np.float64]
@@ -85,7 +91,7 @@ def experiment(
 ) -> Experiment:
     """The training with that noise, scaled to the budget."""
     spent = squared_mu(2 * CLIP, rounds, worst(noise, 0).precision)
-    training, stddevs = fields_of(noise.scaled(spent / gaussian.largest_mu(epsilon, DELTA) ** 2))
+    training, stddevs = fields_of(noise.scaled(spent / largest_mu(epsilon, DELTA) ** 2))
     return parse(
         {
             "name": "streams",

@@ -27,13 +27,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import optimize
 from torch import Tensor
 
 from manifed.graphs.graph import MOST_SUBSETS, Graph, Matrix
+from manifed.privacy import gaussian
 from manifed.privacy.secldp import Worst
 
 Array = NDArray[np.float64]
@@ -46,6 +48,19 @@ _TIGHT: Final = 1e-4
 """A supremum is bounded to this, relative."""
 _MOST_HALVINGS: Final = 60
 _MOST_CELLS: Final = 1 << 12
+
+
+def largest_mu(epsilon: float, delta: float) -> float:
+    """The Gaussian parameter whose releases cost epsilon at ``delta``; its inverse is a noise."""
+    find: Any = optimize.brentq  # scipy ships no stubs
+    return float(find(lambda mu: gaussian.delta(epsilon, mu=mu) - delta, 1e-9, 1e3, xtol=1e-14))
+
+
+def incidence_of(graph: Graph) -> Matrix:
+    """K with L = K K^T: a column for an edge (i, j), +1 at i and -1 at j, (n, |E|)."""
+    found, (i, j), k = np.zeros((graph.num_nodes, len(graph.edges))), graph.ends, len(graph.edges)
+    found[i, range(k)], found[j, range(k)] = 1.0, -1.0
+    return found
 
 
 @dataclass(frozen=True)
@@ -191,7 +206,7 @@ class StationaryNoise:
 
     def _at_nodes(self, of_edges: Matrix) -> Matrix:
         """Sums over the edges at each node, (n, ...)."""
-        return np.abs(self.graph.incidence) @ of_edges
+        return np.abs(incidence_of(self.graph)) @ of_edges
 
 
 def _cells(noise: StationaryNoise) -> tuple[Array, Array]:

@@ -118,15 +118,6 @@ class StationaryDecor(Decor):
     streams: tuple[StreamSpec, ...] = Field(min_length=1, max_length=16)
     """What a node's noise and its masks are the sum of."""
 
-    @model_validator(mode="after")
-    def _takes_one_step(self) -> "StationaryDecor":
-        if self.local_steps != 1:
-            raise ValueError(
-                f"training.local_steps: expected 1 with {self.kind!r}, whose noise is designed "
-                f"for one gradient a round, got {self.local_steps}; use 'decor'"
-            )
-        return self
-
     def noise(self, stddevs: Correlated) -> StationaryNoise:
         """The variances of every stream of the graph; the first shape is white."""
         graph = self.secret_graph

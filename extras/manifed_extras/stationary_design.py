@@ -25,8 +25,8 @@ import numpy as np
 import scipy.optimize
 from numpy.typing import NDArray
 
-from manifed.graphs.graph import Graph, Matrix, check_mixing
-from manifed_extras.stationary import Shape, StationaryNoise, against
+from manifed.graphs.graph import Graph, Matrix
+from manifed_extras.stationary import Shape, StationaryNoise, against, incidence_of
 
 Array = NDArray[np.float64]
 
@@ -53,7 +53,8 @@ class Workload:
     """Rho = 1 - step size times curvature."""
 
     def __post_init__(self) -> None:
-        check_mixing(self.mixing)
+        if not np.allclose(self.mixing, self.mixing.T) or not np.allclose(self.mixing.sum(0), 1.0):
+            raise ValueError("Expected a symmetric mixing matrix whose rows sum to 1, got another")
         if not 0 <= self.contraction < 1:
             raise ValueError(f"Expected 0 <= contraction < 1, got {self.contraction}")
 
@@ -101,7 +102,7 @@ class Design:
 def cost(workload: Workload, noise: StationaryNoise) -> float:
     """What the noise adds to mean_i E|x_i - x*|^2 / (eta^2 d) in the long run."""
     graph = noise.graph
-    costs = workload.costs(np.hstack([np.eye(graph.num_nodes), graph.incidence]), noise.shapes)
+    costs = workload.costs(np.hstack([np.eye(graph.num_nodes), incidence_of(graph)]), noise.shapes)
     return float((np.vstack([noise.nodes, noise.edges]) * costs).sum())
 
 
@@ -153,7 +154,7 @@ class _Search:
     ) -> None:
         self.graph, self.shapes, self.coalitions = graph, shapes, coalitions
         n, edges = graph.num_nodes, len(graph.edges)
-        self.directions = np.hstack([np.eye(n), graph.incidence])
+        self.directions = np.hstack([np.eye(n), incidence_of(graph)])
         self.costs = workload.costs(self.directions, shapes)
         self.groups = np.array([0] * n + [1] * edges) if is_uniform else np.arange(n + edges)
         self.prices = self._by_group(self.costs)

@@ -57,7 +57,7 @@ def mixed(manifold, models, halves, **changes):
     gossip = ManifoldGossip(graph=Ring(), num_nodes=len(models), step_size=1.0, **changes)
     state = gossip.start(models[0]) | {"x": models}
     collected = Collected({}, Point(halves), tuple(range(6)), 6, lambda: 0.5)
-    return gossip.step(state, "mix", collected, 1, manifold).tensors["x"]
+    return gossip.step(state, "mix", collected, 1, manifold)["x"]
 
 
 @pytest.mark.parametrize("consensus", ["tangent-mean", "projection"])

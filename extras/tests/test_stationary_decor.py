@@ -7,12 +7,12 @@ import torch
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.federation.rounds import begin, free, run_rounds, sent
-from manifed.mechanisms import example_mechanism
-from manifed.plan import planned_statement
+from manifed.federation.stack import Asked
+from manifed.plan import example_mechanism, planned_statement
 from manifed.privacy.noise import EdgeStream, NoiseSource, Stream
 from manifed.privacy.secldp import Correlated, worst
 from manifed_extras import stationary
-from manifed_extras.stationary import Shape
+from manifed_extras.stationary import Shape, incidence_of
 from reproduction import decor_reference as reference
 from tests.algorithms.gossip_runs import (
     WAYS,
@@ -52,7 +52,7 @@ def noise_of(config, source, rounds):
     def fresh(t, j):
         own = source.normals((d,), stream=Stream.STREAM_NOISE, partition=tuple(range(n)),
                              server_round=t, step=j)  # fmt: skip
-        each = pairs.edge_normals((d,), stream=EdgeStream.PAIR_NOISE, edge=edges,
+        each = pairs.normals((d,), stream=EdgeStream.PAIR_NOISE, edge=edges,
                                   server_round=t, step=j)  # fmt: skip
         return own.numpy(), each.numpy()
 
@@ -69,7 +69,7 @@ def noise_of(config, source, rounds):
             each_state, each_noise = shape.step(states[j][1], each)
             states[j] = own_state, each_state
             z = z + OWN * stream.own * own_noise
-            z = z + MASK * stream.shared * (graph.incidence @ each_noise)
+            z = z + MASK * stream.shared * (incidence_of(graph) @ each_noise)
         found.append(z)
     return np.stack(found)
 
@@ -136,7 +136,7 @@ def test_messages_carry_the_covariance_that_is_charged():
     noise = config.training.noise(Correlated(OWN, MASK))
     lags = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
     covariance = np.zeros((rounds * nodes,) * 2)
-    incidence = noise.graph.incidence
+    incidence = incidence_of(noise.graph)
     for j, shape in enumerate(noise.shapes):
         own, masks = np.diag(noise.nodes[:, j]), (incidence * noise.edges[:, j]) @ incidence.T
         covariance += np.kron(shape.autocovariance(lags), own + masks)
@@ -174,8 +174,8 @@ def test_a_node_whose_streams_are_of_another_round_refuses():
     reports = list(run_rounds(plan, plan.server_update.start(initial_point(config)), transport,
                               free, num_rounds=1))  # fmt: skip
     for wanted, why in ((3, "Expected streams of round 2"), (1, "those masks were used")):
-        now = begin(plan, reports[-1].state, wanted, 0, free)
-        replies = transport.exchange(now.header, now.phase, sent(now), now.asked, {})
+        now = begin(plan, reports[-1].state, wanted, 0)
+        replies = transport.exchange(Asked(now.header, now.phase, sent(now), now.asked, {}))
         assert len(replies.failures) == 6
         assert why in replies.failures[0].text, replies.failures[0]
 

@@ -19,11 +19,11 @@ class BadBroadcast(ValueError):
 
 
 def check_broadcast(phase: Phase, down: Payload, manifold: Manifold) -> None:
-    """Refuse fields that are not where ``phase.places`` says; no leading dimensions.
+    """Refuse fields that are not where ``phase.places`` says; rows of a stack all together.
 
     A point lies on the manifold, an ambient value has a projection on it, and everything has a
     Euclidean norm of at most 1e100. A tangent vector comes without its base point: the algorithm
-    that remembers the base checks it (`check_tangent`).
+    that remembers the base checks it (`check_tangent`). A row is no longer than all together.
 
     Raises:
         BadBroadcast: naming field, defect and bound.
@@ -39,23 +39,6 @@ def check_broadcast(phase: Phase, down: Payload, manifold: Manifold) -> None:
         if place == "point-nearby" and not manifold.is_whole_space:
             x = manifold.nearest(value)
             _check_on(f"the projection of the broadcast {name}", x, manifold)
-
-
-def all_pass(phase: Phase, rows: Payload, manifold: Manifold) -> bool:
-    """Whether `check_broadcast` passes every row of a stacked payload; False: look at each.
-
-    A row is no longer than all rows together.
-    """
-    for (_, value), place in zip(rows.tensors().items(), phase.places, strict=True):
-        if place == "any" and not value.is_floating_point():
-            continue
-        if not is_short(value):
-            return False
-        if place in ("point", "point-nearby") and not manifold.is_whole_space:
-            x = value if place == "point" else manifold.nearest(value)
-            if not float(manifold.membership_defect(x).max()) <= TOLERANCE[x.dtype]:
-                return False
-    return True
 
 
 def check_point(name: str, x: Tensor, manifold: Manifold) -> None:
@@ -95,7 +78,7 @@ def _check_length(name: str, value: Tensor) -> None:
 
 
 def _check_on(name: str, x: Tensor, manifold: Manifold) -> None:
-    defect, bound = float(manifold.membership_defect(x)), TOLERANCE[x.dtype]
+    defect, bound = float(manifold.membership_defect(x).max()), TOLERANCE[x.dtype]
     if not defect <= bound:
         raise BadBroadcast(
             f"Expected {name} on {manifold.name} within {bound:g}, got a relative distance of "

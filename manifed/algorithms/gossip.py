@@ -11,14 +11,12 @@ In a Flower star the server carries the messages, sees them all, and mixes. One 
 node and one comes back in a round.
 """
 
-import warnings
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Final, Literal, cast
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -34,17 +32,14 @@ from manifed.algorithms.algorithm import (
     Weighting,
 )
 from manifed.algorithms.payloads import Down, PerClient, Point
-from manifed.graphs.graph import Graph, Weights, check_mixing, complete_mixing, metropolis_hastings
+from manifed.graphs.graph import Graph, Weights, metropolis_hastings
 from manifed.graphs.specs import GraphSpec
 from manifed.manifolds.base import Manifold
 from manifed.oracles.oracle import Oracle
 
 MixingWeights = Literal["metropolis-hastings", "complete"]
-Indices = NDArray[np.int64]
-_SPARSE_FROM: Final = 32
-_SPARSE_BELOW: Final = 8
-"""W is multiplied by its entries from so many nodes on, if at most one in so many is not zero
-(docs/scaling.md has the times of both products)."""
+_BY_ENTRIES_FROM = 32
+"""Nodes from which on W is kept by its entries."""
 
 
 @dataclass(frozen=True)
@@ -53,34 +48,14 @@ class Network:
 
     graph: Graph
     weights: Weights
-    """W, (n, n); of a graph by its entries."""
-
-    @cached_property
-    def mixing(self) -> Tensor:
-        """W as a tensor, (n, n): by its entries where their product is the quicker one.
-
-        Then a row of W X is its entries' sum in the order of the nodes, whoever else is mixed.
-        """
-        n, weights = self.weights.shape[0], self.weights
-        if isinstance(weights, np.ndarray):
-            return torch.as_tensor(weights)
-        if n < _SPARSE_FROM or weights.nnz * _SPARSE_BELOW > n * n:
-            return torch.as_tensor(weights.toarray())
-        with warnings.catch_warnings():  # torch says that its format may change
-            warnings.simplefilter("ignore")
-            return torch.sparse_csr_tensor(
-                torch.as_tensor(weights.indptr, dtype=torch.int32),
-                torch.as_tensor(weights.indices, dtype=torch.int32),
-                torch.as_tensor(weights.data),
-                size=(n, n),
-            )
+    """W, (n, n); of a large graph by its entries."""
 
     def mixed(self, x: Tensor) -> Tensor:
-        """W X, (n, *point)."""
-        mixing = self.mixing
-        if x.dtype != mixing.dtype or x.device != mixing.device:
-            mixing = mixing.to(x)
-        return mixing @ x if x.dim() == 2 else (mixing @ x.flatten(1)).reshape(x.shape)
+        """W X, (n, *point); by its entries a row is their sum in the order of the nodes."""
+        if isinstance(self.weights, np.ndarray):
+            return (torch.as_tensor(self.weights).to(x) @ x.flatten(1)).reshape(x.shape)
+        found = self.weights @ x.flatten(1).numpy(force=True)
+        return torch.as_tensor(found).to(x).reshape(x.shape)
 
 
 @lru_cache(maxsize=32)
@@ -92,10 +67,9 @@ def network(spec: GraphSpec, num_nodes: int, seed: int, mixing_weights: MixingWe
     """
     graph = spec.build(num_nodes, seed)
     if mixing_weights == "complete":
-        return Network(graph, complete_mixing(num_nodes))
+        return Network(graph, np.full((num_nodes, num_nodes), 1.0 / num_nodes))
     weights = metropolis_hastings(graph)
-    check_mixing(weights, graph)
-    return Network(graph, weights)
+    return Network(graph, weights.toarray() if num_nodes < _BY_ENTRIES_FROM else weights)
 
 
 class OfGraph(ClientUpdate):
@@ -194,8 +168,7 @@ class ModelOfEachNode(OfGraph, ServerUpdate):
         if not manifold.is_whole_space:
             raise ValueError(
                 f"training.kind: {self.kind!r} mixes models as vectors, so it needs a problem "
-                "on R^d ('least-squares', 'logistic', a 'module' without manifolds), got one on "
-                f"{manifold.name}; use 'rsgd', or manifed_extras.manifold_gossip"
+                f"on R^d, got one on {manifold.name}; use 'rsgd', or manifed_extras.manifold_gossip"
             )
 
 

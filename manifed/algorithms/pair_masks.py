@@ -393,7 +393,7 @@ class Masking(ByGraph, ServerUpdate):
             edges, ends = _edges_at(graph, nodes, dropped)
             found = torch.zeros(len(nodes) + 1, *shape, dtype=torch.float64)
             if edges:
-                drawn = seeded_pairs(source).edge_normals(
+                drawn = seeded_pairs(source).normals(
                     shape, stream=EdgeStream.PAIR_NOISE, edge=edges, **when
                 )
                 found.index_add_(0, ends[:, 0], drawn).index_add_(0, ends[:, 1], drawn, alpha=-1)

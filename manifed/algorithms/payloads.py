@@ -107,14 +107,6 @@ class Displacement(Payload):
 
 
 @dataclass(frozen=True)
-class DisplacementAndIterate(Payload):
-    """Up, Option 2 of PriRFed: the last iterate and a uniformly drawn one, as tangent vectors."""
-
-    u: Tensor
-    drawn: Tensor
-
-
-@dataclass(frozen=True)
 class SymmetricMean(Displacement):
     """Up: a symmetric matrix of the order d of a point's first axis, in coordinates of Sym(d)."""
 

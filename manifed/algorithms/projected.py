@@ -78,9 +78,8 @@ class Projecting(GradientSteps, ServerUpdate):
         if setting.manifold.reach is None:
             raise ValueError(
                 f"training.kind: {self.kind!r}: Expected a submanifold with the metric of its "
-                "ambient space (Stiefel with metric='euclidean', Grassmann, sphere, oblique, "
-                f"rotations, fixed rank, flat), got {setting.manifold!r}; use training.kind = "
-                "'rsgd' there"
+                "ambient space, such as the sphere or Stiefel(metric='euclidean'), got "
+                f"{setting.manifold!r}; use 'rsgd' there"
             )
 
     # -- the server --------------------------------------------------------------------------
@@ -115,8 +114,8 @@ class Projecting(GradientSteps, ServerUpdate):
         if not distance < bound:
             raise RoundFailed(
                 f"Round {here.round}: expected |x - P(x)| < {bound:g} (training.tube_radius or "
-                f"the reach of {manifold.name}), got {distance:.4g}: the projection need not be "
-                "unique there; lower training.step_size, local_steps or training.server_step_size",
+                f"the reach of {manifold.name}), got {distance:.4g}; lower training.step_size, "
+                "local_steps or server_step_size",
                 is_computed=True,
             )
         return state | {"x": x, "anchor": anchor}

@@ -6,11 +6,11 @@ Huang, Huang, Jawanpuria, Mishra: Riemannian Federated Learning via Averaging Gr
 A client takes K local steps from the broadcast point and uploads its gradient stream, the sum of
 these steps, each transported back; the server moves along the weighted streams of those present:
     zeta_i = - sum_k alpha Tr_{x_{i,k} -> x}( eta_{i,k} ),    x_{i,k+1} = Exp_{x_{i,k}}(-alpha eta),
-    x^(t+1) = Exp_{x^(t)}( eta_g sum_{i in S_t} weight_i / (n p_i) zeta_i ).
+    x^(t+1) = Exp_{x^(t)}( eta_g sum_{i in S_t} zeta_i / (n p_i) ).
 Symbols: x^(t) Point.x and state["x"], K local_steps, alpha step_size, eta the oracle's gradient,
 Exp and Tr the ``maps``, zeta_i Displacement.u, S_t the clients present, n all clients, p_i
 ``participation`` (or the share of rounds in which i was present, state["present"] counts them),
-weight_i ``client_weights`` over their mean, eta_g server_step_size.
+eta_g server_step_size.
 Invariants: state["x"] is on the manifold; zeta_i is tangent at x^(t); where the p_i are right, the
 server's direction is, given the streams, the weighted mean over *all* clients in expectation.
 
@@ -56,8 +56,6 @@ class RFedAGS(MappedSteps, ServerUpdate):
     participation: Probability | tuple[Probability, ...] | None = None
     """p_i, one for all clients or one each; None: the share of rounds in which a client was there
     (at client level: the cohort's own)."""
-    client_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = None
-    """weight_i up to a factor, say N_i; None: all equal, as in the paper."""
 
     # -- the client --------------------------------------------------------------------------
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:
@@ -89,7 +87,7 @@ class RFedAGS(MappedSteps, ServerUpdate):
         return {"x": moved, "present": counts}
 
     def shares(self, counts: Tensor, server_round: int) -> Tensor:
-        """weight_i / (n p_i) of all clients (n,), who were there ``counts`` (n,) times so far.
+        """1 / (n p_i) of all clients (n,), who were there ``counts`` (n,) times so far.
 
         Infinite where p_i is estimated and i never came; the rows of those present are finite.
         """
@@ -97,22 +95,18 @@ class RFedAGS(MappedSteps, ServerUpdate):
         found = counts / server_round  # the authors' code counts this round too
         if self.participation is not None:
             found = torch.as_tensor(self.participation, dtype=counts.dtype).to(counts).expand(n)
-        if self.client_weights is None:
-            return 1 / (n * found)
-        weights = torch.tensor(self.client_weights, dtype=counts.dtype).to(counts)
-        return weights / weights.mean() / (n * found)
+        return 1 / (n * found)
 
     def check(self, setting: Any) -> None:
-        """Refuse probabilities or weights of other clients, or that a price does not allow."""
+        """Refuse probabilities of other clients, or that a price does not allow."""
         super().check(setting)
         privacy, cohort = setting.privacy.kind, setting.federation.cohort
         clients, given = setting.federation.num_clients, self.participation
-        for field, found in (("participation", given), ("client_weights", self.client_weights)):
-            if isinstance(found, tuple) and len(found) != clients:
-                raise ValueError(
-                    f"training.{field}: expected one for each of federation.num_clients = "
-                    f"{clients}, got {len(found)}"
-                )
+        if isinstance(given, tuple) and len(given) != clients:
+            raise ValueError(
+                "training.participation: expected one for each of federation.num_clients = "
+                f"{clients}, got {len(given)}"
+            )
         rates = cohort.probabilities or (cohort.rate(clients),) * clients
         own = given if isinstance(given, tuple) else (given or 0.0,) * clients
         for i, (mine, rate) in enumerate(zip(own, rates, strict=True)):
@@ -121,15 +115,14 @@ class RFedAGS(MappedSteps, ServerUpdate):
                     f"training.participation: expected at most {rate:g}, with which "
                     f"federation.cohort asks client {i}, got {mine:g}"
                 )
-        if privacy == "client-level" and (given is not None or self.client_weights is not None):
+        if privacy == "client-level" and given is not None:
             raise ValueError(
-                "training.participation, training.client_weights: with privacy.kind = "
-                "'client-level' the mechanism divides by the expected size of the cohort, expected "
-                "neither; remove them"
+                "training.participation: with privacy.kind = 'client-level' the mechanism divides "
+                "by the expected size of the cohort, expected none; remove it"
             )
         if privacy == "example-level" and cohort.kind != "all" and given is None:
             raise ValueError(
-                "training.participation: required with privacy.kind = 'example-level' and drawn "
-                f"cohorts ({cohort.kind!r}), got none: an estimate carries who took part into "
-                f"later rounds, which nothing prices; give {min(rates):g} or less"
+                "training.participation: required with drawn cohorts and 'example-level' privacy: "
+                "an estimate carries who took part into later rounds, which nothing prices; give "
+                f"{min(rates):g} or less"
             )

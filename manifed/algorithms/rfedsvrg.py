@@ -30,7 +30,6 @@ from manifed.algorithms.algorithm import (
 )
 from manifed.algorithms.broadcast import check_tangent
 from manifed.algorithms.payloads import Displacement, MeanGradient, Payload, Point
-from manifed.algorithms.tangent_mean import tangent_mean
 from manifed.oracles.minibatch import Ask, Full
 from manifed.oracles.oracle import Oracle
 
@@ -105,5 +104,5 @@ class RFedSVRG(MappedSteps, ServerUpdate):
         """Keep the mean gradient, or move to the tangent mean."""
         if here.exchange == "gradient":
             return state | {"gradient": mean}
-        x = tangent_mean(state["x"], mean, self.server_step_size, here.manifold, self.maps)
-        return state | {"x": x}
+        forward = here.manifold.maps(self.maps).forward
+        return state | {"x": forward(state["x"], self.server_step_size * mean)}

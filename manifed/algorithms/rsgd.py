@@ -9,74 +9,42 @@ Symbols: x^(t) Point.x, K local_steps, alpha step_size, b_i minibatch, eta_k the
 Invariant: every iterate is on the manifold; what leaves is tangent at the broadcast point.
 """
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Here, MappedSteps, Phase
-from manifed.algorithms.payloads import Displacement, DisplacementAndIterate, Payload, Point
+from manifed.algorithms.algorithm import Here, MappedSteps
 from manifed.manifolds.base import MapChoice
 from manifed.oracles.minibatch import Minibatch, Poisson, Query
 from manifed.oracles.oracle import Oracle
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.schedules.schedule import AnySchedule, factor_of
 
-Option = Literal["last-iterate", "random-iterate", "random-output"]
-"""Option 1; Option 2 as printed; Option 2 as its proof needs it (spec 000 §7.2.4)."""
+Option = Literal["last-iterate", "random-iterate"]
+"""Options 1 and 2 of Algorithms 2 and 3."""
 
 
 class Output:
-    """What Options 1 and 2 send, as tangent vectors at the broadcast point x.
+    """The iterate that Options 1 and 2 send.
 
     The index of Option 2 is drawn first, independently for each client of a cohort, out of
     ``count`` iterates without the last one, and only the iterate at that index is kept.
     """
 
     def __init__(self, option: Option, x: Tensor, count: int, here: Here) -> None:
-        self.option, self.x, self._kept = option, x, x
-        self._index: Tensor | None = None
-        if option != "last-iterate":
-            index = here.draws.index(count)
-            self._index = index.reshape(*index.shape, *[1] * here.manifold.ndim)
+        self._kept, self._index = x, None
+        if option == "random-iterate":
+            self._index = here.manifold.expand_scalar(here.draws.index(count))
 
     def see(self, k: int, x: Tensor) -> None:
         """Keep the iterate x number k = 0, 1, ..., count - 1 where it is the drawn one."""
         if self._index is not None:
             self._kept = torch.where(self._index == k, x, self._kept)
 
-    def payload(self, last: Tensor, logmap: Callable[[Tensor, Tensor], Tensor]) -> Payload:
-        """The upload; log is taken here and not at the server, whose mean is of tangent vectors."""
-        if self.option == "last-iterate":
-            return Displacement(logmap(self.x, last))
-        drawn = logmap(self.x, self._kept)
-        if self.option == "random-iterate":
-            return Displacement(drawn)
-        return DisplacementAndIterate(logmap(self.x, last), drawn)
-
-
-def one_exchange(option: Option) -> Phase:
-    """The point down, and up what an option sends: one tangent vector, or two."""
-    up = DisplacementAndIterate if option == "random-output" else Displacement
-    return Phase("train", Point, up, uploads=("tangent",) * len(up.names()))
-
-
-def check_option(option: Option, setting: Any) -> None:
-    """Refuse Option 2 as its proof needs it where only one vector goes up, or none is drawn."""
-    if option != "random-output":
-        return
-    rule = getattr(setting.server_update, "output_rule", "uniform")
-    if rule != "uniform":
-        raise ValueError(
-            "training.output: 'random-output' (Option 2 as its proof needs it) goes with "
-            f"strategy.output_rule = 'uniform', got {rule!r}"
-        )
-    if setting.privacy.kind == "client-level":
-        raise ValueError(
-            "training.output: client-level privacy noises one upload a client, got "
-            "'random-output', which uploads two"
-        )
+    def chosen(self, last: Tensor) -> Tensor:
+        """The last iterate, or the drawn one."""
+        return last if self._index is None else self._kept
 
 
 class RSGD(MappedSteps):
@@ -89,11 +57,6 @@ class RSGD(MappedSteps):
     """What of its local iterates a client sends."""
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
-        """One exchange."""
-        return (one_exchange(self.output),)
-
-    @property
     def server_maps(self) -> MapChoice | None:
         """The maps of the steps, whose end the upload's logarithm tells."""
         return self.maps
@@ -103,19 +66,15 @@ class RSGD(MappedSteps):
         """K."""
         return self.local_steps
 
-    def check(self, setting: Any) -> None:
-        """Refuse an option that the server's part does not go with."""
-        super().check(setting)
-        check_option(self.output, setting)
-
-    def client(self, x: Tensor, oracle: Oracle, here: Here) -> Payload:
-        """Algorithm 2 from the broadcast point."""  # line 1
-        maps, output = here.manifold.maps(self.maps), Output(self.output, x, self.local_steps, here)
+    def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:
+        """Algorithm 2 from the broadcast point; what the server averages are tangent vectors."""
+        maps, start = here.manifold.maps(self.maps), x  # line 1
+        output = Output(self.output, x, self.local_steps, here)
         for k in range(self.local_steps):  # line 2
             output.see(k, x)
             eta = oracle.gradient(x)  # lines 3-4
             x = maps.forward(x, -self.step_size * eta)  # line 5
-        return output.payload(x, maps.inverse)  # lines 7-8
+        return maps.inverse(start, output.chosen(x))  # lines 7-8
 
 
 class ScheduledRSGD(RSGD):

@@ -15,10 +15,8 @@ Variants (spec 000 §7.3, spec 003 §4.4):
 Corrections are clipped ``each`` (two clips, as printed) or as ``difference`` (one vector, the
 default).
 
-Both variants spend one variance sigma^2 a step: ``reference_share`` of it on the reference, the
-rest on the correction. For ``fresh`` that is accounting alone (eq. 2) and the default is the share
-with the least cost (B.3.3); for ``reuse`` it is what is drawn, and the default gives both the same
-noise multiplier.
+The one variance sigma^2 of a ``fresh`` step is charged in two shares, that of the reference with
+the least cost (eq. 2, B.3.3); ``reuse`` gives reference and correction the same noise multiplier.
 """
 
 import math
@@ -31,12 +29,10 @@ from torch import Tensor
 from manifed.algorithms.algorithm import (
     ClientUpdate,
     Here,
-    Phase,
     check_exact_maps,
     check_steps,
 )
-from manifed.algorithms.payloads import Payload
-from manifed.algorithms.rsgd import Option, Output, check_option, one_exchange
+from manifed.algorithms.rsgd import Option, Output
 from manifed.manifolds.base import MapChoice
 from manifed.oracles.minibatch import Ask, Minibatch, Poisson, Query
 from manifed.oracles.oracle import Oracle
@@ -62,15 +58,8 @@ class RSVRG(ClientUpdate):
     """Noise the reference once an epoch, or cover it by each step's own noise (as printed)."""
     correction_clip: Literal["difference", "each"] = "difference"
     """Clip the difference of the two gradients, or each of them (as printed)."""
-    reference_share: float | None = Field(default=None, gt=0, lt=1)
-    """alpha: the reference's share of the variance of a step's noise; None as said above."""
     output: Option = "last-iterate"
     """What of its local iterates a client sends."""
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """One exchange."""
-        return (one_exchange(self.output),)
 
     @property
     def server_maps(self) -> MapChoice:
@@ -83,15 +72,14 @@ class RSVRG(ClientUpdate):
         return self.epochs * self.inner_steps
 
     def check(self, setting: Any) -> None:
-        """Refuse a manifold without exact maps, and an option that the server does not go with."""
+        """Refuse a manifold without exact maps, and more steps than noise has addresses for."""
         name = "training.epochs * (training.inner_steps + 1)"
         check_steps(name, self.epochs * (self.inner_steps + 1))
         check_exact_maps(self.kind, setting.manifold)
-        check_option(self.output, setting)
 
-    def client(self, x: Tensor, oracle: Oracle, here: Here) -> Payload:
+    def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:
         """Algorithm 3 from the broadcast point."""
-        manifold, k = here.manifold, 0  # line 1
+        manifold, start, k = here.manifold, x, 0  # line 1
         output = Output(self.output, x, self.epochs * self.inner_steps, here)
         for _ in range(self.epochs):  # line 2
             anchor = x  # line 3
@@ -101,7 +89,7 @@ class RSVRG(ClientUpdate):
                 correction = oracle.correction(x, anchor)  # lines 6-8
                 eta = correction + oracle.carried(anchor, x, reference)  # line 8
                 x, k = manifold.expmap(x, -self.step_size * eta), k + 1  # line 9
-        return output.payload(x, manifold.logmap)  # lines 13-14
+        return manifold.logmap(start, output.chosen(x))  # lines 13-14
 
     # -- what is asked and released ----------------------------------------------------------
     def asks(self) -> tuple[Ask, ...]:
@@ -120,16 +108,15 @@ class RSVRG(ClientUpdate):
         step is charged as both, and a reference every step.
         """
         reference, correction = super().queries(mechanism, num_examples)
-        is_fresh = self.variant == "fresh"
-        if mechanism.l2_norm_clip is None or not (is_fresh or self.reference_share):
+        if mechanism.l2_norm_clip is None or self.variant != "fresh":
             return (reference, correction)
         together = correction.sensitivity + reference.sensitivity
         sigma = mechanism.stddev(together, num_examples)
-        share = self.reference_share or least_cost_share(reference, correction)
+        share = least_cost_share(reference, correction)
         there, here = math.sqrt(share) * sigma, math.sqrt(1.0 - share) * sigma  # (2)
         return (
-            replace(reference, stddev=there, drawn=None if is_fresh else there),
-            replace(correction, stddev=here, drawn=sigma if is_fresh else here),
+            replace(reference, stddev=there, drawn=None),
+            replace(correction, stddev=here, drawn=sigma),
         )
 
 

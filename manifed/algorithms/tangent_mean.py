@@ -7,15 +7,13 @@ manifed/algorithms/rsgd.py (Algorithm 2), manifed/algorithms/rsvrg.py (Algorithm
 Symbols: x^(t) state["x"], Exp_{x}^{-1}(x_i) Displacement.u, w_i = N_i / sum N_l the weights of the
 mean, S_t the cohort. Invariant: state["x"] is on the manifold.
 
-Option 1 returns x^(T). Option 2 returns one of x^(1..T), or (as its proof needs) one of all inner
-iterates while the chain goes on from the last one: a reservoir of size one draws either uniformly.
+Option 1 returns x^(T). Option 2 returns one of x^(1..T), which a reservoir of size one draws
+uniformly.
 
 Beyond the paper, and from released points alone, so that it costs no privacy: ``average`` returns
 an average of the iterates (manifed/algorithms/averaging.py); ``momentum`` moves along
     m^(t) = u^(t) + momentum * Tr_{x^(t-1) -> x^(t)}(m^(t-1)),   u^(t) the tangent mean,
 heavy-ball momentum carried between tangent spaces; m^(t) state["momentum"], kept at x^(t+1).
-``adam`` takes its steps (manifed/algorithms/adam.py); ``server_step_sizes`` changes their size with
-the round, by a public rule.
 """
 
 from typing import Any, Literal
@@ -24,19 +22,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from manifed.algorithms.adam import Adam
 from manifed.algorithms.algorithm import ServerUpdate, State, There, Weighting
 from manifed.algorithms.averaging import Average
 from manifed.manifolds.base import DRIFT, Manifold, MapChoice
-from manifed.schedules.schedule import AnySchedule, factor_of
-
-
-def tangent_mean(
-    x: Tensor, mean: Tensor, server_step_size: float, manifold: Manifold, maps: MapChoice = "exact"
-) -> Tensor:
-    """Exp_x(server_step_size * sum_i w_i Exp_x^{-1}(x_i)), shape ``(*point)``."""
-    u = mean if server_step_size == 1.0 else server_step_size * mean
-    return manifold.maps(maps).forward(x, u)  # (3.2)
 
 
 class TangentMean(ServerUpdate):
@@ -55,65 +43,39 @@ class TangentMean(ServerUpdate):
     """The model is this average of the iterates; None: the last iterate."""
     momentum: float | None = Field(default=None, gt=0, lt=1)
     """None: no momentum."""
-    adam: Adam | None = None
-    """None: steps along the tangent mean itself."""
-    server_step_sizes: AnySchedule | None = None
-    """A factor on ``server_step_size``, by k = server_round - 1; None is 1."""
 
     @model_validator(mode="after")
     def _is_option_1(self) -> "TangentMean":
-        beyond = (self.average, self.momentum, self.adam, self.server_step_sizes)
-        if self.output_rule == "uniform" and any(one is not None for one in beyond):
+        if self.output_rule == "uniform" and (self.average or self.momentum):
             raise ValueError(
                 "strategy.output_rule: 'uniform' (Option 2) returns one iterate of plain steps, "
-                "got it with strategy.average, momentum, adam or server_step_sizes; use 'last'"
-            )
-        if self.adam is not None and self.momentum is not None:
-            raise ValueError(
-                "strategy.adam: has momentum of its own (first_decay), got it with "
-                "strategy.momentum; remove one"
+                "got it with strategy.average or momentum; use 'last'"
             )
         return self
 
     def start(self, x: Tensor) -> State:
-        """The broadcast point, the drawn output, and what average, momentum or Adam carry."""
+        """The broadcast point, the drawn output, and what average or momentum carry."""
         state = {"x": x, "output": x}
         if self.average is not None:
             state |= self.average.initial(x)
-        if self.adam is not None:
-            state |= self.adam.initial(x)
         return state if self.momentum is None else state | {"momentum": torch.zeros_like(x)}
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
         """Lines 10, 12 and 13."""
-        start, manifold, seen, size = (
-            state["x"],
-            here.manifold,
-            here.collected,
-            self.server_step_size,
-        )
-        maps, carried = self.maps or "exact", State()
-        if self.server_step_sizes is not None:
-            size *= factor_of("strategy.server_step_sizes", self.server_step_sizes, here.round)
+        start, manifold, choice = state["x"], here.manifold, self.maps or "exact"
+        maps = manifold.maps(choice)
         if self.momentum is not None:
             mean = mean + self.momentum * state["momentum"]
-        if self.adam is not None:
-            carried = self.adam.moments(state, mean, manifold)
-            mean = self.adam.direction(carried)
-        x = candidate = tangent_mean(start, mean, size, manifold, maps)  # line 10
-        if self.adam is not None:
-            carried["first"] = manifold.maps(maps).transport(start, x, carried["first"])
+        x = maps.forward(start, self.server_step_size * mean)  # line 10, (3.2)
+        keeps = self.output_rule == "last" or here.collected.uniform * here.round < 1.0  # line 13
+        after = state | {"x": x, "output": x if keeps else state["output"]}
         if self.momentum is not None:
-            carried["momentum"] = manifold.maps(maps).transport(start, x, mean)
-        if "drawn" in seen.mean:
-            candidate = tangent_mean(start, seen.mean["drawn"], size, manifold, maps)
-        keeps = self.output_rule == "last" or seen.uniform * here.round < 1.0  # line 13
-        after = state | carried | {"x": x, "output": candidate if keeps else state["output"]}
+            after["momentum"] = maps.transport(start, x, mean)
         if self.average is None:
             return after
         if not float(manifold.membership_defect(x)) <= DRIFT[x.dtype]:
             raise ArithmeticError("Expected an iterate on the manifold, got another")
-        return self.average.include(after, here.round, manifold, maps)
+        return self.average.include(after, here.round, manifold, choice)
 
     def model(self, state: State, manifold: Manifold) -> Tensor:
         """The broadcast point, or the average of those that were."""

@@ -8,20 +8,21 @@ confidence, whatever the attack.
 
 Jagielski, Ullman, Oprea: Auditing differentially private machine learning (2020); Nasr et al.:
 Tight auditing of differentially private machine learning (2023).
-
->>> bound = lower_bound(900, 10, 1000, delta=0.0, confidence=0.95)
->>> round(float(bound), 2)
-3.87
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
+from torch import Tensor
+
+from manifed.errors import ConfigError
 
 Scores = NDArray[np.float64]
 DELTAS: Final = (1e-5, 1e-4, 1e-3, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
@@ -67,21 +68,6 @@ def clopper_pearson(
     return np.where(count == 0, 0.0, low), np.where(count == trials, 1.0, high)
 
 
-def lower_bound(
-    wins: ArrayLike, losses: ArrayLike, trials: int, *, delta: ArrayLike, confidence: float
-) -> NDArray[Any]:
-    """log((TPR - delta) / FPR) from confidence bounds of both rates; below 0 nothing is proved.
-
-    Each of the two rates is bounded at confidence 1 - (1 - confidence) / 2, so both hold at once.
-    """
-    each = 1.0 - (1.0 - confidence) / 2.0
-    rate, false_rate = (
-        clopper_pearson(wins, trials, each)[0],
-        clopper_pearson(losses, trials, each)[1],
-    )
-    return np.log(np.maximum(rate - delta, 1e-300) / false_rate)
-
-
 def audit(
     present: Scores,
     absent: Scores,
@@ -95,18 +81,12 @@ def audit(
     P[bound > claimed_epsilon] <= 1 - confidence, for scores that are independent between runs.
 
     Raises:
-        ValueError: for fewer than 30 runs on a dataset, more on one than on the other, or a claim
-            below LEAST_CLAIM at every delta.
+        ConfigError: for a claim below LEAST_CLAIM at every delta.
     """
-    if len(present) != len(absent) or len(present) < 30:
-        raise ValueError(
-            f"Expected at least 30 runs on each dataset and as many on both, got {len(present)} "
-            f"and {len(absent)}"
-        )
     claims = [(delta, claim(delta)) for delta in DELTAS]
     claims = [(delta, e) for delta, e in claims if LEAST_CLAIM <= e < math.inf]
     if not claims:
-        raise ValueError(
+        raise ConfigError(
             f"Expected a finite claim of epsilon >= {LEAST_CLAIM} at a delta of {DELTAS}, got "
             "none; attack more rounds at once"
         )
@@ -130,26 +110,45 @@ def audit(
 def _proved(
     scores: tuple[Scores, Scores], thresholds: ArrayLike, delta: ArrayLike, confidence: float
 ) -> NDArray[Any]:
-    """What (positives, negatives) prove by how many of each lie above a threshold."""
+    """log((TPR - delta) / FPR) from bounds of how many of each lie above a threshold.
+
+    Below 0 nothing is proved. Each of the two rates of (positives, negatives) is bounded at
+    confidence 1 - (1 - confidence) / 2, so both bounds hold at once.
+    """
+    trials, each = len(scores[0]), 1.0 - (1.0 - confidence) / 2.0
     wins, losses = (
-        len(one) - np.searchsorted(np.sort(one), thresholds, side="right") for one in scores
+        trials - np.searchsorted(np.sort(one), thresholds, side="right") for one in scores
     )
-    return lower_bound(wins, losses, len(scores[0]), delta=delta, confidence=confidence)
+    rate = clopper_pearson(wins, trials, each)[0]
+    false_rate = clopper_pearson(losses, trials, each)[1]
+    return np.log(np.maximum(rate - delta, 1e-300) / false_rate)
 
 
 CONFIDENCE = 0.95
 
 
-class Attack(Protocol):
+class Attack(ABC):
     """Many independent runs of a mechanism on one of two neighbouring datasets."""
 
+    @property
+    def at_once(self) -> int:
+        """Runs that one call of `run` makes, at most."""
+        return 1
+
+    @abstractmethod
     def claim(self, delta: float) -> float:
         """Epsilon that is charged for one run."""
-        ...
+
+    @abstractmethod
+    def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
+        """One score a trial, (trials,); the noise addresses of a trial follow from its number."""
 
     def scores(self, trials: int, *, is_present: bool) -> Scores:
         """One score a run, with the canary or without; no two runs share a noise address."""
-        ...
+        first = 0 if is_present else trials
+        starts = range(first, first + trials, self.at_once)
+        batches = [tuple(range(i, min(i + self.at_once, first + trials))) for i in starts]
+        return torch.cat([self.run(one, is_present=is_present) for one in batches]).numpy()
 
 
 @dataclass(frozen=True)
@@ -189,13 +188,6 @@ class Finding:
             f"{found.epsilon_lower_bound:7.3f}  power {found.power:5.2f}  "
             f"at delta {found.delta:<7g} {mark}"
         )
-
-
-def clients(trials: int, most: int, *, is_present: bool) -> Iterator[tuple[int, ...]]:
-    """The clients that stand for the runs on one dataset, at most ``most`` at a time."""
-    offset = 0 if is_present else trials
-    for start in range(0, trials, most):
-        yield tuple(range(offset + start, offset + min(start + most, trials)))
 
 
 def find(audited: Audited, confidence: float = CONFIDENCE) -> Finding:

@@ -20,7 +20,7 @@ from torch import Tensor
 from manifed.algorithms.algorithm import ClientUpdate
 from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.payloads import Point
-from manifed.audit.bound import Scores, clients
+from manifed.audit.bound import Attack
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.minibatch import Full
 from manifed.privacy import accountant
@@ -43,7 +43,7 @@ _AT_HAND = 4
 
 
 @dataclass(frozen=True, eq=False)
-class ExampleAttack:
+class ExampleAttack(Attack):
     """Updates of a client at one point in several rounds, with and without a canary."""
 
     problem: Problem
@@ -63,16 +63,15 @@ class ExampleAttack:
         scaled = [r.model_copy(update={"count": r.count * self.num_rounds}) for r in releases]
         return accountant.epsilon(scaled, delta)
 
-    def scores(self, trials: int, *, is_present: bool) -> Scores:
+    @property
+    def at_once(self) -> int:
+        """Clients whose records are held at once."""
+        return max(1, MOST_HELD // sum(t.numel() for t in self.shard.tensors.values()))
+
+    def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
         """One score a client."""
         present, absent, _ = self.neighbours
-        examples = present if is_present else absent
-        most = max(1, MOST_HELD // sum(t.numel() for t in self.shard.tensors.values()))
-        found = [
-            self.score(self.uploads(examples, partitions))
-            for partitions in clients(trials, most, is_present=is_present)
-        ]
-        return torch.cat(found).numpy()
+        return self.score(self.uploads(present if is_present else absent, trials))
 
     def score(self, uploads: list[Tensor]) -> Tensor:
         """Of the uploads of all rounds, (clients, *upload) each: their sum along the move."""
@@ -82,9 +81,8 @@ class ExampleAttack:
         """What these clients upload in each round, (clients, *upload)."""
         setup = ClientSetup(self.problem, self.training, self.mechanism)
         count, memory, found = len(partitions), None, list[Tensor]()
-        x = self.x.expand(count, *self.x.shape)
-        tensors = {key: t.expand(count, *t.shape) for key, t in examples.tensors.items()}
-        stacked, sizes = Examples(tensors, examples.feature_ndim), [len(self.shard)] * count
+        x, stacked = self.x.expand(count, *self.x.shape), Examples.stack([examples] * count)
+        sizes = [len(self.shard)] * count
         for server_round in range(1, self.num_rounds + 1):
             seat = Seat(partitions, server_round, 0, self.training.phases[0].name)
             done = run_update(setup, seat, Point(x), memory, stacked, sizes, self.source)
@@ -99,7 +97,7 @@ class ExampleAttack:
         whole = {"minibatch": Full()} if "minibatch" in type(self.training).model_fields else {}
         training = self.training.model_copy(update=whole)
         quiet = replace(self, training=training, mechanism=silent, num_rounds=1)
-        absent, is_replaced = self._with({}), self.mechanism.neighboring_relation == "replace-one"
+        absent, is_replaced = self.shard, self.mechanism.neighboring_relation == "replace-one"
         if not is_replaced:
             absent = absent.take(torch.arange(len(self.shard) - 1))
         (base,) = quiet.uploads(absent, (0,))
@@ -113,26 +111,28 @@ class ExampleAttack:
 
     def _found(self) -> Iterator[Record]:
         """The records at hand that pull most, and larger ones that pull as they do."""
-        x, manifold, shard = self.x, self.problem.manifold, self._with({})
-        norms = self.problem.gradients(x, shard).norms
+        norms = self.problem.gradients(self.x, self.shard).norms
         norms = norms.reshape(-1, norms.shape[-1]).amax(0)  # of the longest of a record's groups
         for row in norms.argsort(descending=True)[:_AT_HAND].tolist():
-            record = {key: tensor[row] for key, tensor in shard.tensors.items()}
+            record = {key: tensor[row] for key, tensor in self.shard.tensors.items()}
             yield record
             for key, value in record.items():
-                further = list[Tensor]()
-                if isinstance(self.problem, OnPoints | HyperbolicPrediction):
-                    if value.shape == x.shape:
-                        u = manifold.logmap(x, value)
-                        u = u * (
-                            min(2 * (self.mechanism.l2_norm_clip or 1.0), 3.0) / manifold.norm(x, u)
-                        )
-                        further = [manifold.expmap(x, u), manifold.expmap(x, -u)]
-                elif value.dim() == 1:
-                    # the second moments of the first and the last axis are as far apart as any two
-                    axes = torch.eye(len(value)).to(value)[[0, -1]]
-                    further = [-value, 30.0 * value, 1e3 * value, *(1e3 * axes)]
-                yield from (record | {key: one} for one in further)
+                yield from (record | {key: one} for one in self._further(value))
+
+    def _further(self, value: Tensor) -> list[Tensor]:
+        """Values that lie further away than one of a record."""
+        x, manifold = self.x, self.problem.manifold
+        if isinstance(self.problem, OnPoints | HyperbolicPrediction):
+            if value.shape != x.shape:
+                return []
+            u = manifold.logmap(x, value)
+            u = u * min(2 * (self.mechanism.l2_norm_clip or 1.0), 3.0) / manifold.norm(x, u)
+            return [manifold.expmap(x, u), manifold.expmap(x, -u)]
+        if value.dim() != 1:
+            return []
+        # the second moments of the first and the last axis are as far apart as any two
+        axes = torch.eye(len(value)).to(value)[[0, -1]]
+        return [-value, 30.0 * value, 1e3 * value, *(1e3 * axes)]
 
     def _with(self, canary: Record) -> Examples:
         """The shard with a canary in the place of its last record."""

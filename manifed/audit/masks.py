@@ -22,7 +22,7 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Memory
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.payloads import Point
-from manifed.audit.bound import Scores
+from manifed.audit.bound import Attack
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.graphs.graph import Graph
 from manifed.graphs.specs import EdgeList, GraphSource
@@ -78,7 +78,7 @@ class Nodes:
         known = torch.zeros(self._graph.num_nodes, dtype=torch.float64)
         if not edges:
             return known
-        drawn = seeded_pairs(self._source).edge_normals(
+        drawn = seeded_pairs(self._source).normals(
             (2,), stream=EdgeStream.PAIR_NOISE, edge=edges, server_round=server_round, step=step
         )[:, 0]
         first, second = torch.tensor(edges).T
@@ -90,7 +90,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class MaskedAttack:
+class MaskedAttack(Attack):
     """One coalition against its worst victim; a trial is some rounds of one copy of the graph."""
 
     graph: GraphSource
@@ -120,13 +120,15 @@ class MaskedAttack:
         """Epsilon of a trial's rounds against this coalition."""
         return Rounds(self.num_rounds, 2 * self.clip).epsilon(self.worst, delta)
 
-    def scores(self, trials: int, *, is_present: bool) -> Scores:
+    @property
+    def at_once(self) -> int:
+        """Every copy of the graph is a trial."""
+        return self.copies
+
+    def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
         """One score a trial; no two share a round and a copy."""
-        turns = -(-trials // self.copies)
-        first = 1 if is_present else 1 + turns * self.num_rounds
-        rounds = range(first, first + turns * self.num_rounds, self.num_rounds)
-        found = [self.score_of(r, is_present=is_present) for r in rounds]
-        return torch.cat(found)[:trials].numpy()
+        first = 1 + trials[0] * self.num_rounds
+        return self.score_of(first, is_present=is_present)[: len(trials)]
 
     def score_of(self, first: int, *, is_present: bool) -> Tensor:
         """Of every copy in the rounds from ``first`` on, (copies,): the best test, summed."""

@@ -3,13 +3,12 @@
 from dataclasses import replace
 from typing import TypeVar
 
-from manifed.algorithms.algorithm import ClientUpdate, GradientSteps
+from manifed.algorithms.algorithm import ClientUpdate
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.one_shot import OneShot
-from manifed.algorithms.rsvrg import RSVRG
-from manifed.audit.bound import Audited
-from manifed.audit.examples import SHORT_STEP, ExampleAttack, worst_case
+from manifed.audit.bound import Attack, Audited
+from manifed.audit.examples import ExampleAttack, worst_case
 from manifed.audit.masks import MaskedAttack
 from manifed.audit.server import ClientAttack
 from manifed.errors import ConfigError
@@ -22,7 +21,7 @@ from manifed.experiment.assembly import (
 )
 from manifed.experiment.plugins import is_plugin
 from manifed.experiment.schema import Experiment
-from manifed.mechanisms import client_mechanism, example_mechanism
+from manifed.plan import client_mechanism, example_mechanism
 from manifed.privacy import accountant
 from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.mechanism import ExampleMechanism
@@ -34,8 +33,8 @@ SEEN_AT, ENOUGH = 0.05, 1.0
 """So many rounds are attacked together that epsilon = 1 is claimed at this delta, or all there are:
 a claim of nearly nothing cannot be told from nothing by a few thousand runs."""
 MOST_MASKED_ROUNDS = 16
-LONG_STEPS = 10.0
-"""An adversarial step is so many times the config's own."""
+Found = list[tuple[Attack, str]]
+"""Attacks, each with what it does in words."""
 T = TypeVar("T", ExampleAttack, MaskedAttack)
 
 
@@ -44,10 +43,10 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
 
     Where rounds differ, each attacked round is the costliest one.
 
-    Client update, minibatch, clip norms, relation and noise are the config's. The first attacks
-    take its problem, manifold, starting point and smallest shard too, at its own step size, a
-    shorter and a longer one; the last replaces problem and data by the worst case. Of data that
-    every site has at home none is opened: a shard of made-up records stands for the smallest.
+    Client update, minibatch, clip norms, relation and noise are the config's. The first attack
+    takes its problem, manifold, starting point and smallest shard too; the other replaces problem
+    and data by the worst case. Of data that every site has at home none is opened: a shard of
+    made-up records stands for the smallest.
 
     Raises:
         ConfigError: when nothing is private, or the algorithm is not one that is attacked here.
@@ -63,11 +62,12 @@ def costliest_round(
     training: ClientUpdate, mechanism: ExampleMechanism, num_examples: int, num_rounds: int
 ) -> int:
     """The first of the rounds in which a client's update releases most."""
-    costs = [
-        accountant.epsilon(training.in_round(r).releases(mechanism, num_examples), SEEN_AT)
-        for r in range(1, num_rounds + 1)
-    ]
-    return 1 + costs.index(max(costs))
+
+    def cost(server_round: int) -> float:
+        releases = training.in_round(server_round).releases(mechanism, num_examples)
+        return accountant.epsilon(releases, SEEN_AT)
+
+    return max(range(1, num_rounds + 1), key=cost)
 
 
 def _enough(attack: T, most: int) -> T:
@@ -77,8 +77,8 @@ def _enough(attack: T, most: int) -> T:
     return attack
 
 
-def _of_examples(config: Experiment, source: NoiseSource) -> list[tuple[ExampleAttack, str]]:
-    """The smallest shard at several step sizes, and the worst case."""
+def _of_examples(config: Experiment, source: NoiseSource) -> Found:
+    """The smallest shard, and the worst case."""
     training, rounds = config.training, config.federation.num_rounds
     if isinstance(training, GrowingSamples) or is_plugin(training.kind):
         raise ConfigError(
@@ -98,24 +98,19 @@ def _of_examples(config: Experiment, source: NoiseSource) -> list[tuple[ExampleA
         smallest = min(load_shards(config).examples, key=len)
     if training.is_scheduled:
         r = costliest_round(training, mechanism, len(smallest), rounds)
-        config = config.model_copy(update={"training": training.in_round(r)})
-        training = config.training
-    x = initial_point(config)
-    own = ExampleAttack(facts.problem, training, mechanism, smallest, x, source)
+        training = training.in_round(r)
+    own = ExampleAttack(facts.problem, training, mechanism, smallest, initial_point(config), source)
+    how = "own problem: the record that moves the upload most"
     if isinstance(training, OneShot):
-        return [(own, "own problem: the record that moves the upload most")]
-    assert isinstance(training, GradientSteps | RSVRG)
+        return [(own, how)]
     extreme = _enough(worst_case(training, mechanism, len(smallest), source), rounds)
-    found = list[tuple[ExampleAttack, str]]()
-    for name, factor in (("own", 1.0), ("short", SHORT_STEP), ("long", LONG_STEPS)):
-        size = factor * training.step_size
-        stepped = training.model_copy(update={"step_size": size})
-        how = f"own problem, {name} step size {size:g}: the record that moves the upload most"
-        found.append((replace(own, training=stepped, num_rounds=extreme.num_rounds), how))
-    return [*found, (extreme, "worst case: canary gradient at the clip norm, all others zero")]
+    return [
+        (replace(own, num_rounds=extreme.num_rounds), how),
+        (extreme, "worst case: canary gradient at the clip norm, all others zero"),
+    ]
 
 
-def _of_masks(config: Experiment, source: NoiseSource) -> list[tuple[MaskedAttack, str]]:
+def _of_masks(config: Experiment, source: NoiseSource) -> Found:
     """The first rounds of DECOR's nodes on the config's graph, against each adversary.
 
     Raises:
@@ -128,39 +123,33 @@ def _of_masks(config: Experiment, source: NoiseSource) -> list[tuple[MaskedAttac
             f"'decor', got {training.kind!r}"
         )
     assert privacy.kind == "correlated"
-    if privacy.unit != "client":
+    if privacy.unit != "client" or clients > MOST_EXACT:
         raise ConfigError(
-            "privacy.unit: the audit of a config with masks attacks 'client', got 'example'"
-        )
-    if clients > MOST_EXACT:
-        raise ConfigError(
-            f"federation.num_clients: expected at most {MOST_EXACT} in the audit of a config with "
-            f"masks, got {clients}"
+            "privacy.unit, federation.num_clients: the audit of a config with masks attacks "
+            f"'client' and at most {MOST_EXACT} of them, got {privacy.unit!r} and {clients}"
         )
     mechanism = example_mechanism(config.setting, facts_of(config).sizes)
     assert isinstance(mechanism, MaskedMechanism)
     assert mechanism.l2_norm_clip is not None
     stddevs = Correlated(mechanism.noise.stddev(1.0, 1), mechanism.mask_stddev)
-    graph, server = training.secret_graph, "the server: every message, best linear test"
-    coalitions: dict[tuple[int, ...], str] = {(): server}
-    named = tuple(sorted(privacy.coalition))
+    graph, named = training.secret_graph, tuple(sorted(privacy.coalition))
+    coalitions: dict[tuple[int, ...], str] = {(): "the server: every message, best linear test"}
     if graph.num_nodes > 1 and (one := worst(graph, stddevs, 1).coalition):
         coalitions[one] = f"node {one[0]} takes the masks off that it shares"
     if not named and 2 <= privacy.collusion < graph.num_nodes:
         named = worst(graph, stddevs, privacy.collusion).coalition or ()
     if len(named) > 1:
         coalitions[named] = f"nodes {', '.join(map(str, named))} collude"
-    found = list[tuple[MaskedAttack, str]]()
+    first = MaskedAttack(training.graph, clients, stddevs, source, clip=mechanism.l2_norm_clip)
+    most, found = min(config.federation.num_rounds, MOST_MASKED_ROUNDS), Found()
     for coalition, how in coalitions.items():
-        attack = MaskedAttack(
-            training.graph, clients, stddevs, source, coalition, clip=mechanism.l2_norm_clip
-        )
-        attack = _enough(attack, min(config.federation.num_rounds, MOST_MASKED_ROUNDS))
+        attack = _enough(replace(first, coalition=coalition), most)
         found.append((attack, f"{how}; {attack.num_rounds} rounds from the first on"))
     return found
 
 
-def _of_server(config: Experiment, source: NoiseSource) -> list[tuple[ClientAttack, str]]:
+def _of_server(config: Experiment, source: NoiseSource) -> Found:
+    """One round of the server's noised mean."""
     mechanism, cohort = client_mechanism(config.setting), config.federation.cohort
     assert mechanism is not None
     if cohort.kind == "fixed-size":

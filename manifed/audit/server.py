@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Space
-from manifed.audit.bound import Scores
+from manifed.audit.bound import Attack
 from manifed.federation.cohorts import PoissonCohort
 from manifed.federation.rounds import ServerDraws
 from manifed.manifolds.base import Manifold
@@ -19,7 +19,7 @@ from manifed.privacy.noise import NoiseSource
 
 
 @dataclass(frozen=True)
-class ClientAttack:
+class ClientAttack(Attack):
     """The server's noised mean, with a canary client that uploads ten times the clip norm.
 
     Everybody else uploads nothing; under replace-one the canary is replaced by its mirror image.
@@ -44,47 +44,42 @@ class ClientAttack:
         sampled = PoissonSampled(sampling_probability=self.rate) if self.rate < 1 else Unsampled()
         return accountant.epsilon([self.mechanism.release(sampling=sampled)], delta)
 
-    def scores(self, trials: int, *, is_present: bool) -> Scores:
+    def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
         """The log likelihood ratio of the mean along the canary and of the clip's move.
 
         A trial is a round. Both are Gaussian around 0 or their sensitivity, given that the canary
         takes part; the sum of their log ratios is monotone in the likelihood ratio of a cohort
         that is drawn as well.
         """
-        cohort, first = (
-            PoissonCohort(sampling_probability=self.rate),
-            1 if is_present else 1 + trials,
-        )
+        server_round, clip = 1 + trials[0], self.mechanism.l2_norm_clip
         is_removed = self.mechanism.neighboring_relation == "add-or-remove"
         sign = 1.0 if is_present else 0.0 if is_removed else -1.0
-        clip = self.mechanism.l2_norm_clip
-        along = self.manifold.tangent_gaussian(self.base, 1.0, torch.Generator().manual_seed(0))
-        along = along / self._inner(along, along).sqrt()
+        cohort = PoissonCohort(sampling_probability=self.rate)
+        drawn = cohort.draw(self.num_clients, server_round, 0, self.source)
+        asked = [client for client in drawn if client or sign]
+        uploads = torch.zeros(len(asked), *self.base.shape, dtype=torch.float64)
+        if 0 in asked:
+            uploads[0] = 10.0 * clip * sign * self._along
+        done = self.mechanism.noised_mean(
+            uploads, self.base, self.manifold, ServerDraws(self.source, server_round, 0).normals,
+            expected_cohort=self._expected, is_tangent=self.space == "tangent",
+        )  # fmt: skip
         shift_over_variance = clip / self._expected / self.mechanism.stddev(self._expected) ** 2
-        found = np.empty(trials)
-        for trial in range(trials):
-            server_round = first + trial
-            drawn = cohort.draw(self.num_clients, server_round, 0, self.source)
-            asked = [client for client in drawn if client or sign]
-            uploads = torch.zeros(len(asked), *self.base.shape, dtype=torch.float64)
-            if 0 in asked:
-                uploads[0] = 10.0 * clip * sign * along
-            draws = ServerDraws(self.source, server_round, 0)
-            done = self.mechanism.noised_mean(
-                uploads, self.base, self.manifold, draws.normals,
-                expected_cohort=self._expected, is_tangent=self.space == "tangent",
-            )  # fmt: skip
-            others = len(asked) - (0 in asked)
-            found[trial] = shift_over_variance * float(self._inner(done.mean, along))
-            found[trial] += self._of_clip(done.next_clip, others)
-        return found
+        score = shift_over_variance * self._inner(done.mean, self._along)
+        return (score + self._of_clip(done.next_clip, len(asked) - (0 in asked))).reshape(1)
+
+    @cached_property
+    def _along(self) -> Tensor:
+        """The direction of the canary's upload, of unit length."""
+        along = self.manifold.tangent_gaussian(self.base, 1.0, torch.Generator().manual_seed(0))
+        return along / self._inner(along, along).sqrt()
 
     def _inner(self, u: Tensor, v: Tensor) -> Tensor:
         """In the space that the uploads live in."""
         return (u * v).sum() if self.space == "ambient" else self.manifold.inner(self.base, u, v)
 
     def _of_clip(self, next_clip: float, others: int) -> float:
-        """The same for the noised count of uploads inside the clip norm: the canary's is not.
+        """The log likelihood ratio of the noised count inside the clip norm: the canary's is not.
 
         Uploads of zero are inside; the coins of the others hide nobody else, and are taken off.
         """

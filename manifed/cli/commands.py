@@ -1,8 +1,7 @@
-"""The commands of ``manifed`` for configs and finished runs: plan, audit, report, export."""
+"""The commands ``manifed ...`` but ``run`` and ``privacy``: configs, finished runs, a site."""
 
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +13,8 @@ from manifed.cli.options import (
     DataDir,
     Json,
     Sets,
-    fail,
     print_json,
-    use_data_dir,
+    print_table,
 )
 from manifed.errors import ConfigError, one_line
 from manifed.runs.interrupt import Ended
@@ -32,55 +30,42 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Predict what each method makes of the budget, best first; nothing is run or spent."""
-    use_data_dir(data_dir)
     from manifed.experiment.load import parse, save, table_of
     from manifed.experiment.planner import planned, with_option
     from manifed.plan import plan_label
 
     table = table_of(config, tuple(sets or ()))
     found = planned(table, parse)
-    label = plan_label(parse(with_option(table, found[0])).setting)
-    sys.stdout.write(f"privacy: {label}\n")
-    sys.stdout.write(
-        "method                          predicted gap  rounds  step      multiplier  numbers up\n"
-    )
-    for option in found:
-        step = getattr(option.training, "step_size", None)
-        gap = "unknown" if option.gap is None else format(option.gap, ".3g")
-        sys.stdout.write(
-            f"{option.name:31s} {gap:14s} {option.num_rounds:<7d} "
-            f"{'-' if step is None else format(step, 'g'):9s} {option.noise_multiplier:<11.4g} "
-            f"{option.numbers_up}\n"
-        )
+    made = [with_option(table, option) for option in found]
+    label = plan_label(parse(made[0]).setting)
+    shown = [
+        {
+            "method": option.name,
+            "predicted_gap": option.gap,
+            "num_rounds": option.num_rounds,
+            "step_size": getattr(option.training, "step_size", None),
+            "noise_multiplier": option.noise_multiplier,
+            "numbers_up": option.numbers_up,
+        }
+        for option in found
+    ]
+    typer.echo(f"privacy: {label}")
+    print_table(shown)
     kind = table["problem"]["kind"]
-    sys.stdout.write(
-        f"nothing is predicted for problem.kind = {kind!r}: the safe default (docs/choosing.md)\n"
+    typer.echo(
+        f"nothing is predicted for problem.kind = {kind!r}: the safe default (docs/choosing.md)"
         if found[0].gap is None
-        else "gap: (f(x) - f*) / |f*|, a mean over runs, for a guessed problem (docs/choosing.md)\n"
+        else "gap: (f(x) - f*) / |f*|, a mean over runs, for a guessed problem (docs/choosing.md)"
     )
     if out is not None:
-        save(parse(with_option(table, found[0])), out)
-        sys.stdout.write(f"config: {out}\n")
-    if as_json:
-        print_json(
-            {
-                "label": label,
-                "methods": [
-                    {
-                        "method": option.name,
-                        "training": made["training"],
-                        "strategy": made.get("strategy"),
-                        "l2_norm_clip": option.clip,
-                        "num_rounds": option.num_rounds,
-                        "noise_multiplier": option.noise_multiplier,
-                        "numbers_up": option.numbers_up,
-                        "predicted_gap": option.gap,
-                    }
-                    for option in found
-                    for made in (with_option(table, option),)
-                ],
-            }
-        )
+        save(parse(made[0]), out)
+        typer.echo(f"config: {out}")
+    parts = [
+        {"training": one["training"], "strategy": one.get("strategy"), "l2_norm_clip": option.clip}
+        for one, option in zip(made, found, strict=True)
+    ]
+    methods = [row | part for row, part in zip(shown, parts, strict=True)]
+    print_json({"label": label, "methods": methods})
 
 
 def audit(
@@ -91,7 +76,6 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Attack the mechanism: the epsilon that an attack proves, beside the one that is claimed."""
-    use_data_dir(data_dir)
     from manifed.audit.bound import find_strongest
     from manifed.audit.of_config import attacks_of
     from manifed.cli.launch import checked_config
@@ -99,13 +83,12 @@ def audit(
 
     experiment = checked_config(config, sets)
     label = plan_label(experiment.setting)
-    sys.stdout.write(f"privacy: {label}\n")
+    typer.echo(f"privacy: {label}")
     best, found = find_strongest(attacks_of(experiment, trials))
     for finding in found:
-        sys.stdout.write(f"{finding.line()}\n  {finding.audited.how}\n")
-    if as_json:
-        attacks = [finding.plain() for finding in found]
-        print_json({"label": label} | best.plain() | {"attacks": attacks})
+        typer.echo(f"{finding.line()}\n  {finding.audited.how}")
+    attacks = [finding.plain() for finding in found]
+    print_json({"label": label} | best.plain() | {"attacks": attacks})
     if any(finding.verdict.is_violated for finding in found):
         raise typer.Exit(1)
 
@@ -126,11 +109,10 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run a config over several values and seeds; a table, curves, and on again if interrupted."""
-    use_data_dir(data_dir)
     from manifed.cli import sweep as of_runs
     from manifed.flower.run_config import find
 
-    of_runs.sweep(find(config), sets or (), seeds, jobs, out, measure, as_json=as_json)
+    of_runs.sweep(find(config), sets or (), seeds, jobs, out, measure)
 
 
 def report(
@@ -155,39 +137,31 @@ def report(
 ) -> None:
     """Write one page (report.html) and figures of runs, and print their table."""
     from manifed.durable import write_atomically
-    from manifed.errors import ConfigError, one_line
+    from manifed.runs.export import viewed
     from manifed.runs.places import check_file, check_new
-    from manifed.runs.report.figures import write_figures
-    from manifed.runs.report.page import HEADER, page_of, rows_of
-    from manifed.runs.report.public import viewed
-    from manifed.runs.report.runs import curves_of, read
+    from manifed.runs.report import HEADER, curves_of, page_of, read, rows_of, write_figures
 
     kept = [one for one in folders if len(folders) == 1 or (one / "manifest.json").is_file()]
     for folder in folders:
+        if not folder.exists():
+            raise ConfigError(f"Expected a run folder, got {folder}, which is not there")
         if folder not in kept:
-            if not folder.exists():
-                raise ConfigError(f"Expected a run folder, got {folder}, which is not there")
-            sys.stderr.write(f"skipped: {one_line(str(folder), 300)} holds no manifest.json\n")
-    try:
-        runs = [viewed(read(one), is_server_view=is_server_view) for one in kept or folders]
-        home = out or (folders[0] if len(folders) == 1 else Path("report"))
-        check_new("--out", home)
-        page = page_of(runs, is_server_view=is_server_view).encode()
-        home.mkdir(parents=True, exist_ok=True)
-        if (home / "report.html").exists():
-            check_file("--out", home / "report.html")
-        write_atomically(home / "report.html", page)
-        paths = [home / "report.html", *write_figures(curves_of(runs), home)]
-    except (OSError, ValueError) as error:
-        fail(one_line(str(error), 1500))
+            skipped = one_line(str(folder), 300)
+            typer.echo(f"skipped: {skipped} holds no manifest.json", err=True)
+    runs = [viewed(read(one), is_server_view=is_server_view) for one in kept or folders]
+    home = out or (folders[0] if len(folders) == 1 else Path("report"))
+    page = home / "report.html"
+    check_new("--out", home)
+    content = page_of(runs, is_server_view=is_server_view).encode()
+    home.mkdir(parents=True, exist_ok=True)
+    check_file("--out", page)
+    write_atomically(page, content)
+    paths = [page, *write_figures(curves_of(runs), home)]
+    print_table([dict(zip(HEADER, row, strict=True)) for row in rows_of(runs)])
     told = [(run.manifest.get("privacy") or {}).get("doubts", ()) for run in runs]
-    doubts = dict.fromkeys(doubt for some in told for doubt in some)
-    table = [HEADER, ["-" * len(word) for word in HEADER], *rows_of(runs)]
-    lines = ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in table]
-    notes = [f"note: {doubt}" for doubt in doubts]
-    sys.stdout.write("\n".join([*lines, *notes, *map(str, paths)]) + "\n")
-    if as_json:
-        print_json({"files": [str(path) for path in paths], "is_server_view": is_server_view})
+    notes = dict.fromkeys(f"note: {doubt}" for some in told for doubt in some)
+    typer.echo("\n".join([*notes, *map(str, paths)]))
+    print_json({"files": [str(path) for path in paths], "is_server_view": is_server_view})
 
 
 def export(
@@ -196,22 +170,16 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write what may be published of a run: no cohorts, no traffic, no checksum of the data."""
-    from manifed.errors import one_line
+    from manifed.runs.export import export as write
     from manifed.runs.folder import RunFolder, json_object
-    from manifed.runs.report.public import export as write
     from manifed.runs.statement import label_in_manifest
 
-    try:
-        paths = write(directory, out)
-    except (OSError, ValueError) as error:
-        fail(one_line(str(error), 1500))
+    paths = write(directory, out)
     manifest = json_object(RunFolder(out).manifest_path)
     label, doubts = label_in_manifest(manifest), (manifest["privacy"] or {}).get("doubts", [])
     lines = [f"privacy: {label}", *(f"note: {doubt}" for doubt in doubts), *map(str, paths)]
-    sys.stdout.write("\n".join(lines) + "\n")
-    if as_json:
-        files = [path.name for path in paths]
-        print_json({"label": label, "doubts": doubts, "files": files})
+    typer.echo("\n".join(lines))
+    print_json({"label": label, "doubts": doubts, "files": [path.name for path in paths]})
 
 
 _REHEARSAL = (
@@ -259,7 +227,6 @@ def site(
     as_json: Json = False,
 ) -> None:
     """Own one file, its budget and its noise; answer a SuperNode over a Unix socket."""
-    from manifed.privacy.ledger import LedgerDamaged
     from manifed.site import process
     from manifed.site.site import Wanted
 
@@ -284,8 +251,6 @@ def site(
         is_rehearsal=rehearsal,
     )
     try:
-        process.run(wanted, print_json if as_json else lambda _: None)
-    except (ConfigError, LedgerDamaged) as error:
-        fail(one_line(str(error), 1500))
+        process.run(wanted, print_json)
     except Ended:  # how a service is stopped
         raise typer.Exit(0) from None

@@ -3,10 +3,8 @@
 import importlib
 import os
 import shlex
-import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +12,8 @@ from typing import Any
 
 import torch
 
-from manifed.errors import ConfigError, EngineFailed, RoundFailed, one_line
+from manifed.cli.options import DEBUG, outcome
+from manifed.errors import ConfigError, EngineFailed, one_line
 from manifed.experiment.assembly import (
     check_first_update,
     check_shards,
@@ -27,17 +26,13 @@ from manifed.experiment.plugins import consent_to
 from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
 from manifed.plan import promise_of
-from manifed.privacy.ledger import LedgerDamaged
 from manifed.problems.data import SiteData
 from manifed.runs.driver import named_directory, rounds_over, run
-from manifed.runs.evidence import in_force, refused
-from manifed.runs.folder import FolderDamaged, RunFolder, is_fresh, printable
+from manifed.runs.evidence import experiment_in
+from manifed.runs.folder import RunFolder, is_fresh, printable
 from manifed.runs.interrupt import Ended, ending_signals
 from manifed.runs.places import check_new, real
 from manifed.runs.resume import held_or_refused, read_past, to_go_on
-
-DEBUG = "MANIFED_DEBUG"
-"""The environment variable under which an unexpected error shows its traceback."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +55,23 @@ class Request:
 class RunEnded(Exception):
     """A run that ended before its end; the text says how to go on."""
 
-    def __init__(self, why: str, config: Experiment, named: str, code: int) -> None:
-        directory = named_directory(config)
-        hint, folder = " before anything was written", RunFolder(directory)
-        if folder.manifest_path.is_file() and "final" in folder.manifest():
-            hint = f"; {finished(folder)}"
-        elif folder.experiment_path.is_file():
-            # a deployed run's folder names no files of its nodes
-            needs_files = config.engine.kind == "deployment" and isinstance(config.data, SiteData)
-            words = [*([named] if needs_files else []), "--resume", str(directory)]
-            hint = f"; go on with: {to_go_on(shlex.join(words))}"
-        super().__init__(why + hint)
-        self.code = code
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def _to_go_on(config: Experiment, named: str) -> str:
+    """What remains of a run that ended, and how to go on with it."""
+    directory = named_directory(config)
+    folder = RunFolder(directory)
+    if folder.manifest_path.is_file() and "final" in folder.manifest():
+        return f"; {finished(folder)}"
+    if not folder.experiment_path.is_file():
+        return " before anything was written"
+    # a deployed run's folder names no files of its nodes
+    needs_files = config.engine.kind == "deployment" and isinstance(config.data, SiteData)
+    words = [*([named] if needs_files else []), "--resume", str(directory)]
+    return f"; go on with: {to_go_on(shlex.join(words))}"
 
 
 def resolve(request: Request) -> Experiment:
@@ -82,9 +82,7 @@ def resolve(request: Request) -> Experiment:
     """
     path, resume = find(request.config), request.resume
     if resume is not None:
-        path = RunFolder(real("--resume", resume)).experiment_path
-        if not path.is_file():
-            raise refused(resume, "expected a run folder", "no experiment.toml in it")
+        path = experiment_in(real("--resume", resume))
     elif request.ledger_head is not None:
         raise ConfigError("--ledger-head: expected --resume RUN_DIR beside it, got none")
     asked = {"output.resume": resume is not None, "output.ledger_head": request.ledger_head,
@@ -92,13 +90,11 @@ def resolve(request: Request) -> Experiment:
     settings = {"output.quiet": True} | {key: value for key, value in asked.items() if value}
     try:
         config = load(path, request.sets, settings)
-        if resume is not None:
-            if isinstance(config.data, SiteData) and not simulated_paths(config):
-                # the folder of a deployed run does not tell where its nodes have their files
-                files = [str(one) for one in simulated_paths(load(find(request.config)))]
-                if files:
-                    config = load(path, request.sets, settings | {"data.paths": files})
-            config = in_force(config, real("--resume", resume))
+        if resume is not None and isinstance(config.data, SiteData) and not simulated_paths(config):
+            # the folder of a deployed run does not tell where its nodes have their files
+            files = [str(one) for one in simulated_paths(load(find(request.config)))]
+            if files:
+                config = load(path, request.sets, settings | {"data.paths": files})
     except ConfigError as error:
         if resume is None or request.sets:
             raise
@@ -108,12 +104,12 @@ def resolve(request: Request) -> Experiment:
     output = config.output.model_copy(update={"directory": str(directory)})
     config = config.model_copy(update={"output": output})
     _check_machine(request, config)
+    if resume is not None:
+        with held_or_refused(directory):
+            config = read_past(directory, config).config
     check_parts(config)
     if resume is None:
         check_new("--out", directory, is_fresh)
-    else:
-        with held_or_refused(directory):
-            read_past(directory, config)
     return config
 
 
@@ -175,10 +171,7 @@ def launch(request: Request) -> RunFolder:
         RunEnded: Ctrl-C, SIGTERM, SIGHUP, or a disk that refused.
     """
     config = resolve(request)
-
-    def ended(why: str, code: int = 1) -> RunEnded:
-        return RunEnded(why, config, request.config, code)
-
+    code = 1
     try:
         with ending_signals():
             if config.engine.kind == "inline":
@@ -187,22 +180,17 @@ def launch(request: Request) -> RunFolder:
                 _networked(config, request)
         return RunFolder.open(named_directory(config))
     except Ended as signalled:
-        raise ended("interrupted", signalled.code) from None
-    except KeyboardInterrupt:
-        raise ended("interrupted", 128 + signal.SIGINT) from None
-    except SystemExit as left:
-        if left.code not in {128 + signal.SIGTERM, 128 + signal.SIGHUP}:
-            raise
-        raise ended("interrupted", int(left.code)) from None
+        why, code = "interrupted", signalled.code
     except EngineFailed as failed:
-        raise ended(str(failed)) from failed
+        why = str(failed)
     except OSError as error:
         why = f"run failed: the system refused: {error}; nothing that was written is lost"
-        raise ended(one_line(why)) from error
+        why = one_line(why)
     except Exception as error:
-        if outcome(error) is not None or os.environ.get(DEBUG):
+        if hasattr(error, "exit_code") or os.environ.get(DEBUG):
             raise
-        raise ended(f"run failed: {unexpected(error)}") from error
+        why = f"run failed: {outcome(error)[0]}"
+    raise RunEnded(why + _to_go_on(config, request.config), code)
 
 
 def _inline(config: Experiment, began: float) -> None:
@@ -225,22 +213,17 @@ def engine(kind: str) -> Callable[..., None]:
     """The function that runs the application on an engine of Flower's ("ray" or "deployment").
 
     Raises:
-        ConfigError: when this is no clone, or another package is called ``app`` in this process.
+        ConfigError: when this is no clone.
     """
-    if not (APP_FOLDER / "app" / f"{kind}.py").is_file():
+    if not (APP_FOLDER / "app" / "deployment.py").is_file():
         raise ConfigError(
             f"engine.kind: {kind!r} runs the Flower application, which the installed library does "
             "not hold; run it from a clone: python simulation.py CONFIG --engine " + kind
         )
     if str(APP_FOLDER) not in sys.path:
         sys.path.insert(0, str(APP_FOLDER))
-    application = importlib.import_module(f"app.{kind}")
-    if Path(str(application.__file__)).resolve().parent.parent != APP_FOLDER:
-        raise ConfigError(
-            f"engine.kind: {kind!r}: expected the application in {APP_FOLDER}, got a package "
-            f"'app' from {application.__file__}; run it from the clone"
-        )
-    found: Callable[..., None] = application.run
+    application = importlib.import_module("app.deployment")
+    found: Callable[..., None] = application.simulate if kind == "ray" else application.run
     return found
 
 
@@ -261,27 +244,3 @@ def _networked(config: Experiment, request: Request) -> None:
         on_line=lambda line: sys.stderr.write(line + "\n"),
         **told,
     )
-
-
-def unexpected(error: BaseException) -> str:
-    """Type, text and place of an error that nothing foresaw, on one line."""
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    place = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in last)
-    said = one_line(f"{type(error).__name__}: {error}", 400)
-    return f"{said} (unexpected{place}; {DEBUG}=1 shows the traceback)"
-
-
-def outcome(error: Exception) -> tuple[str, int] | None:
-    """The line and the exit code of a failure that is foreseen; None for any other.
-
-    2: the input; 1: the run; of a run that a signal ended, 130: Ctrl-C; 143: SIGTERM; 129: SIGHUP.
-    """
-    from manifed.flower.handshake import HandshakeFailed
-
-    if isinstance(error, RunEnded):
-        return str(error), error.code
-    if isinstance(error, ConfigError | FolderDamaged | LedgerDamaged):
-        return one_line(str(error), 1500), 2
-    if isinstance(error, EngineFailed | HandshakeFailed | RoundFailed):
-        return str(error), 1
-    return None

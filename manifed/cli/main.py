@@ -9,24 +9,26 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
+import click
 import typer
 from typer import core
 
+from manifed.cli import commands, privacy
 from manifed.cli.options import (
+    DEBUG,
     QUICKSTART,
     ConfigPath,
     DataDir,
     Json,
     Sets,
-    fail,
+    outcome,
     print_json,
-    told,
-    use_data_dir,
 )
+from manifed.errors import ConfigError
 from manifed.runs.interrupt import Ended, ending_signals
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def _version(is_asked: bool) -> None:
     if is_asked:
         from importlib.metadata import version
 
-        sys.stdout.write(f"manifed {version('manifed')}\n")
+        typer.echo(f"manifed {version('manifed')}")
         raise typer.Exit
 
 
@@ -69,7 +71,6 @@ def _options(
 
 
 @app.command()
-@told
 def run(
     config: ConfigPath = QUICKSTART,
     sets: Sets = None,
@@ -105,24 +106,23 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run one experiment and leave a run folder, or go on with the run of one."""
-    use_data_dir(data_dir)
     if resume is None and (rounds is not None or is_status):
-        fail(f"{'--status' if is_status else '--rounds'}: expected --resume RUN_DIR beside it")
+        option = "--status" if is_status else "--rounds"
+        raise ConfigError(f"{option}: expected --resume RUN_DIR beside it")
     if resume is not None and rounds is not None:
         from manifed.runs.resume import extend
 
-        sys.stdout.write(extend(resume, rounds) + "\n")
+        typer.echo(extend(resume, rounds))
     if resume is not None and is_status:
         from manifed.runs.status import status_of, text_of
 
         found = status_of(resume)
-        sys.stdout.write(text_of(found) + "\n")
-        if as_json:
-            print_json(found)
+        typer.echo(text_of(found))
+        print_json(found)
         return
-    from manifed.cli.launch import Request, finished, launch
+    from manifed.cli.launch import Request, RunEnded, finished, launch
     from manifed.runs.manifest import process_began
-    from manifed.runs.report.figures import NotDrawn, draw_finished
+    from manifed.runs.report import draw_finished
 
     folder: RunFolder | None = None
     try:
@@ -130,17 +130,15 @@ def run(
             Request(config, tuple(sets or ()), engine, out, resume, plain, ledger_head, insecure,
                     credentials, process_began())
         )  # fmt: skip
-        _tell(folder, as_json=as_json)
+        _tell(folder)
         draw_finished(folder)
-    except NotDrawn as reason:
-        fail(str(reason), reason.code)
     except Ended as ended:
         if folder is None:
             raise
-        fail(f"interrupted; {finished(folder)}", ended.code)
+        raise RunEnded(f"interrupted; {finished(folder)}", ended.code) from None
 
 
-def _tell(folder: "RunFolder", *, as_json: bool) -> None:
+def _tell(folder: "RunFolder") -> None:
     """What a finished run came to, on the screen before a figure is drawn."""
     from manifed.runs.folder import printable
     from manifed.runs.statement import statement_of
@@ -151,84 +149,57 @@ def _tell(folder: "RunFolder", *, as_json: bool) -> None:
     lines += [statement_of(manifest["privacy"])]
     lines += [f"ledger head: {manifest['ledger_head']}"] if manifest.get("ledger_head") else []
     lines += [f"seconds: {manifest['final']['seconds']:.1f} from start to end"]
-    sys.stdout.write("\n".join(lines) + "\n")
-    if as_json:
-        print_json({"directory": str(folder.directory), **manifest["final"]})
-    sys.stdout.flush()
+    typer.echo("\n".join(lines))
+    print_json({"directory": str(folder.directory), **manifest["final"]})
+
+
+for _command in (
+    commands.audit, commands.export, commands.plan, commands.report, commands.site, commands.sweep,
+):  # fmt: skip
+    app.command()(_command)
+_prices = typer.Typer(help="Price privacy without running anything.", no_args_is_help=True)
+for _command in (
+    privacy.compare, privacy.statement, privacy.ledger, privacy.reconcile, privacy.calibrate,
+    privacy.curve, privacy.secldp, privacy.series,
+):  # fmt: skip
+    _prices.command()(_command)
+app.add_typer(_prices, name="privacy")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """The entry point of ``manifed``."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    if words[:1] != ["run"]:
-        register()
-    _call(app, words, "manifed")
-
-
-def register() -> None:
-    """Add the commands beside ``run`` to `app`, once."""
-    if app.registered_groups:
-        return
-    from manifed.cli import commands, privacy
-
-    group = typer.Typer(help="Price privacy without running anything.", no_args_is_help=True)
-    prices: list[Callable[..., None]] = [
-        privacy.compare, privacy.statement, privacy.ledger, privacy.reconcile, privacy.calibrate,
-        privacy.curve, privacy.secldp, privacy.series,
-    ]  # fmt: skip
-    others: list[Callable[..., None]] = [
-        commands.audit, commands.export, commands.plan, commands.report, commands.sweep,
-        commands.site,
-    ]  # fmt: skip
-    for command in prices:
-        group.command(command.__name__)(told(command))
-    app.add_typer(group, name="privacy")
-    for command in others:
-        app.command(command.__name__)(told(command))
+    call(typer.main.get_group(app), sys.argv[1:] if argv is None else argv, "manifed")
 
 
 def simulation(argv: Sequence[str]) -> NoReturn:
     """The entry point of ``python simulation.py``: the command ``run`` alone."""
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    alone.command()(run)
-    _call(alone, argv, "simulation.py")
+    call(typer.main.get_group(app).commands["run"], argv, "python simulation.py")
 
 
-def _call(program: typer.Typer, argv: Sequence[str], name: str) -> NoReturn:
-    """Run and exit; a word that is no argument ends in one line too, not in a frame of several.
+def call(command: click.Command, argv: Sequence[str], name: str) -> NoReturn:
+    """Run a command and exit; whatever it raises ends in one line (`outcome`).
 
-    SIGTERM and SIGHUP end it as Ctrl-C does, from here on. An error that nothing foresaw is one
-    line with its type and text; under MANIFED_DEBUG it is a traceback.
+    SIGTERM and SIGHUP end it as Ctrl-C does, from here on. An error that nothing foresaw is a
+    traceback under MANIFED_DEBUG.
     """
-    import click
-
     gc.set_threshold(GARBAGE_EVERY)
     core.HAS_RICH = False  # frames take longer to import than all else that help needs
     code: Any = 1
     try:
         with ending_signals():
-            command = typer.main.get_command(program)
             code = command(args=list(argv), prog_name=name, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_text:
         help_text.show()
         code = 2
-    except click.ClickException as error:
-        sys.stderr.write(f"error: {' '.join(error.format_message().split())}\n")
-        code = 2
-    except (Ended, click.Abort) as ended:
-        program_name = "python simulation.py" if name == "simulation.py" else name
-        again = f"interrupted; start again: {program_name} {shlex.join(argv)}"
-        sys.stderr.write(f"error: {again}\n")
-        code = ended.code if isinstance(ended, Ended) else 130
+    except Ended as ended:
+        code = ended.code
+        typer.echo(f"error: interrupted; start again: {name} {shlex.join(argv)}", err=True)
     except BrokenPipeError:  # who reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
     except Exception as error:
-        if os.environ.get("MANIFED_DEBUG"):
+        if os.environ.get(DEBUG) and not hasattr(error, "exit_code"):
             raise
-        from manifed.cli.launch import unexpected
-
-        sys.stderr.write(f"error: {unexpected(error)}\n")
-        code = 1
+        line, code = outcome(error)
+        typer.echo(f"error: {line}", err=True)
     gc.freeze()  # or the interpreter's end looks through all modules once more, half a second long
     sys.exit(code if isinstance(code, int) else 0)

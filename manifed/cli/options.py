@@ -1,36 +1,56 @@
-"""The options that commands share, what they print as JSON, and how they fail."""
+"""What commands share: options, numbers between bounds, tables, JSON documents, how they fail."""
 
 import json
+import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, ParamSpec, TextIO, TypeVar
+from typing import Annotated, Any
 
 import click
 import typer
 
-P = ParamSpec("P")
-R = TypeVar("R")
+from manifed.errors import one_line
+
 QUICKSTART = "configs/quickstart.toml"
+DEBUG = "MANIFED_DEBUG"
+"""The environment variable under which an unexpected error shows its traceback."""
+_DOCUMENT = "manifed.document"
 Sets = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="A.B=VALUE", help="Override one value of the config; repeatable."
     ),
 ]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Folder of data sets (default: $MANIFED_DATA).")
-]
 ConfigPath = Annotated[str, typer.Argument(help="A TOML file; see configs/.")]
 
 
-def _alone(context: typer.Context, is_asked: bool) -> bool:
+def _use(folder: Path | None) -> Path | None:
+    """Name the data folder for this process and those it starts."""
+    if folder is not None:
+        os.environ["MANIFED_DATA"] = str(folder.resolve())
+    return folder
+
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        help="Folder of data sets (default: $MANIFED_DATA).",
+        exists=True,
+        file_okay=False,
+        callback=_use,
+    ),
+]
+
+
+def _apart(context: typer.Context, is_asked: bool) -> bool:
     """Under ``--json`` standard output is the document's; every word goes to standard error."""
-    if is_asked and "manifed.document" not in context.meta:
-        context.meta["manifed.document"] = sys.stdout
+    if is_asked:
+        context.meta[_DOCUMENT] = sys.stdout
         context.with_resource(redirect_stdout(sys.stderr))
     return is_asked
 
@@ -38,53 +58,58 @@ def _alone(context: typer.Context, is_asked: bool) -> bool:
 Json = Annotated[
     bool,
     typer.Option(
-        "--json",
-        help="Print one JSON document alone; words go to standard error.",
-        callback=_alone,
+        "--json", help="Print one JSON document alone; words go to standard error.", callback=_apart
     ),
 ]
 
 
-def print_json(value: Mapping[str, Any]) -> None:
-    """One JSON document, on one line, to the output that `Json` kept for it."""
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print one JSON document on one line, where `Json` asks for it."""
     from manifed.runs.folder import jsonable
 
-    context = click.get_current_context(silent=True)
-    kept: TextIO | None = None if context is None else context.meta.get("manifed.document")
-    out = kept or sys.stdout
-    out.write(json.dumps(jsonable(value)) + "\n")
-    out.flush()
+    if (out := click.get_current_context().meta.get(_DOCUMENT)) is not None:
+        typer.echo(json.dumps(jsonable(document)), out)
 
 
-def fail(message: str, code: int = 2) -> NoReturn:
-    """End with one line on standard error."""
-    sys.stderr.write(f"error: {message}\n")
-    raise typer.Exit(code)
+class Number(click.FloatRange):
+    """The type of an option that is a number between two bounds; NaN is between none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number; an error names the option, the number and its bounds."""
+        found = super().convert(value, param, ctx)
+        return self.fail(f"{value} is no number", param, ctx) if math.isnan(found) else found
 
 
-def told(command: Callable[P, R]) -> Callable[P, R]:
-    """The command, in which every failure that is foreseen ends with one line and an exit code."""
-
-    @wraps(command)
-    def run(*words: P.args, **options: P.kwargs) -> R:
-        try:
-            return command(*words, **options)
-        except click.exceptions.Exit:
-            raise
-        except Exception as error:
-            from manifed.cli.launch import outcome
-
-            known = outcome(error)
-            if known is None:
-                raise
-        return fail(*known)
-
-    return run
+POSITIVE = Number(0, math.inf, min_open=True, max_open=True)
+SHARE = Number(0, 1, min_open=True, max_open=True)
 
 
-def use_data_dir(folder: Path | None) -> None:
-    """Name the data folder for this process and those it starts."""
-    if folder is not None:
-        if not folder.is_dir():
-            fail(f"--data-dir: expected a folder, got {str(folder)!r}, which is none")
-        os.environ["MANIFED_DATA"] = str(folder.resolve())
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table in Markdown, a row a mapping, its columns as wide as their widest cells."""
+    header = [key.replace("_", " ") for key in rows[0]]
+    table = [header, ["-" * len(key) for key in header]]
+    for row in rows:
+        said = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in row.values())
+        table.append([cell.replace("|", "/") for cell in said])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        typer.echo(f"| {' | '.join(map(str.ljust, row, widths))} |")
+
+
+def outcome(error: Exception) -> tuple[str, int]:
+    """The line and the exit code of a command that ends with this error.
+
+    2: the input, or a file that the system refuses; 1: the run, and whatever nothing foresaw; of a
+    run that a signal ended, 130: Ctrl-C; 143: SIGTERM; 129: SIGHUP.
+    """
+    if isinstance(error, click.ClickException):
+        return one_line(error.format_message()), 2
+    code = getattr(error, "exit_code", 2 if isinstance(error, OSError) else None)
+    if code is None:
+        (last,) = traceback.extract_tb(error.__traceback__)[-1:]
+        said = one_line(f"{type(error).__name__}: {error}", 400)
+        place = f"at {Path(last.filename).name}:{last.lineno}"
+        return f"{said} (unexpected {place}; {DEBUG}=1 shows the traceback)", 1
+    return one_line(str(error), 1500) if code == 2 else str(error), code

@@ -27,32 +27,36 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
-from manifed.cli.launch import Request, RunEnded, check_parts, launch, outcome, unexpected
-from manifed.cli.options import fail, print_json
+import typer
+
+from manifed.cli.launch import Request, RunEnded, check_parts, launch
+from manifed.cli.options import outcome, print_json, print_table
 from manifed.durable import write_atomically
 from manifed.errors import ConfigError, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
-from manifed.runs.evidence import refused, saved_config
+from manifed.runs.evidence import evidence_of, experiment_in, refused
 from manifed.runs.folder import RunFolder, is_fresh, with_label
-from manifed.runs.interrupt import Ended, ending_signals
+from manifed.runs.interrupt import Ended
 from manifed.runs.places import check_new, real
-from manifed.runs.report.figures import write_figures
-from manifed.runs.report.runs import Curve, Run, read
+from manifed.runs.report import Curve, Run, read, write_figures
 from manifed.runs.statement import label_in_manifest
 
 MEASURES = ("relative_cost_gap", "held_out_accuracy", "held_out_loss", "accuracy", "cost")
 """What a table compares unless it is told, the first that all runs have measured."""
+_COMMA = re.compile(r',(?![^\[{]*[\]}])(?=(?:[^"]*"[^"]*")*[^"]*$)')
+"""Outside brackets and quotes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
-    """One run of a sweep, with what is set in its setting alone, as written."""
+    """One run of a sweep."""
 
     directory: Path
     request: Request
     config: Experiment
     setting: dict[str, str]
+    """What is set in it and not in every run, as written."""
 
     @property
     def is_finished(self) -> bool:
@@ -68,14 +72,7 @@ class Trial:
 
 
 def sweep(
-    path: Path,
-    sets: Sequence[str],
-    seeds: str,
-    jobs: int,
-    out: Path | None,
-    measure: str | None,
-    *,
-    as_json: bool,
+    path: Path, sets: Sequence[str], seeds: str, jobs: int, out: Path | None, measure: str | None
 ) -> None:
     """The command, whose options `manifed.cli.commands.sweep` explains."""
     folder = real("--out", out or Path("runs") / f"sweep-{path.stem}")
@@ -89,31 +86,38 @@ def sweep(
         for k, (trial, error) in enumerate(run_all(trials, jobs), start=1):
             failed += [trial] if error else []
             state = f"FAILED: {error}" if error else "done"
-            sys.stderr.write(f"{k}/{len(trials)} {trial.directory.name}: {state}\n")
+            typer.echo(f"{k}/{len(trials)} {trial.directory.name}: {state}", err=True)
     except Ended as end:
-        fail(f"interrupted; {again}", end.code)
+        raise RunEnded(f"interrupted; {again}", end.code) from None
     except BrokenProcessPool:
-        fail(f"a process died with its run; {again}", 1)
-    if len(failed) == len(trials):
-        fail(f"all {len(trials)} runs failed; their folders are in {folder}", 1)
-    runs = [(trial, read(trial.directory)) for trial in trials if trial not in failed]
-    groups: dict[str, list[Run]] = {}
-    for trial, run in runs:
-        groups.setdefault(trial.label, []).append(run)
-    column, rows = rows_of(groups, measure)
-    cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
-    widths = [max(map(len, one)) for one in zip(rows[0], *cells, strict=True)]
-    lines = [column, *("  ".join(map(str.ljust, one, widths)) for one in [rows[0], *cells])]
-    if any(trial.config.privacy.kind != "none" for trial in trials):
-        lines.append(
-            "privacy: each run's statement prices that run alone. The search is not accounted: to "
-            f"choose among these {len(trials)} runs on private data, or to show them, costs more "
-            "than one of them. Search on public data."
-        )
-    curves = [Curve(label, group) for label, group in groups.items()]
-    lines += map(str, [write_csv(runs, folder), *write_figures(curves, folder)])
-    sys.stdout.write("\n".join(lines) + "\n")
-    if as_json:
+        raise RunEnded(f"a process died with its run; {again}", 1) from None
+    groups = dict[str, list[Run]]()
+    table = list[dict[str, Any]]()
+    for trial in trials:
+        if trial not in failed:
+            run, seed = read(trial.directory), trial.config.federation.seed
+            groups.setdefault(trial.label, []).append(run)
+            row = trial.setting | {"seed": seed, "folder": trial.directory.name}
+            row |= {name: run.last(name) for name in run.columns}
+            table.append(with_label(row, label_in_manifest(run.manifest, run.final["epsilon"])))
+    if table:
+        column, rows = rows_of(groups, measure)
+        typer.echo(column)
+        print_table(rows)
+        if any(trial.config.privacy.kind != "none" for trial in trials):
+            typer.echo(
+                "privacy: each run's statement prices that run alone. The search is not accounted: "
+                f"to choose among these {len(trials)} runs on private data, or to show them, costs "
+                "more than one of them. Search on public data."
+            )
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(dict.fromkeys(chain(*table))), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+        write_atomically(folder / "sweep.csv", text.getvalue().encode())
+        curves = [Curve(label, group) for label, group in groups.items()]
+        for written in (folder / "sweep.csv", *write_figures(curves, folder)):
+            typer.echo(written)
         print_json(
             {
                 "label": " / ".join(sorted({row["privacy"] for row in rows})),
@@ -124,24 +128,7 @@ def sweep(
             }
         )
     if failed:
-        fail(f"{len(failed)} of {len(trials)} runs failed; {again}", 1)
-
-
-def values_of(override: str) -> list[str]:
-    """The overrides that ``A.B=1,2`` stands for; commas in brackets and quotes part nothing.
-
-    >>> values_of("training.step_size=0.1,0.5")
-    ['training.step_size=0.1', 'training.step_size=0.5']
-
-    Raises:
-        ConfigError: no ``=``, an empty value, or a value twice.
-    """
-    key, separator, text = override.partition("=")
-    outside = r',(?![^\[{]*[\]}])(?=(?:[^"]*"[^"]*")*[^"]*$)'  # of brackets and of quotes
-    found = [part.strip() for part in re.split(outside, text)]
-    if not (separator and all(found)) or len(set(found)) < len(found):
-        raise ConfigError(f"--set: expected A.B=VALUE[,OTHER VALUE...], got {override!r}")
-    return [f"{key.strip()}={part}" for part in found]
+        raise RunEnded(f"{len(failed)} of {len(trials)} runs failed; {again}", 1)
 
 
 def seeds_of(text: str) -> list[int]:
@@ -150,37 +137,42 @@ def seeds_of(text: str) -> list[int]:
     Raises:
         ConfigError: anything else, a seed twice, or more than 10 000.
     """
-    parts = [re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part) for part in text.split(",")]
-    ends = [(int(one[1]), int(one[2] or one[1])) if one else (1, 0) for one in parts]
-    if all(0 <= last - first < 10_000 for first, last in ends):
-        found = [seed for first, last in ends for seed in range(first, last + 1)]
-        if len(set(found)) == len(found):
-            return found
-    raise ConfigError(
-        f"--seeds: expected seeds like 0-4 or 1,7,9-11, every seed once, got {text!r}"
-    )
+    found = list[int]()
+    for part in text.split(","):
+        ends = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part.strip())
+        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
+        found += range(first, min(last + 1, first + 10_001))
+        if not first <= last or len(set(found)) < len(found) or len(found) > 10_000:
+            raise ConfigError(
+                f"--seeds: expected seeds like 0-4 or 1,7,9-11, every seed once, got {text!r}"
+            )
+    return found
 
 
 def trials_of(path: Path, sets: Sequence[str], seeds: Sequence[int], out: Path) -> list[Trial]:
     """All runs of a sweep, settings outside and seeds inside, each checked; nothing is written.
 
     Raises:
-        ConfigError: a setting that is no config, more than 10 000 runs, one key twice, or a folder
-            under ``out`` that holds another run.
+        ConfigError: a setting that is no config, one key or value twice, or a folder under ``out``
+            that holds another run.
     """
-    grid = {values[0].partition("=")[0]: values for values in map(values_of, sets)}
-    if len(grid) < len(sets):
-        raise ConfigError("--set: expected every key once, its values parted by commas")
+    grid = dict[str, list[str]]()
+    for override in sets:
+        key, _, text = override.partition("=")
+        values = [value.strip() for value in _COMMA.split(text)]
+        if not all(values) or len({*values}) < len(values) or key.strip() in grid:
+            raise ConfigError(
+                f"--set: expected A.B=VALUE[,OTHER VALUE...], every key once, got {override!r}"
+            )
+        grid[key.strip()] = values
     if "federation.seed" in grid:
         raise ConfigError("--set: federation.seed is swept by --seeds 0-4")
-    if math.prod(map(len, grid.values())) * len(seeds) > 10_000:
-        raise ConfigError("--set: expected at most 10000 runs, got more")
     differing = [key for key, values in grid.items() if len(values) > 1]
     shorts = [key.rpartition(".")[2] for key in differing]
     names = shorts if len({*shorts}) == len(shorts) else differing
     found: list[Trial] = []
     for chosen in product(*grid.values()):
-        given = dict(one.split("=", 1) for one in chosen)
+        given = dict(zip(grid, chosen, strict=True))
         setting = {name: given[key] for name, key in zip(names, differing, strict=True)}
         text = ",".join(map("=".join, setting.items()))
         folder = re.sub(r"[^A-Za-z0-9_.,=+-]+", "_", text)
@@ -188,25 +180,27 @@ def trials_of(path: Path, sets: Sequence[str], seeds: Sequence[int], out: Path) 
             folder = f"{folder[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         for seed in seeds:
             directory = out / f"{folder}-seed-{seed}".lstrip("-")
-            overrides = ("output.plots=false", *chosen, f"federation.seed={seed}")
-            config = load(path, overrides)
-            _check_folder(directory, config)
-            request = Request(str(path), overrides, out=directory, plain=True)
-            if RunFolder(directory).experiment_path.is_file():
+            sets = ("output.plots=false", *map("=".join, given.items()), f"federation.seed={seed}")
+            config = load(path, sets)
+            request = Request(str(path), sets, out=directory, plain=True)
+            if _has_begun(directory, config):
                 request = Request(str(path), resume=directory, plain=True)
             found.append(Trial(directory, request, config, setting))
     return found
 
 
-def _check_folder(directory: Path, config: Experiment) -> None:
-    """Refuse a folder that is neither new nor of this very run."""
+def _has_begun(directory: Path, config: Experiment) -> bool:
+    """Whether a folder is of this very run; one that is neither that nor new is refused."""
     remedy = "move it away, or name another place with --out"
     if RunFolder(directory).experiment_path.is_file():
-        if sha256(saved_config(directory)) != sha256(config):
-            found = f"one of another config; {remedy}"
-            raise refused(directory, "expected a run of this config", found)
-    elif not is_fresh(directory):
+        found = evidence_of(directory, load(experiment_in(directory)))
+        if sha256(found.config) != sha256(config):
+            others = f"one of another config; {remedy}"
+            raise refused(directory, "expected a run of this config", others)
+        return True
+    if not is_fresh(directory):
         raise refused(directory, "expected a new folder", f"one that is no run's; {remedy}")
+    return False
 
 
 def rows_of(
@@ -217,7 +211,7 @@ def rows_of(
     Raises:
         ConfigError: a run has not measured the column that was named, or they have none in common.
     """
-    runs = [run for group in groups.values() for run in group]
+    runs = list(chain(*groups.values()))
     known = [name for name in runs[0].columns if all(run.last(name) is not None for run in runs)]
     measure = named or next((name for name in MEASURES if name in known), None)
     if measure not in known:
@@ -227,7 +221,7 @@ def rows_of(
     rows = list[dict[str, Any]]()
     for label, group in groups.items():
         values = [run.last(measure) or 0.0 for run in group]
-        spent = [run.final["epsilon"] for run in group]
+        spent = [epsilon for run in group if (epsilon := run.last("epsilon")) is not None]
         words = {label_in_manifest(run.manifest, run.final["epsilon"]) for run in group}
         rows.append(
             {
@@ -235,26 +229,11 @@ def rows_of(
                 "mean": statistics.fmean(values),
                 "deviation": statistics.stdev(values) if len(values) > 1 else math.nan,
                 "privacy": " / ".join(sorted(words)),
-                "epsilon": max((e for e in spent if isinstance(e, int | float)), default=None),
+                "epsilon": max(spent, default=None),
                 "runs": len(values),
             }
         )
     return measure, sorted(rows, key=lambda r: r["mean"], reverse=measure.endswith("accuracy"))
-
-
-def write_csv(runs: Sequence[tuple[Trial, Run]], out: Path) -> Path:
-    """``sweep.csv``: what was set, the seed, the folder and the last value of every column."""
-    table = list[dict[str, Any]]()
-    for trial, run in runs:
-        told = {"seed": trial.config.federation.seed, "folder": trial.directory.name}
-        row = trial.setting | told | {name: run.last(name) for name in run.columns}
-        table.append(with_label(row, label_in_manifest(run.manifest, run.final["epsilon"])))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(chain(*table))), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    write_atomically(out / "sweep.csv", text.getvalue().encode())
-    return out / "sweep.csv"
 
 
 def run_all(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, str | None]]:
@@ -269,7 +248,7 @@ def run_all(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, str | N
     yield from ((trial, None) for trial in trials if trial not in waiting)
     waiting.sort(key=lambda trial: trial.directory.exists())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    with ProcessPoolExecutor(jobs, get_context("spawn"), os.setsid) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _silenced) as pool:
         playing = {pool.submit(play, trial.request): trial for trial in waiting}
         try:
             for future in as_completed(playing):
@@ -284,19 +263,21 @@ def run_all(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, str | N
             raise
 
 
-def play(request: Request) -> str | None:
-    """Run a request in a process of its own; the line of the error if it failed."""
+def _silenced() -> None:
+    """Take this process out of its terminal: Ctrl-C is the sweep's, and words are nobody's."""
+    os.setsid()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
+
+
+def play(request: Request) -> str | None:
+    """Run a request in a process of its own; the line of the error if it failed."""
     try:
-        with ending_signals():
-            launch(replace(request, began=time.perf_counter()))
-    except (Ended, RunEnded) as ended:
-        if ended.code > 128:  # a signal: whoever sent it waits for this process
-            os._exit(ended.code)  # SystemExit would have the pool give it the next run
-        return one_line(str(ended), 400)
+        launch(replace(request, began=time.perf_counter()))
     except Exception as error:
-        known = outcome(error)
-        return one_line(unexpected(error) if known is None else known[0], 400)
+        line, code = outcome(error)
+        if code > 128:  # a signal: whoever sent it waits for this process
+            os._exit(code)  # SystemExit would have the pool give it the next run
+        return one_line(line, 400)
     return None

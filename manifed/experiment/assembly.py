@@ -8,12 +8,12 @@ come from the config (and from what sites declare), and nothing here opens a fil
 opens its own. A data set that the config names is the same for everybody, so each loads it.
 
 Where workers play the clients, they read and check the data; this process does so only to judge
-models by them (`_is_read_here`), or to count what the config does not say, and then lets go of it.
+models by them, or to count what the config does not say, and then lets go of it.
 """
 
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,7 @@ from manifed.experiment.plugins import is_plugin
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import ClientSetup, ClientSide, Node, Seat, Uncharged, run_update
 from manifed.federation.plan import Plan
-from manifed.mechanisms import Sizes, example_mechanism
-from manifed.plan import plan, unit_of
+from manifed.plan import Sizes, example_mechanism, plan
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.data import NUM_EXAMPLES, SiteData
 from manifed.problems.examples import Examples
@@ -86,76 +85,62 @@ def load_shards(config: Experiment) -> Facts:
         ConfigError: for a missing data set, a file that cannot be read, or a minibatch larger than
             a shard.
     """
-    federation, problem = config.federation, config.problem.build()
-    if isinstance(config.data, SiteData):
-        sizes = federation.num_examples or (None,) * federation.num_clients
-        examples = tuple(_read(config, i, None, size) for i, size in enumerate(sizes))
-        checksum, meta = None, config.data.meta
+    federation, data, problem = config.federation, config.data, config.problem.build()
+    every = range(federation.num_clients)
+    examples = _examples(config, every, federation.num_examples or (None,) * len(every))
+    sizes, checksum = tuple(map(len, examples)), None
+    if isinstance(data, SiteData):
+        meta = data.meta
     else:
-        examples = _named_shards(config, range(federation.num_clients))
-        source = dataset(config.data, federation.seed, data_folder())
+        source = dataset(data, federation.seed, data_folder())
         checksum, meta = source.checksum, source.meta
-    sizes, like = tuple(map(len, examples)), examples[0]
-    if checksum is not None:
         config.setting.check_sizes(sizes)
+    like = examples[0]
     return Facts(problem, problem.point_shape(like), sizes, like, checksum, examples, meta)
 
 
-def _named_shards(config: Experiment, members: range) -> tuple[Examples, ...]:
-    """The examples of some clients, of a data set that the config names.
+def _examples(
+    config: Experiment, members: range, sizes: Sequence[int | None]
+) -> tuple[Examples, ...]:
+    """The examples of some clients, whose files are normalised by N_i; None: by their number.
 
     Raises:
-        ConfigError: the data set is not there, or cannot be split or prepared.
+        ConfigError: the data are not there, or cannot be read, split or prepared.
     """
-    federation, kind = config.federation, config.data.kind
-    clients, seed, folder = federation.num_clients, federation.seed, data_folder()
-    key = (config.problem, config.data, federation.partition, clients, seed, folder)
+    data, federation, folder = config.data, config.federation, data_folder()
+    if isinstance(data, SiteData):
+        return tuple(_read(config, i, None, sizes[i]) for i in members)
+    clients = federation.num_clients
+    key = (config.problem, data, federation.partition, clients, federation.seed, folder)
     try:
         return shards(*key) if members == range(clients) else some_shards(*key, members)
     except FileNotFoundError as missing:
-        raise ConfigError(f"data.kind: {kind!r}: {missing}") from None
+        raise ConfigError(f"data.kind: {data.kind!r}: {missing}") from None
     except ValueError as error:
         raise ConfigError(f"data, federation.partition: {error}") from None
     except RuntimeError as error:
-        raise ConfigError(f"data.kind: {kind!r}: cannot be prepared: {error}") from None
-
-
-def _is_read_here(config: Experiment) -> bool:
-    """Whether this process keeps what clients train on: it plays them, or judges by their data.
-
-    A stream is here everywhere: its records are computed when they are read.
-    """
-    is_played = config.engine.workers is None or isinstance(config.data, StreamData)
-    return is_played or config.setting.has_oracle()
+        raise ConfigError(f"data.kind: {data.kind!r}: cannot be prepared: {error}") from None
 
 
 @lru_cache(maxsize=4)
 def _surveyed(config: Experiment) -> Facts:
     """The facts of a data set that the config names; the set is let go."""
     federation, folder, problem = config.federation, data_folder(), config.problem.build()
-    (first,) = _named_shards(config, range(1))
-    like = _outline(first, 1)
+    (first,) = _examples(config, range(1), ())
     checksum = dataset(config.data, federation.seed, folder).checksum
     sizes = sizes_of_shards(
         config.data, federation.partition, federation.num_clients, federation.seed, folder
     )
     forget_datasets()
     config.setting.check_sizes(sizes)
-    return Facts(problem, problem.point_shape(first), sizes, like, checksum)
+    one = first.take(torch.zeros(1, dtype=torch.long))
+    return Facts(problem, problem.point_shape(first), sizes, one, checksum)
 
 
 @lru_cache(maxsize=4)
 def _counted(config: Experiment) -> Sizes:
     """How many examples each file holds; they are read one after the other, and let go."""
     return tuple(len(_read(config, i, None, None)) for i in range(config.federation.num_clients))
-
-
-def _outline(like: Examples, num_examples: int) -> Examples:
-    """So many examples of the same shapes, without numbers in them."""
-    blank = {
-        k: t.new_empty((num_examples, *t.shape[1:]), device="meta") for k, t in like.tensors.items()
-    }
-    return Examples(blank, like.feature_ndim)
 
 
 def facts_of(config: Experiment) -> Facts:
@@ -165,11 +150,17 @@ def facts_of(config: Experiment) -> Facts:
         ConfigError: as `load_shards` for a data set that the config names; data that the problem
             cannot read.
     """
+    # who plays the clients, or judges by their data, keeps them; a stream is computed when read
+    is_read_here = (
+        config.engine.workers is None
+        or isinstance(config.data, StreamData)
+        or config.setting.has_oracle()
+    )
     if not isinstance(config.data, SiteData):
-        return load_shards(config) if _is_read_here(config) else _surveyed(config)
+        return load_shards(config) if is_read_here else _surveyed(config)
     problem, sizes = config.problem.build(), config.federation.num_examples
     if sizes is None and config.data.paths:  # a simulation declares for every site
-        sizes = load_shards(config).sizes if _is_read_here(config) else _counted(config)
+        sizes = load_shards(config).sizes if is_read_here else _counted(config)
     if sizes is not None:
         config.setting.check_sizes(sizes)
     like = made_up_examples(config)
@@ -330,40 +321,17 @@ def own_node(
 
 def client_side(config: Experiment) -> ClientSide:
     """What a process needs that plays every client."""
-    both = [halves(config, one) for one in load_shards(config).examples]
     facts = facts_of(config)
-    return _side(config, client_setup(config), both, facts.point_shape, facts.sizes)
+    return _side(config, load_shards(config).examples, facts.sizes, facts.point_shape)
 
 
 def outlined_side(config: Experiment) -> ClientSide:
-    """`client_side` by what is public: N_i examples a client, without numbers in them."""
+    """`client_side` by what is public: for every client one example, of which the shapes count."""
     if isinstance(config.data, StreamData):
         return client_side(config)
     facts = facts_of(config)
-    blank = {n: _outline(facts.like, n).to(dtype_of(config)) for n in set(facts.sizes)}
-    both = [(blank[size], None) for size in facts.sizes]
-    return _side(config, client_setup(config), both, facts.point_shape, facts.sizes)
-
-
-def _side(
-    config: Experiment,
-    setup: ClientSetup,
-    both: Sequence[tuple[Examples, Examples | None]],
-    point_shape: tuple[int, ...],
-    num_examples: Sizes,
-) -> ClientSide:
-    clients = config.federation.num_clients
-    return ClientSide(
-        setup,
-        tuple(shard for shard, _ in both),
-        point_shape,
-        config.setting.client_source,
-        dtype=dtype_of(config),
-        num_examples=num_examples,
-        hold_outs=tuple(held for _, held in both if held is not None),
-        rate=config.federation.cohort.expected_size(clients) / clients,
-        unit=unit_of(config.setting),
-    )
+    one = _side(config, (facts.like,), facts.sizes, facts.point_shape)
+    return replace(one, shards=(one.shards[0],) * len(facts.sizes), hold_outs=())
 
 
 def side_of(
@@ -374,13 +342,27 @@ def side_of(
     ``sizes`` are the public ones of all clients. Nobody else's file is opened; of a data set that
     the config names, nobody else's examples are prepared.
     """
-    if isinstance(config.data, SiteData):
-        found = tuple(_read(config, i, None, sizes[i]) for i in members)
-    else:
-        found = _named_shards(config, members)
-    both = [halves(config, _checked(config, i, one)) for i, one in zip(members, found, strict=True)]
-    setup, own = client_setup(config, sizes), sizes[members.start : members.stop]
-    return _side(config, setup, both, point_shape, own)
+    found = _examples(config, members, sizes)
+    own = [_checked(config, i, one) for i, one in zip(members, found, strict=True)]
+    side = _side(config, own, sizes, point_shape)
+    return replace(side, num_examples=sizes[members.start : members.stop])
+
+
+def _side(
+    config: Experiment, examples: Sequence[Examples], sizes: Sizes, point_shape: tuple[int, ...]
+) -> ClientSide:
+    both, clients = [halves(config, one) for one in examples], config.federation.num_clients
+    return ClientSide(
+        client_setup(config, sizes),
+        tuple(shard for shard, _ in both),
+        point_shape,
+        config.setting.client_source,
+        dtype=dtype_of(config),
+        num_examples=sizes,
+        hold_outs=tuple(held for _, held in both if held is not None),
+        rate=config.federation.cohort.expected_size(clients) / clients,
+        unit=config.privacy.unit,
+    )
 
 
 def plan_of(config: Experiment, sizes: Sizes | None = None) -> Plan:
@@ -428,7 +410,7 @@ def check_first_update(config: Experiment) -> None:
         sizes = config.federation.num_examples or (1,)
         setup, whole = client_setup(config, sizes), made_up_examples(config, sizes[0])
     else:
-        setup, (whole,) = client_setup(config), _named_shards(config, range(1))
+        setup, (whole,) = client_setup(config), _examples(config, range(1), ())
     shard, _ = halves(config, whole)
     x, source, manifold = initial_point(config), NoiseSource.from_seed(0), setup.problem.manifold
     try:

@@ -19,7 +19,7 @@ from manifed.experiment.assembly import load_shards
 from manifed.experiment.schema import Experiment
 from manifed.federation.held_out import StopWhen
 from manifed.manifolds.base import Manifold
-from manifed.problems.data import NUM_EXAMPLES, DataSource, PartitionRule, SiteData
+from manifed.problems.data import NUM_EXAMPLES, DataSource, SiteData
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Optimum, Problem, ProblemSource
 from manifed.problems.shards import data_folder, dataset, shards
@@ -137,29 +137,21 @@ def client_shares(sizes: Sequence[int], rule: str) -> Tensor:
 
 def oracle_of(config: Experiment, sizes: tuple[int, ...]) -> Evaluator:
     """What judges models by all data, its reference solution computed once a process."""
-    federation, weights = config.federation, config.server_update.weighting
+    federation, weighting = config.federation, config.server_update.weighting
     if not isinstance(config.data, SiteData):
-        partition, clients, seed = federation.partition, federation.num_clients, federation.seed
-        key = (config.problem, config.data, partition, clients, seed, data_folder(), weights)
-        return _oracle(*key)  # pyright: ignore[reportArgumentType] (frozen: hashable)
+        clients, seed = federation.num_clients, federation.seed
+        key = (config.problem, config.data, federation.partition, clients, seed, data_folder())
+        return _oracle(weighting, *key)  # pyright: ignore[reportArgumentType] (frozen: hashable)
     found = load_shards(config)
-    shares = client_shares(sizes, weights)
+    shares = client_shares(sizes, weighting)
     return Evaluator(found.problem, [one.judged for one in found.examples], shares, found.meta)
 
 
 @lru_cache(maxsize=2)
-def _oracle(
-    problem: ProblemSource,
-    data: DataSource,
-    partition: PartitionRule,
-    num_partitions: int,
-    seed: int,
-    folder: Path | None,
-    weights: str,
-) -> Evaluator:
-    parts = shards(problem, data, partition, num_partitions, seed, folder)
-    shares = client_shares([len(one) for one in parts], weights)
-    meta = dataset(data, seed, folder).meta
+def _oracle(weighting: str, problem: ProblemSource, data: DataSource, *key: Any) -> Evaluator:
+    parts = shards(problem, data, *key)
+    shares = client_shares([len(one) for one in parts], weighting)
+    meta = dataset(data, *key[-2:]).meta
     return Evaluator(problem.build(), [one.judged for one in parts], shares, meta)
 
 

@@ -6,14 +6,11 @@ list of names has to.
 """
 
 import difflib
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
-from annotated_types import Le, Lt
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from manifed.errors import ConfigError, one_line, short
 from manifed.experiment.plugins import Kinds, is_plugin
@@ -90,7 +87,9 @@ def fault(error: ValidationError, root: Model) -> str:
     """What is wrong first: field, value, what is expected, and the nearest name."""
     first = error.errors(include_url=False)[0]
     where, context = (place := place_of(first["loc"], root)).path, first.get("ctx", {})
-    message, got = first["msg"].removeprefix("Value error, "), short(first.get("input"))
+    given = first.get("input")  # a list stands as a tuple there (`plain`)
+    got = short(list(given) if isinstance(given, tuple) else given)
+    message = first["msg"].removeprefix("Value error, ")
     kinds = [str(kind) for kind in place.options]
     match first["type"]:
         case "value_error":
@@ -125,8 +124,6 @@ def _meant(said: object, known: Iterable[str]) -> str:
 def _hint(owner: Place, path: str) -> str:
     """Which kind has an unknown key, if another one does, and the nearest name of this one."""
     key = path.rpartition(".")[2]
-    if path == "privacy.noise.view":
-        return "it is called 'adversary'"
     fields = {k: m.model_fields for k, m in zip(owner.options, owner.models(), strict=True)}
     mine = fields
     if owner.model is not None:
@@ -139,65 +136,41 @@ def _hint(owner: Place, path: str) -> str:
     return _meant(key, known).removeprefix("; ") or f"expected one of {sorted(known)}"
 
 
-# -- what pydantic would take ----------------------------------------------------------------
-def check_scalars(model: Model, table: Mapping[str, Any]) -> None:
-    """Refuse what a lax parser would turn into something else: True for 1, "5" for 5, 1 for True.
+# -- raw tables ----------------------------------------------------------------
+def part(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The table of that name in a raw table; an empty one where there is none."""
+    found = table.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+_DEEPEST = 32
+"""Levels of nesting; the schema has five."""
+_SMALLEST = 1e-100
+"""Size of a number that is not 0."""
+
+
+def plain(value: Any, *path: str) -> Any:
+    """A raw table as strict parsing takes it, which makes True no number and "5" no integer.
+
+    Lists become tuples.
 
     Raises:
-        ConfigError: naming the field.
+        ConfigError: naming the field, for what no config holds: deep tables, text with NUL,
+            integers that TOML does not promise, and numbers that are none or whose squares are.
     """
-    for path, field, value in _leaves(model, table, ""):
-        admitted = _scalars(field.annotation)
-        is_number, bounds = admitted & {int, float}, field.metadata
-        for item in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(item, str) and "\0" in item:
-                raise ConfigError(f"{path}: expected text without NUL, got {short(item)}")
-            if is_number and isinstance(item, bool) and bool not in admitted:
-                raise ConfigError(f"{path}: expected a number, got {item!r}")
-            if is_number and isinstance(item, str) and str not in admitted:
-                what = "an integer" if float not in admitted else "a number"
-                raise ConfigError(f"{path}: expected {what}, got {short(item)}")
-            if isinstance(item, bool) or not isinstance(item, int | float):
-                continue
-            if bool in admitted and not is_number:
-                raise ConfigError(f"{path}: expected true or false, got {short(item)}")
-            if isinstance(item, int) and item.bit_length() > 63:  # TOML promises 64 with the sign
-                raise ConfigError(f"{path}: expected an integer below 2^63, got {short(item)}")
-            if any(isinstance(bound, Lt | Le) for bound in bounds) or not isinstance(item, float):
-                continue
-            if item and math.isfinite(item) and not _SMALLEST <= abs(item) <= 1 / _SMALLEST:
-                raise ConfigError(
-                    f"{path}: expected a size between {_SMALLEST:g} and {1 / _SMALLEST:g}, where "
-                    f"squares and ratios are still numbers, got {item!r}"
-                )
-
-
-_SMALLEST = 1e-100
-"""Of a step, a clip or any other size that the schema does not bound."""
-
-
-def _leaves(
-    model: Model, table: Mapping[str, Any], path: str
-) -> Iterator[tuple[str, FieldInfo, Any]]:
-    """(path, field, value) of every value in a raw table that is no table itself.
-
-    Unknown keys, and tables whose kind is missing or unknown, are left to the parser.
-    """
-    for key, field in model.model_fields.items():
-        value = table.get(key)
-        if not isinstance(value, Mapping):
-            yield f"{path}{key}", field, value  # None, where it is not given, is no scalar
-            continue
-        found = options(field.rebuild_annotation())
-        kind = value.get("kind", next(iter(found)) if len(found) == 1 else None)
-        if isinstance(kind, str | None) and (below := table_at(found, kind)):
-            yield from _leaves(below, value, f"{path}{key}.")
-
-
-def _scalars(annotation: Any) -> set[type]:
-    """The scalar types that an annotation admits, inside of tuples too."""
-    if isinstance(annotation, type):
-        return {annotation}
-    if get_origin(annotation) is Literal:
-        return {type(value) for value in get_args(annotation)}
-    return {found for member in get_args(annotation) for found in _scalars(member)}
+    where, said = ".".join(path), None
+    if len(path) > _DEEPEST:
+        raise ConfigError(f"Expected tables nested at most {_DEEPEST} deep, got {where}")
+    if isinstance(value, Mapping):
+        return {key: plain(below, *path, key) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(plain(below, *path, str(i)) for i, below in enumerate(value))
+    if isinstance(value, str) and "\0" in value:
+        said = "text without NUL"
+    elif isinstance(value, int) and value.bit_length() > 63:  # TOML promises 64 with the sign
+        said = "an integer below 2^63"
+    elif isinstance(value, float) and not _SMALLEST <= abs(value or 1.0) <= 1 / _SMALLEST:
+        said = f"a size between {_SMALLEST:g} and {1 / _SMALLEST:g}, where squares are numbers"
+    if said is not None:
+        raise ConfigError(f"{where}: expected {said}, got {short(value)}")
+    return value

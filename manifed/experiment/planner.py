@@ -23,23 +23,29 @@ import numpy as np
 import torch
 from pydantic import Field, ValidationError
 
-from manifed.algorithms.averaging import Average, GeodesicAverage, ProjectorAverage
-from manifed.algorithms.one_shot import LogEuclidean, NoisyGram, OneShot, SecondMoment
+from manifed.algorithms.averaging import GeodesicAverage, ProjectorAverage
+from manifed.algorithms.one_shot import LogEuclidean, OneShot, SecondMoment
 from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import facts_of
-from manifed.experiment.guesses import COMPLETION, Guess, guess_of
-from manifed.experiment.predictions import Array, Cloud, Components, Descent
+from manifed.experiment.paths import fault, part
+from manifed.experiment.predictions import (
+    COMPLETION,
+    Array,
+    Components,
+    Descent,
+    Flat,
+    Guess,
+    guess_of,
+)
 from manifed.experiment.schema import Experiment
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
-from manifed.mechanisms import Sizes, example_mechanism
 from manifed.oracles.minibatch import Full
+from manifed.plan import Sizes, example_mechanism
 from manifed.privacy.events import Frozen
-from manifed.problems.data import SiteData
-from manifed.problems.linear import LeastSquares
 from manifed.schedules.schedule import Geometric
 
 
@@ -57,7 +63,7 @@ class Auto(Frozen):
 class Option:
     """A method at its best settings, and what it is predicted to give."""
 
-    training: SecondMoment | LogEuclidean | NoisyGram | RSGD
+    training: SecondMoment | LogEuclidean | RSGD
     num_rounds: int
     clip: float
     """``privacy.l2_norm_clip`` of the resolved config."""
@@ -68,84 +74,61 @@ class Option:
     gap: float | None
     """Predicted (f(x) - f*) / |f*|, the geometric mean over the guesses; None: nothing is
     predicted, the safe default."""
-    momentum: float | None = None
-    average: Average | None = None
+
+    strategy: TangentMean | None = None
+    """Of a descent with momentum or an average; None: the plain tangent mean."""
 
     @property
     def name(self) -> str:
         """The method, in a few words."""
         if self.gap is None:
             return "rsgd, safe default"
-        beside = {"momentum": self.momentum, "average": self.average}
-        return ", ".join([self.training.kind, *(k for k, v in beside.items() if v is not None)])
+        used = (k for k in ("momentum", "average") if getattr(self.strategy, k, None) is not None)
+        return ", ".join([self.training.kind, *used])
 
 
 # -- the table -------------------------------------------------------------------------------
 def stand_in(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with a method in place of "auto" that fits wherever one of the plan's does."""
+    """The table with a method in place of "auto" that fits wherever one of the plan's does.
+
+    Its ``federation.num_rounds`` is the most that a plan may take; left out: 100.
+    """
     method = {
         "kind": "rsgd", "step_size": 1.0, "minibatch": {"kind": "full"}, "maps": "retraction",
     }  # fmt: skip
-    return _with(table, {"training": method}, num_rounds=1)
+    federation = {"num_rounds": 100, **part(table, "federation")}
+    return _without_strategy(table) | {"training": method, "federation": federation}
 
 
 def with_option(table: Mapping[str, Any], option: Option) -> dict[str, Any]:
     """The table with a method, its rounds, its clip and its own server update."""
-    parts: dict[str, Any] = {"training": option.training}
-    if option.momentum is not None or option.average is not None:
-        parts["strategy"] = TangentMean(momentum=option.momentum, average=option.average)
-    told = {k: part.model_dump(mode="json", exclude_none=True) for k, part in parts.items()}
-    told["privacy"] = {**table["privacy"], "l2_norm_clip": option.clip}
-    return _with(table, told, num_rounds=option.num_rounds)
+    parts = {"training": option.training, "strategy": option.strategy}
+    told = {k: v.model_dump(mode="json", exclude_none=True) for k, v in parts.items() if v}
+    return _without_strategy(table) | told | {
+        "privacy": {**table["privacy"], "l2_norm_clip": option.clip},
+        "federation": {**table["federation"], "num_rounds": option.num_rounds},
+    }  # fmt: skip
 
 
-def _with(table: Mapping[str, Any], parts: dict[str, Any], num_rounds: int) -> dict[str, Any]:
-    kept = {key: value for key, value in table.items() if key != "strategy"} | parts
-    if isinstance(federation := table.get("federation"), Mapping):
-        kept["federation"] = {**federation, "num_rounds": num_rounds}
-    return kept
-
-
-def auto_of(table: Mapping[str, Any]) -> Auto:
-    """What ``training`` says to the planner; the defaults where it names a method.
-
-    Raises:
-        ConfigError: naming the key, its value and what is expected.
-    """
-    training = table.get("training")
-    if not isinstance(training, Mapping) or training.get("kind") != "auto":
-        return Auto()
-    try:
-        return Auto.model_validate(training)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        got = "" if first["type"] == "extra_forbidden" else f", got {first.get('input')!r}"
-        raise ConfigError(f"training.{where}: {first['msg']}{got}") from None
-
-
-def most_rounds(table: Mapping[str, Any]) -> int:
-    """How many uploads a client may make: ``federation.num_rounds``, or 100.
-
-    Raises:
-        ConfigError: it is no number of rounds.
-    """
-    federation = table.get("federation")
-    named = federation.get("num_rounds", 100) if isinstance(federation, Mapping) else 1
-    if not isinstance(named, int) or isinstance(named, bool) or named < 1:
-        raise ConfigError(
-            f"federation.num_rounds: expected the most rounds that a plan may take, a whole number "
-            f"of at least 1, got {named!r}"
-        )
-    return named
+def _without_strategy(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key != "strategy"}
 
 
 def planned(
     table: Mapping[str, Any], parse: Callable[[dict[str, Any]], Experiment]
 ) -> list[Option]:
-    """What `plan` finds for the table of a config; ``parse`` reads a table that names a method."""
-    auto = auto_of(table)  # its own keys first
-    return plan(parse(stand_in(table)), auto, most_rounds(table))
+    """What `plan` finds for the table of a config; ``parse`` reads a table that names a method.
+
+    Raises:
+        ConfigError: as `plan`, and for what "auto" does not take.
+    """
+    training = part(table, "training")
+    try:  # its own keys first; a config that names a method has none
+        auto = Auto.model_validate(training if training.get("kind") == "auto" else {})
+    except ValidationError as error:
+        raise ConfigError(f"training.{fault(error, Auto)}") from None
+    config = parse(stand_in(table))
+    return plan(config, auto, config.federation.num_rounds)
 
 
 # -- the choice ------------------------------------------------------------------------------
@@ -203,18 +186,17 @@ def public_numbers(config: Experiment) -> tuple[Sizes, tuple[int, ...]]:
             not declared their sizes.
     """
     privacy, cohort, problem = config.privacy, config.federation.cohort, config.problem
-    if privacy.kind != "example-level" or privacy.noise.kind != "target":
-        noise = "" if privacy.kind != "example-level" else f" with noise {privacy.noise.kind!r}"
-        raise ConfigError(
-            "training.kind: 'auto' plans for privacy.kind = 'example-level' with "
-            f"privacy.noise.kind = 'target', got {privacy.kind!r}{noise}; name a method"
-        )
-    if cohort.kind != "all":
-        raise ConfigError(
-            f"training.kind: 'auto' plans for federation.cohort.kind = 'all', got {cohort.kind!r}; "
-            "name a method"
-        )
-    if isinstance(config.data, SiteData) and config.federation.num_examples is None:
+    noise = "none" if privacy.kind == "none" else privacy.noise.kind
+    for field, wanted, got in (
+        ("privacy.kind", "example-level", privacy.kind),
+        ("privacy.noise.kind", "target", noise),
+        ("federation.cohort.kind", "all", cohort.kind),
+    ):
+        if got != wanted:
+            raise ConfigError(
+                f"training.kind: 'auto' plans for {field} = {wanted!r}, got {got!r}; name a method"
+            )
+    if config.is_at_sites and config.federation.num_examples is None:
         raise ConfigError(
             "federation.num_examples: required for a plan, which depends on every N_i; list them"
         )
@@ -240,23 +222,15 @@ def _releases(
 ) -> Iterator[Option]:
     """The one-shot releases that the problem has a statistic for."""
     statistic = config.problem.build().sufficient_statistic
-    for kind in (SecondMoment, LogEuclidean, NoisyGram):
+    for kind in (SecondMoment, LogEuclidean):
         if guess is None or not isinstance(statistic, kind.takes):
             continue
-        training, landscape = kind(), guess.landscape
+        assert not isinstance(guess.landscape, Flat)
+        training = kind()
         # of log z, and not of the gradient -2 log z at the identity
-        cut = clip / 2 if isinstance(training, LogEuclidean) else clip
+        cut = clip / 2 if kind is LogEuclidean else clip
         price, stddev = _noise(config, training, sizes, cut)
-        if isinstance(landscape, Components):
-            gap = landscape.one_shot_gap(stddev)
-        elif isinstance(landscape, Cloud):
-            gap = float(_typical(landscape.shifted_gap(stddev)))
-        else:
-            # the largest eigenvalue of the noise, by the semicircle law
-            floor = float(f"{stddev * math.sqrt(2 * shape[0]):.3g}")
-            assert isinstance(config.problem, LeastSquares)
-            training = NoisyGram(eigenvalue_floor=max(floor, 1e-9), ridge=config.problem.ridge)
-            gap = landscape.solved_gap(stddev, floor)
+        gap = float(_typical(np.atleast_1d(guess.landscape.one_shot_gap(stddev))))
         up = math.prod(training.up.layout(shape, torch.float64)["u"][0])
         yield Option(training, 1, cut, price, up, gap)
 
@@ -274,34 +248,33 @@ def _descents(
         return
     manifold = config.problem.build().manifold
     is_frame = isinstance(manifold, Stiefel | Grassmann)
+    is_spanned = is_frame or isinstance(manifold, Sphere)
     clip = clip * (1.0 if guess is None else guess.clip_share)
     price, stddev = _noise(config, RSGD(step_size=1.0, minibatch=Full()), sizes, clip)
 
     def option(tried: Descent, step: float, gap: float | None) -> Option:
-        ratio, count, average = tried.noise_ratio, tried.num_rounds, None
-        keys: dict[str, Any] = {"step_size": step, "minibatch": Full(), "maps": "exact"}
-        if is_frame or not manifold.has_logmap:
-            # exact logarithms of frames do not converge where the noise of a step is long
-            keys["maps"] = "retraction"
+        ratio, count, average, strategy = tried.noise_ratio, tried.num_rounds, None, None
+        # exact logarithms of frames do not converge where the noise of a step is long
+        is_exact = manifold.has_logmap and not is_frame
+        keys: dict[str, Any] = {"step_size": step, "minibatch": Full()}
+        keys["maps"] = "exact" if is_exact else "retraction"
         training = RSGD(**keys)
         if ratio != 1.0:
             training = ScheduledRSGD(**keys, noise_multipliers=Geometric(scale=1.0, ratio=ratio))
         if tried.from_round is not None:
-            kind = ProjectorAverage if is_frame or isinstance(manifold, Sphere) else GeodesicAverage
+            kind = ProjectorAverage if is_spanned else GeodesicAverage
             average = kind(from_round=tried.from_round, noise_ratio=ratio)
+        if tried.momentum or average:
+            strategy = TangentMean(momentum=tried.momentum or None, average=average)
         scale = math.sqrt(sum(ratio ** (-2 * r) for r in range(count)))
-        return Option(
-            training, count, clip, scale * price, count * math.prod(shape), gap,
-            tried.momentum or None, average,
-        )  # fmt: skip
+        return Option(training, count, clip, scale * price, count * math.prod(shape), gap, strategy)
 
-    is_known = False
+    told = False
     if guess is not None:
         landscape = guess.landscape
-        has_pairs = isinstance(landscape, Components)
         shares = (0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.75, 1.0)
         counts = (1, 2, 3, 4, 6, 8, 11, 15, 22, 30, 45, 60, 100, 200, 400)
-        if has_pairs:  # of directions, which are followed one by one: that takes longer
+        if isinstance(landscape, Components):  # its directions are followed one by one: it is slow
             shares = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
             counts = (1, 3, 8, 15, 30, 60, 100, 200, 400)
         steps = np.array([float(f"{share / landscape.sharpest:.3g}") for share in shares])
@@ -315,11 +288,10 @@ def _descents(
             typical = _typical(gaps[is_told])
             best = int(typical.argmin())
             if math.isfinite(typical[best]):
-                is_known = True
+                told = True
                 yield option(tried, float(steps[best]), float(typical[best]))
-    if not is_known:
+    if not told:
         right_angle = math.pi / 2 * math.sqrt(shape[1] if len(shape) == 2 else 1)
-        is_spanned = is_frame or isinstance(manifold, Sphere)
         spread, distance = stddev**2 * manifold.dim(shape), right_angle if is_spanned else 1.0
         yield option(*_safe(clip, spread, distance, rounds), None)
 

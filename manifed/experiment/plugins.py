@@ -92,7 +92,9 @@ class Kinds:
         if isinstance(value, cls):
             return value
         try:
-            made = _validator(cls, kind).validate_python(dict(value) if is_table else value)
+            made = _validator(cls, kind).validate_python(
+                dict(value) if is_table else value, strict=is_table
+            )
             hash(made)
         except TypeError as error:
             said = f"{kind!r}: expected fields that make one (TypeError: {error})"

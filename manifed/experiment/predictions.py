@@ -29,9 +29,6 @@ r, which then has the deviation s z_r sqrt(sum_u z_u^-2); w_u the weights of the
   power iteration, by 1 / (1 + eta h) a round; a random one has t_ij = z_j / z_i for independent
   normals, and the mean over z_i is taken, because the few starts that lie almost across the
   component decide it.
-* A solve of a noised Gram matrix A + E, with eigenvalues raised to a floor, has in the eigenvector
-  j of A an error of variance (1 + |x*|^2) s^2 / 2 / max(l_j, floor)^2, and shrinks x*_j by
-  l_j / max(l_j, floor).
 
 These are predictions of means. They are as good as the guess: docs/choosing.md has the measured
 gaps beside them.
@@ -39,12 +36,18 @@ gaps beside them.
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+
+from manifed.experiment.schema import Experiment
+from manifed.problems.class_means import NearestMean
+from manifed.problems.frechet import FrechetMean, name_of
 
 Array = NDArray[np.float64]
 
@@ -82,25 +85,23 @@ class Descent:
         z: Array = self.noise_ratio ** np.arange(1, self.num_rounds + 1, dtype=np.float64)
         return z * math.sqrt(float((z**-2).sum()))
 
-    def errors(
-        self, curvature: Array, pull: Array | None = None, first: Array | None = None
-    ) -> tuple[Array, Array]:
-        """(variance at s = 1, share of the start squared), each (n, *curvature.shape).
+    def errors(self, bend: Array, first: Array | None = None) -> tuple[Array, Array]:
+        """(variance at s = 1, share of the start squared) for one eta h (n, ...) in all rounds.
 
-        ``pull``: eta h of the approach, of the shape of the answer; None: that of the noise.
         ``first``: rounds (n,) before which all is forgotten, so that the start is there.
         Infinite where steps are so long that nothing converges.
         """
-        axes = tuple(range(1, curvature.ndim + 1))
-        eta = np.expand_dims(self.step_sizes, axes)
-        bend = eta * curvature
-        begin = np.zeros(len(self.step_sizes)) if first is None else first
+        axes = tuple(range(1, bend.ndim))
+        begin = np.zeros(len(bend)) if first is None else first
         noise = self.noise**2 * (np.arange(self.num_rounds) >= begin[:, None])
-        variance, _ = self._always(bend, noise, begin)
-        _, start = self._always(bend if pull is None else pull, np.zeros_like(noise), begin)
+        variance, start = self.backwards(
+            np.broadcast_to(bend, (self.num_rounds, *bend.shape)),
+            np.expand_dims(noise.T, tuple(a + 1 for a in axes)),
+            np.expand_dims(begin, axes),
+        )
         is_lost = ~((bend > 0) & (bend < 2 * (1 + self.momentum)))
         with np.errstate(over="ignore"):
-            variance = eta**2 * variance
+            variance = np.expand_dims(self.step_sizes, axes) ** 2 * variance
         return np.where(is_lost, np.inf, variance), np.where(is_lost, np.inf, start**2)
 
     def backwards(self, bends: Array, noise: Array, first: Array) -> tuple[Array, Array]:
@@ -115,14 +116,6 @@ class Descent:
             position = weights[r - 1] + position - bends[r - 1] * velocity
             start = np.where(first <= r - 1, position, start)
         return total, start
-
-    def _always(self, bend: Array, noise: Array, first: Array) -> tuple[Array, Array]:
-        """The prediction with one eta h for all rounds, (n, ...); noise (n, T), first (n,)."""
-        axes = tuple(range(1, bend.ndim))
-        bends = np.broadcast_to(bend, (self.num_rounds, *bend.shape))
-        return self.backwards(
-            bends, np.expand_dims(noise.T, tuple(a + 1 for a in axes)), np.expand_dims(first, axes)
-        )
 
 
 @dataclass(frozen=True)
@@ -147,16 +140,8 @@ class Flat:
 
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:
         """(f - f*) / |f*| of every step size."""
-        variance, start = descent.errors(self.curvature)
-        return self._gap(stddev**2 * variance + start * self.away)
-
-    def solved_gap(self, stddev: float, floor: float, bias: float = 0.0) -> float:
-        """Of the solution of a noised Gram matrix whose eigenvalues ``curvature`` are."""
-        believed = np.maximum(self.curvature, floor)
-        noise = stddev**2 / 2 * (1 + self.away.sum()) / believed**2
-        return float(self._gap(noise + self.away * (1 - self.curvature / believed) ** 2)) + bias
-
-    def _gap(self, squares: Array) -> Array:
+        variance, start = descent.errors(descent.step_sizes[:, None] * self.curvature)
+        squares = stddev**2 * variance + start * self.away
         return 0.5 * (self.curvature * squares).sum(-1) / self.value
 
 
@@ -184,7 +169,7 @@ class Cloud:
         turned = np.maximum(_cotangent(self.worst_bow, r), 1.0) * self._kept(r**2, self.spread)
         return 2 / self.classes * float(turned.max())
 
-    def shifted_gap(self, stddev: float) -> Array:
+    def one_shot_gap(self, stddev: float) -> Array:
         """Of the mean with this deviation in every coordinate, shape (m,)."""
         return self.dim * (stddev / self.spread) ** 2
 
@@ -241,6 +226,11 @@ def _cotangent(bow: float, r: Array) -> Array:
     return bent / np.tanh(bent)
 
 
+def _powers(count: int, decay: float, trace: float) -> Array:
+    found = np.arange(1, count + 1, dtype=np.float64) ** -decay
+    return trace * found / found.sum()
+
+
 @dataclass(frozen=True)
 class Spectrum:
     """Public guess: row moments of trace ``trace`` with eigenvalues falling as i^-decay."""
@@ -253,8 +243,7 @@ class Spectrum:
     @property
     def values(self) -> Array:
         """l_1 >= ... >= l_d, shape (d,)."""
-        powers = np.arange(1, self.dimension + 1, dtype=np.float64) ** -self.decay
-        return self.trace * powers / powers.sum()
+        return _powers(self.dimension, self.decay, self.trace)
 
     @cached_property
     def beyond(self) -> tuple[Array, Array]:
@@ -308,7 +297,8 @@ class Components:
         is_drowned = drowned.max(-1) > 0.9  # a squared sine
         first = np.where(is_drowned.any(-1), descent.num_rounds - is_drowned[:, ::-1].argmax(-1), 0)
         first = np.minimum(first, descent.num_rounds - 1)
-        variance, start = descent.errors(curvature, bends / (1 + bends), first)
+        variance, _ = descent.errors(bends, first)
+        _, start = descent.errors(bends / (1 + bends), first)
         with np.errstate(invalid="ignore"):  # no noise, and steps with which nothing converges
             leaks = stddev**2 * variance
         if descent.from_round is not None:  # of an average: its iterates overlap less
@@ -334,3 +324,96 @@ class Components:
             inside = counts * self.spectrum.gaps * leaks / np.maximum(drowned, 1.0)
         found = inside.sum((-2, -1)) * self.curvature / 2 / self.value
         return np.where(np.isnan(found), np.inf, found)
+
+
+COMPLETION = "reproduction.matrix_completion:MatrixCompletion"
+SCORES = 1.5
+"""Standard deviation of the scores a_j^T x of a logistic model that is worth fitting."""
+_EXPLAINED = 0.5
+"""Share of the variance of a target that least squares explains."""
+_CURVATURE: Mapping[str, float] = {
+    "spd": -0.5, "spd-log-euclidean": 0.0, "spd-log-cholesky": 0.0, "sphere": 1.0,
+    "lorentz": -1.0, "poincare": -1.0,
+}  # fmt: skip
+"""The sectional curvature farthest from zero."""
+_DECAY: Mapping[str, float] = {
+    "principal-eigenvector": 2.0, "kpca": 2.0, COMPLETION: 2.0, "least-squares": 1.0,
+    "logistic": 1.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A landscape, and what of the config's clip a gradient of it needs."""
+
+    landscape: Components | Flat | Cloud
+    clip_share: float = 1.0
+    """A descent's clip over the config's."""
+
+
+def guess_of(
+    config: Experiment, clip: float, shape: tuple[int, ...], decay: float | None
+) -> Guess | None:
+    """The guess for a problem whose points have that shape; None: no kind that one is made for."""
+    kind = config.problem.kind
+    fall = decay or _DECAY.get(kind, 1.0)
+    if kind in ("principal-eigenvector", "kpca", COMPLETION):
+        return _components(kind, clip, shape, fall)
+    if kind in ("frechet-mean", "nearest-mean"):
+        return _mean(config, clip, shape)
+    if kind == "least-squares":
+        values = _powers(shape[0], fall, clip * shape[0] / (shape[0] + 1))
+        variance = clip / (shape[0] + 1)
+        start = 1.0 if config.problem.start.kind == "random" else 0.0  # of every coordinate
+        away = np.full(shape[0], _EXPLAINED * variance / values.sum() + start)
+        return Guess(Flat(values, away, (1 - _EXPLAINED) / 2 * variance, smoothness=clip), 0.5)
+    if kind == "logistic":
+        # the gradient at 0 is half as long as a row
+        return Guess(_logistic(_powers(shape[0], fall, (2.0 * clip) ** 2)))
+    return None
+
+
+def _components(kind: str, clip: float, shape: tuple[int, ...], decay: float) -> Guess:
+    k = shape[1] if len(shape) == 2 else 1
+    if kind == COMPLETION:  # what is left over is the cost, and not what is found
+        spectrum = Spectrum(shape[0], k, 2 * clip, decay)
+        return Guess(Components(spectrum, 1.0, (spectrum.trace - spectrum.best) / 2))
+    spectrum = Spectrum(shape[0], k, clip, decay)
+    if kind == "kpca":
+        return Guess(Components(spectrum, 1.0, spectrum.best / 2), 0.5)
+    return Guess(Components(spectrum, 2.0, spectrum.best))
+
+
+def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Guess | None:
+    """Means of points, for several starts and distances; a class has a share of the records.
+
+    The mean sectional curvature of m x m matrices is -1 / (2 (m + 1)): that of X and Y is
+    -|[X, Y]|^2 / 4 for orthonormal ones, and the mean over Y is -m / 4 in all m (m + 1) / 2
+    directions together.
+    """
+    problem = config.problem
+    assert isinstance(problem, FrechetMean | NearestMean)
+    if isinstance(problem, NearestMean) and problem.center == "median":
+        return None
+    classes = problem.num_classes if isinstance(problem, NearestMean) else 1
+    place = problem.manifold if isinstance(problem, NearestMean) else name_of(problem.manifold)
+    worst = _CURVATURE[place]
+    mean = worst if place != "spd" else -0.5 / (shape[-1] + 1)
+    dim = problem.build().manifold.dim(shape) // classes
+    # of the start and of records from the mean, over the clip of gradients 2 dist, which is exact
+    # up to C / 2: every pair is as likely (docs/choosing.md)
+    pairs = product((0.25, 0.5, 0.75, 1.0), (0.25, 0.5))
+    away, spread = (clip * np.array(each) for each in zip(*pairs, strict=True))
+    return Guess(Cloud(away, spread, clip, dim, classes, mean, worst))
+
+
+def _logistic(values: Array) -> Flat:
+    """Logistic regression whose scores are normal, and whose model is true."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(61)
+    chance = 1 / (1 + np.exp(-SCORES * nodes))
+    weights = weights / weights.sum()
+    bend = float((weights * chance * (1 - chance)).sum())
+    surprise = -chance * np.log(chance) - (1 - chance) * np.log1p(-chance)
+    away = np.full(len(values), SCORES**2 / values.sum())
+    found = float((weights * surprise).sum())
+    return Flat(bend * values, away, found, smoothness=float(values.sum()) / 4)

@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
+from manifed.experiment.paths import part
 from manifed.experiment.plugins import Kinds, is_plugin, plugins_in, sha256_of
-from manifed.federation.held_out import PrivateEvaluation, PublicEvaluation
 from manifed.privacy.events import Frozen
 from manifed.problems.data import DataSource, SiteData
 from manifed.problems.problem import ProblemSource
 from manifed.problems.shards import check_pair
 from manifed.problems.synthetic import StreamData
 from manifed.setting import (
-    ClientLevel,
-    CorrelatedNoise,
     Engine,
     Evaluation,
-    ExampleLevel,
     Federation,
+    Judging,
     NoPrivacy,
+    Privacy,
     Setting,
 )
 
@@ -42,7 +41,7 @@ PROBLEMS = Kinds(
         "logistic": "problems.linear:Logistic",
         "geometric-median": "problems.frechet:GeometricMedian",
         "nearest-mean": "problems.class_means:NearestMean",
-        "module": "problems.module_spec:ModuleSpec",
+        "module": "problems.module_problem:ModuleSpec",
     },
 )
 DATA = Kinds(
@@ -101,14 +100,10 @@ class Output(Frozen):
     """An anchor: a resumed run's ledger must hold this head, which an earlier part printed."""
 
 
-def _table(part: Any) -> dict[str, Any]:
-    return part if isinstance(part, dict) else {}
-
-
-def _follow(table: dict[str, Any], part: str, **keys: Any) -> None:
+def _follow(table: dict[str, Any], name: str, **keys: Any) -> None:
     """Put keys into a part of a table, below those that it has."""
-    if isinstance(table.get(part), dict):
-        table[part] = {**keys, **table[part]}
+    if isinstance(table.get(name), dict):
+        table[name] = {**keys, **table[name]}
 
 
 class Experiment(Frozen):
@@ -128,13 +123,9 @@ class Experiment(Frozen):
     """The algorithm: what a client does in a round."""
     strategy: Annotated[ServerUpdate, STRATEGY] | None = None
     """The server update of a client update that has none of its own; None: the tangent mean."""
-    privacy: Annotated[
-        NoPrivacy | ExampleLevel | ClientLevel | CorrelatedNoise, Field(discriminator="kind")
-    ] = NoPrivacy()
+    privacy: Privacy = NoPrivacy()
     """Who is protected, how much, and by which noise; left out: nobody."""
-    evaluation: Annotated[
-        Evaluation | PublicEvaluation | PrivateEvaluation, Field(discriminator="kind")
-    ] = Evaluation()
+    evaluation: Judging = Evaluation()
     """How a model is judged after a round."""
     engine: Engine = Engine()
     """What runs the rounds."""
@@ -158,17 +149,18 @@ class Experiment(Frozen):
         if not isinstance(table, dict):
             return table
         found = dict(table)
-        if getattr(data := table.get("data"), "kind", _table(data).get("kind")) == "file":
+        _follow(found, "evaluation", kind="oracle")
+        if getattr(table.get("data"), "kind", part(table, "data").get("kind")) == "file":
             _follow(found, "federation", partition={"kind": "natural"})
-        federation, training = _table(table.get("federation")), _table(table.get("training"))
-        privacy, kind = _table(table.get("privacy")), training.get("kind")
+        federation, training = part(table, "federation"), part(table, "training")
+        privacy, kind = part(table, "privacy"), training.get("kind")
         if "graph" in training and "num_clients" in federation:
             _follow(found, "training", num_nodes=federation["num_clients"])
             has_masks = kind in ("decor", "masked-mean") or is_plugin(kind)
             if has_masks and privacy.get("kind") == "correlated":
                 is_release = privacy.get("noise_source") == "os"
                 _follow(found, "training", pair_keys="exchanged" if is_release else "seeded")
-        cohort = _table(federation.get("cohort"))
+        cohort = part(federation, "cohort")
         is_each = cohort.get("kind") == "poisson-each" and "probabilities" in cohort
         if kind == "rfedags" and is_each and privacy.get("kind") != "client-level":
             _follow(found, "training", participation=cohort["probabilities"])
@@ -198,13 +190,8 @@ class Experiment(Frozen):
     def _parts_fit(self) -> "Experiment":
         self._check_data()
         self.setting.check()
-        self._check_records()
-        self._check_sites()
-        if self.evaluation.kind == "public" and not self.is_at_sites:
-            raise ValueError(
-                "evaluation.kind: 'public' reads a file as data.kind = 'file' says, got "
-                f"{self.data.kind!r}"
-            )
+        if self.privacy.kind != "none":
+            self._check_records()
         if self.engine.kind != "inline" and self.engine.execution == "cohort":
             raise ValueError(
                 "engine.execution: 'cohort' runs on engine.kind = 'inline' only, got "
@@ -213,66 +200,76 @@ class Experiment(Frozen):
         return self
 
     def _check_data(self) -> None:
-        """Refuse files that the problem cannot read or that are not one a client.
-
-        Refuse to read data that are never all there in any other way than once, in order.
-        """
-        data, clients = self.data, self.federation.num_clients
-        partition = self.federation.partition.kind
-        if isinstance(data, StreamData):
-            if not self.training.is_in_order:
+        """Refuse streams that are read otherwise than once, in order, and files that do not fit."""
+        data, federation, privacy, held = (
+            self.data, self.federation, self.privacy, self.evaluation.kind
+        )  # fmt: skip
+        sizes, clients, rule = (
+            federation.num_examples, federation.num_clients, federation.partition.kind
+        )  # fmt: skip
+        is_stream = isinstance(data, StreamData)
+        if is_stream and not self.training.is_in_order:
+            raise ValueError(
+                f"data.kind: {data.kind!r} is a stream, of which each record is read once: it "
+                "needs training.kind = 'growing-samples' with samples = 'in-order' and "
+                "on_exhausted = 'stop'"
+            )
+        if is_stream and held != "oracle":
+            raise ValueError(
+                f"evaluation.kind: a stream holds nothing out, expected 'oracle', got {held!r}"
+            )
+        if (is_stream or self.is_at_sites) and rule != "natural":
+            raise ValueError(
+                f"federation.partition.kind: with data.kind = {data.kind!r} every client has data "
+                f"of its own, expected 'natural', got {rule!r}"
+            )
+        if not isinstance(data, SiteData):
+            if sizes is not None:
                 raise ValueError(
-                    f"data.kind: {data.kind!r} is a stream, of which each record is read once: it "
-                    "needs training.kind = 'growing-samples' with samples = 'in-order' and "
-                    "on_exhausted = 'stop'"
+                    "federation.num_examples: expected none with data that the config names (the "
+                    f"partition says who has how many), got them with data.kind = {data.kind!r}"
                 )
-            if partition != "natural":
+            if held == "public":
                 raise ValueError(
-                    f"federation.partition.kind: with data.kind = {data.kind!r} every client has a "
-                    f"stream of its own, expected 'natural', got {partition!r}"
+                    "evaluation.kind: 'public' reads a file as data.kind = 'file' says, got "
+                    f"{data.kind!r}"
                 )
-            if (held := self.evaluation.kind) != "oracle":
-                raise ValueError(
-                    f"evaluation.kind: a stream holds nothing out, expected 'oracle', got {held!r}"
-                )
-        if data.kind != "file":
             return
         check_pair(self.problem, data)
-        if partition != "natural":
+        for field, given in (("data.paths", data.paths), ("federation.num_examples", sizes)):
+            if given and len(given) != clients:
+                raise ValueError(
+                    f"{field}: expected one for each of federation.num_clients = {clients}, got "
+                    f"{len(given)}"
+                )
+        is_target = privacy.kind == "example-level" and privacy.noise.kind == "target"
+        if is_target and sizes is None and not data.paths:
             raise ValueError(
-                "federation.partition: with data.kind = 'file' every client has a file of its "
-                f"own, expected kind 'natural', got {partition!r}"
-            )
-        paths = data.paths if isinstance(data, SiteData) else ()
-        if paths and len(paths) != clients:
-            raise ValueError(
-                f"data.paths: expected federation.num_clients = {clients} files, got {len(paths)}"
+                "federation.num_examples: required with privacy.noise.kind = 'target', whose noise "
+                "depends on every N_i; list them, or use 'multiplier'"
             )
 
     def _check_records(self) -> None:
         """Refuse to protect records that change one another where they are made."""
-        privacy = self.privacy
-        if privacy.kind == "none":
-            return
+        privacy, problem = self.privacy, self.problem
         parts: list[tuple[str, Any, str, type[DataSource | ProblemSource]]] = [
             ("data", self.data, "load", DataSource)
         ]
-        is_of_examples = privacy.kind == "correlated" and privacy.unit == "example"
-        if privacy.kind == "example-level" or is_of_examples:
-            parts.append(("problem", self.problem, "prepare", ProblemSource))
-        for field, part, maker, base in parts:
-            is_own = not getattr(type(part), maker).__module__.startswith("manifed.")
-            if is_own and type(part).mixes_records is base.mixes_records:
+        if privacy.unit == "example":
+            parts.append(("problem", problem, "prepare", ProblemSource))
+        for field, made, maker, base in parts:
+            is_own = not getattr(type(made), maker).__module__.startswith("manifed.")
+            if is_own and type(made).mixes_records is base.mixes_records:
                 raise ValueError(
-                    f"{field}.kind: {part.kind!r} has a {maker} of its own; with privacy it needs "
+                    f"{field}.kind: {made.kind!r} has a {maker} of its own; with privacy it needs "
                     "mixes_records() too, which says whether a record can change another there "
                     "(None: it cannot)"
                 )
-            if (mixed := part.mixes_records()) is not None:
+            if (mixed := made.mixes_records()) is not None:
                 raise ValueError(mixed)
         if (
             privacy.kind == "example-level"
-            and self.problem.kind == "hyperbolic-prediction"
+            and problem.kind == "hyperbolic-prediction"
             and self.is_at_sites
             and privacy.neighboring_relation == "add-or-remove"
         ):
@@ -280,30 +277,6 @@ class Experiment(Frozen):
                 "privacy.neighboring_relation: one row more changes the kernel weights of all "
                 "others of its client, expected 'replace-one' with problem.kind = "
                 "'hyperbolic-prediction' on files, got 'add-or-remove'"
-            )
-
-    def _check_sites(self) -> None:
-        """What data that every site has at home need, and what nothing else takes."""
-        data, federation = self.data, self.federation
-        sizes, clients = federation.num_examples, federation.num_clients
-        if not isinstance(data, SiteData):
-            if sizes is not None:
-                raise ValueError(
-                    "federation.num_examples: expected none with data that the config names (the "
-                    f"partition says who has how many), got them with data.kind = {data.kind!r}"
-                )
-            return
-        if sizes is not None and len(sizes) != clients:
-            raise ValueError(
-                "federation.num_examples: expected one for each of federation.num_clients = "
-                f"{clients}, got {len(sizes)}"
-            )
-        privacy = self.privacy
-        is_target = privacy.kind == "example-level" and privacy.noise.kind == "target"
-        if sizes is None and is_target and not data.paths:
-            raise ValueError(
-                "federation.num_examples: required with privacy.noise.kind = 'target', whose noise "
-                "depends on every N_i; list them, or use 'multiplier'"
             )
 
 

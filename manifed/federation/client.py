@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 
 from manifed.algorithms.algorithm import (
     ClientUpdate,
@@ -68,13 +67,10 @@ class ClientSetup:
 
     def queries(self, num_examples: int) -> tuple[Query, ...]:
         """Clips, noise and charges of a shard of that size, of one round."""
-        return self._of_size(num_examples)[0]
+        return self.of_size(num_examples)[0]
 
-    def charged(self, num_examples: int) -> Counter[str] | None:
-        """How often a round's releases charge each label; None where no noise is added."""
-        return self._of_size(num_examples)[1]
-
-    def _of_size(self, size: int) -> tuple[tuple[Query, ...], Counter[str] | None]:
+    def of_size(self, size: int) -> tuple[tuple[Query, ...], Counter[str] | None]:
+        """The `queries`, and how often a round charges each label; None where there is no noise."""
         if size not in self._sizes:
             training, mechanism, charged = self.training, self.mechanism, Counter[str]()
             for release in training.releases(mechanism, size):
@@ -151,11 +147,11 @@ def run_update(
     sizes = (num_examples,) if isinstance(num_examples, int) else num_examples
     sizes = [setup.trained_on(size) for size in sizes]
     training, manifold = setup.training, setup.problem.manifold
-    oracle = Oracle(setup.problem, examples, [setup.queries(size) for size in sizes], draws)
+    oracle = Oracle(setup.problem, examples, [setup.of_size(size)[0] for size in sizes], draws)
     up, after = training.update(
         seat.phase, _placed(phase, down, manifold), memory, oracle, manifold, draws
     )
-    charged = setup.charged(min(sizes))
+    _, charged = setup.of_size(min(sizes))
     if charged is not None and seat.server_round == 0:
         charged = Counter()  # the exchanges before round 1 are charged nothing
     if charged is not None:
@@ -213,10 +209,7 @@ P = TypeVar("P", bound=Payload)
 
 def _plain(record: P) -> P:
     """What goes up and what is kept is stacked: tensors without gradients."""
-    tensors = vars(record).values()
-    if all(type(t) is Tensor and not t.requires_grad for t in tensors):
-        return record
-    return type(record)(*[t.detach() for t in tensors])
+    return type(record)(*[t.detach() for t in vars(record).values()])
 
 
 def check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> None:
@@ -375,5 +368,4 @@ def answer(
     )
     if made.memory is None:
         return Answer(made.up, source.origin, None)
-    written = header.config_sha256, header.server_round, header.attempt
-    return Answer(made.up, source.origin, Kept(*written, made.memory.tensors()))
+    return Answer(made.up, source.origin, Kept(header, made.memory.tensors()))

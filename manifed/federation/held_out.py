@@ -16,7 +16,7 @@ belongs; under replace-one its place does, because another record there may have
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
@@ -26,7 +26,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Phase, State
+from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.payloads import Layout, Payload, Point
 from manifed.oracles.blocks import Points, blocks
 from manifed.oracles.oracle import Draws
@@ -163,6 +163,44 @@ class PrivateEvaluation(HeldOut):
         noise = draws.normals((3,), Stream.EVALUATION_NOISE, 0)
         return Totals((rows.to(noise.dtype).sum(-2) + stddev * noise).to(x.dtype))
 
+    def refused(
+        self,
+        mechanism: ExampleMechanism,
+        num_examples: Sequence[int],
+        totals: Tensor,
+        partitions: tuple[int, ...],
+    ) -> dict[int, str]:
+        """Who sent totals that no hold-out of its size has, but for noise of `FALSE_ALARM`.
+
+        Every record adds 1 to the count, and at most 1 to what the other two sums are in size.
+
+        Args:
+            mechanism: the sites', by whose noise the totals are off.
+            num_examples: N_i of every site.
+            totals: what came, (C, 3).
+            partitions: whose they are.
+        """
+        found, off = dict[int, str](), _FAR * self.stddev(mechanism)
+        rounding = 64 * torch.finfo(totals.dtype).eps
+        for i, (t, c, count) in zip(partitions, totals.tolist(), strict=True):
+            most = num_examples[i] - self.trained_on(num_examples[i])
+            least = most
+            if mechanism.neighboring_relation == "add-or-remove":
+                # equal records are on one side: it may be none of them or all
+                least, most = 0, num_examples[i]
+            slack = rounding * (most + max(abs(t), abs(c), abs(count)))
+            if not least - off - slack <= count <= most + off + slack:
+                found[i] = (
+                    f"Expected {least} to {most} held out records of N_{i} = "
+                    f"{num_examples[i]}, within {off:.4g} of noise, got {count:.6g}"
+                )
+            elif not max(abs(t), abs(c)) <= count + math.sqrt(2.0) * off + slack:
+                found[i] = (
+                    f"Expected sums of at most the {count:.6g} held out records, within "
+                    f"{math.sqrt(2.0) * off:.4g} of noise, got {t:.6g} (loss) and {c:.6g} (class)"
+                )
+        return found
+
     def row(self, summed: Tensor, replies: int, stddev: float) -> dict[str, float | None]:
         """Mean loss and accuracy with 95 % intervals, for the noise alone, of all hold-outs.
 
@@ -177,47 +215,6 @@ class PrivateEvaluation(HeldOut):
                 ("", "_low", "_high"), ratio(total, count, stddev * replies**0.5), strict=True
             )
         }
-
-
-@dataclass(frozen=True)
-class Believed:
-    """What the server takes as totals of a site: those that its public size and the noise allow."""
-
-    rule: PrivateEvaluation
-    mechanism: ExampleMechanism
-    """That of the sites, by whose noise the totals are off."""
-    num_examples: tuple[int, ...]
-    """N_i of every site."""
-
-    def refused(
-        self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
-    ) -> Mapping[int, str]:
-        """Who sent totals that no hold-out of its size has, but for noise of `FALSE_ALARM`.
-
-        Every record adds 1 to the count, and at most 1 to what the other two sums are in size.
-        """
-        del state, phase
-        assert isinstance(uploads, Totals)
-        found, off = dict[int, str](), _FAR * self.rule.stddev(self.mechanism)
-        rounding = 64 * torch.finfo(uploads.u.dtype).eps
-        for i, (t, c, count) in zip(partitions, uploads.u.tolist(), strict=True):
-            most = self.num_examples[i] - self.rule.trained_on(self.num_examples[i])
-            least = most
-            if self.mechanism.neighboring_relation == "add-or-remove":
-                # equal records are on one side: it may be none of them or all
-                least, most = 0, self.num_examples[i]
-            slack = rounding * (most + max(abs(t), abs(c), abs(count)))
-            if not least - off - slack <= count <= most + off + slack:
-                found[i] = (
-                    f"Expected {least} to {most} held out records of N_{i} = "
-                    f"{self.num_examples[i]}, within {off:.4g} of noise, got {count:.6g}"
-                )
-            elif not max(abs(t), abs(c)) <= count + math.sqrt(2.0) * off + slack:
-                found[i] = (
-                    f"Expected sums of at most the {count:.6g} held out records, within "
-                    f"{math.sqrt(2.0) * off:.4g} of noise, got {t:.6g} (loss) and {c:.6g} (class)"
-                )
-        return found
 
 
 def ratio(total: float, count: float, noise: float) -> tuple[float | None, float, float]:

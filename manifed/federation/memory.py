@@ -7,22 +7,21 @@ last accepted is no memory: the client starts from its initial one and its log s
 """
 
 import hashlib
-import json
 import logging
-import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Memory
-from manifed.durable import write_atomically
+from manifed.durable import read_regular, write_atomically
 from manifed.errors import one_line
 from manifed.federation.replies import Header
 
@@ -30,19 +29,17 @@ log = logging.getLogger("manifed")
 
 MOST_RUNS: Final = 16
 """Files kept of one client: a new run removes those that were not written for longest."""
-MOST_BYTES: Final = 1 << 30
-"""Of one file; a larger one is not read."""
-_MAGIC: Final = b"manifed-memory-1 "
+_MAGIC: Final = b"manifed-memory-2 "
 _SUFFIX: Final = ".memory"
+_TAG: Final = TypeAdapter(tuple[str, Header])
+"""What stands before the tensors: the run, and the message that wrote them."""
 
 
 @dataclass(frozen=True)
 class Kept:
     """What a client remembers, as tensors by name, and the message that wrote it."""
 
-    config_sha256: str
-    server_round: int
-    attempt: int
+    header: Header
     tensors: Mapping[str, Tensor]
 
 
@@ -53,14 +50,13 @@ def remembered(blank: Memory, kept: Kept | None, header: Header, *, lasts: bool 
     client (of any, where it ``lasts``), and has the names, shapes and types of ``blank``, the
     initial memory.
     """
-    if lasts and kept is not None:
-        header = replace(header, server_round=kept.server_round, attempt=kept.attempt)
-    if kept is None:
+    written = None if kept is None else kept.header
+    if kept is None or written is None:
         why = "there is none"
-    elif kept.config_sha256 != header.config_sha256:
+    elif written.config_sha256 != header.config_sha256:
         why = "it is of another config"
-    elif not header.continues(kept.server_round, kept.attempt):
-        why = f"it is of round {kept.server_round}, attempt {kept.attempt}"
+    elif not (lasts or header.continues(written.server_round, written.attempt)):
+        why = f"it is of round {written.server_round}, attempt {written.attempt}"
     elif _layout(kept.tensors) != _layout(blank.tensors()):
         why = "its tensors are not those of this algorithm"
     else:
@@ -95,17 +91,17 @@ class MemoryStore:
         """What this client kept in this run; None, and a line in the log, for anything else."""
         path = self.path(run, partition)
         try:
-            found = _parsed(_bytes_of(path))
+            found = _parsed(read_regular(path))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             _tell("not used", path, error)
             return None
-        tag, tensors = found
-        if (tag.pop("run"), tag.pop("partition")) != (run, partition):
+        its_run, kept = found
+        if (its_run, kept.header.partition_id) != (run, partition):
             _tell("not used", path, ValueError("it is of another run or another client"))
             return None
-        return Kept(**tag, tensors=tensors)
+        return kept
 
     def write(self, run: str, partition: int, kept: Kept, *, lasts: bool = False) -> None:
         """Replace what this client kept; a disk that refuses leaves a line in the log.
@@ -117,15 +113,12 @@ class MemoryStore:
             OSError: the disk refuses memory that lasts.
         """
         path = self.path(run, partition)
-        mine = kept.config_sha256, kept.server_round, kept.attempt, run, partition
-        tag = dict(zip(_TAG, mine, strict=True))
         tensors = {name: t.detach().cpu().contiguous().clone() for name, t in kept.tensors.items()}
-        content = save(tensors, {"tag": json.dumps(tag, sort_keys=True)})
+        content = _TAG.dump_json((run, kept.header)) + b"\n" + save(tensors)
         digest = hashlib.sha256(content).hexdigest().encode()
         try:
             self._make_room(path, partition)
             write_atomically(path, _MAGIC + digest + b"\n" + content)
-            path.chmod(0o600)  # also where the umask gives less
         except OSError as error:
             _tell("not written", path, error)
             if lasts:
@@ -144,38 +137,17 @@ class MemoryStore:
             old.unlink(missing_ok=True)
 
 
-def _bytes_of(path: Path) -> bytes:
-    """The content of a regular file; OSError, ValueError for a link, a device, a giant."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
-            raise ValueError(f"it is no regular file of at most {MOST_BYTES} bytes")
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise ValueError("another user owns it or may write it")
-        return file.read(MOST_BYTES)
-
-
-def _parsed(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Tag and tensors; ValueError for bytes that are not what was written."""
-    head, _, body = content.partition(b"\n")
-    if head != _MAGIC + hashlib.sha256(body).hexdigest().encode():
+def _parsed(content: bytes) -> tuple[str, Kept]:
+    """The run, and what was kept in it; ValueError for bytes that are not what was written."""
+    head, _, rest = content.partition(b"\n")
+    if head != _MAGIC + hashlib.sha256(rest).hexdigest().encode():
         raise ValueError("its content does not match its SHA-256")
+    tag, _, tensors = rest.partition(b"\n")
     try:
-        header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
-        tag = json.loads(header["__metadata__"]["tag"])
-        return {name: kind(tag[name]) for name, kind in _TAG.items()}, load(body)
-    except (SafetensorError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        run, header = _TAG.validate_json(tag, strict=True)
+        return run, Kept(header, load(tensors))
+    except (SafetensorError, ValueError) as error:
         raise ValueError(f"another format: {type(error).__name__}") from None
-
-
-_TAG: Final = {
-    "config_sha256": str,
-    "server_round": int,
-    "attempt": int,
-    "run": str,
-    "partition": int,
-}
 
 
 def _tell(what: str, path: Path, error: Exception) -> None:

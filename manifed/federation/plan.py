@@ -12,10 +12,9 @@ from manifed.algorithms.algorithm import (
     Phase,
     ServerUpdate,
     State,
-    UploadPlace,
 )
 from manifed.federation.cohorts import Cohort, Everyone
-from manifed.federation.held_out import EVALUATE, Believed, PrivateEvaluation
+from manifed.federation.held_out import EVALUATE, PrivateEvaluation
 from manifed.federation.replies import Failure, ReplyPolicy
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
@@ -69,23 +68,6 @@ class Plan:
             needs_everyone=True,
             evaluation=None,
         )
-
-    @cached_property
-    def believed(self) -> Believed | None:
-        """What clients may say of their hold-outs."""
-        if self.evaluation is None:
-            return None
-        return Believed(self.evaluation, self.client_mechanism, self.num_examples)
-
-    @cached_property
-    def upload_places(self) -> Mapping[str, Mapping[str, UploadPlace]]:
-        """Where the fields of an upload lie, by the name of the exchange."""
-        space, found = self.server_update.space, dict[str, Mapping[str, UploadPlace]]()
-        for phase in (*self.phases, EVALUATE):
-            fields = phase.up.names()
-            places = phase.uploads or (space,) * len(fields)
-            found[phase.name] = dict(zip(fields, places, strict=True))
-        return found
 
     def weights_of(self, partitions: tuple[int, ...]) -> Tensor:
         """The weights of these clients in a mean, (C,): N_i, or ones."""

@@ -75,7 +75,6 @@ class Replies(NamedTuple):
     uploads: Payload
     failures: Mapping[int, Failure] = MappingProxyType({})
     bytes_down: int = 0
-    bytes_up: int = 0
     noise_origins: frozenset[str] = frozenset()
     """Where the keys of the clients' noise came from, as their replies say (flower/records.py)."""
     nodes: Mapping[int, int] = MappingProxyType({})
@@ -92,7 +91,6 @@ class Replies(NamedTuple):
         return self._replace(
             partitions=tuple(self.partitions[row] for row in rows),
             uploads=uploads,
-            bytes_up=uploads.num_bytes(),
             chunks=tuple(count for count in left if count),
         )
 
@@ -143,13 +141,26 @@ class ReplyPolicy(Frozen):
     timeout: float = Field(default=3600.0, gt=0)
     """Seconds to wait for the replies of one phase."""
 
-    def is_enough(self, replies: Replies, cohort_size: int, *, needs_everyone: bool) -> bool:
-        """Whether the round may use these replies."""
-        if not replies.failures:
-            return True
-        if needs_everyone or self.on_failure != "proceed":
-            return False
-        return len(replies.partitions) >= self.min_fraction * cohort_size
+    @property
+    def attempts(self) -> int:
+        """The most attempts of one round, no crash counted."""
+        return self.max_attempts if self.on_failure == "retry" else 1
+
+    def refusal(
+        self, replies: Replies, cohort_size: int, *, needs_everyone: bool = False
+    ) -> str | None:
+        """Why the round may not use these replies, in one line; None: it may."""
+        is_all = needs_everyone or self.on_failure != "proceed"
+        count, failures = len(replies.partitions), replies.failures
+        if not failures or not (is_all or count < self.min_fraction * cohort_size):
+            return None
+        some = "; ".join(f"client {i}: {failures[i].text}" for i in sorted(failures)[:3])
+        more = f" and {len(failures) - 3} more" if len(failures) > 3 else ""
+        needed = "all" if is_all else f"{self.min_fraction:g} of them"
+        return (
+            f"Expected replies from {cohort_size} clients (policy {self.on_failure!r}: {needed}), "
+            f"got {count}; {some}{more}"
+        )
 
     def check_client_level(self) -> None:
         """Refuse a policy by which one client's reply could end or repeat a round.
@@ -163,17 +174,6 @@ class ReplyPolicy(Frozen):
                 f"'client-level', got {self.on_failure!r}; a failed reply counts as the zero "
                 "vector there, because a stop or a retry would show it"
             )
-
-    def explain(self, replies: Replies, cohort_size: int, *, needs_everyone: bool = False) -> str:
-        """One line for the error of a failed round."""
-        some = [f"client {i}: {replies.failures[i].text}" for i in sorted(replies.failures)[:3]]
-        more = f" and {len(replies.failures) - 3} more" if len(replies.failures) > 3 else ""
-        is_all = needs_everyone or self.on_failure != "proceed"
-        needed = "all" if is_all else f"{self.min_fraction:g} of them"
-        return (
-            f"Expected replies from {cohort_size} clients (policy {self.on_failure!r}: {needed}), "
-            f"got {len(replies.partitions)}; " + "; ".join(some) + more
-        )
 
 
 class Expectation(NamedTuple):

@@ -4,14 +4,12 @@ Order of a round, and why: the charge is on disk *before* a message leaves, beca
 the uploads are the release; so a crash, a retry or an abort can make the ledger show more than
 was spent, never less. The new model is used only after that.
 
-`run_round` runs a whole round over a transport. Who must give control away between two exchanges,
-as Flower's strategies do (manifed/flower/strategy.py), calls its parts: `begin`, `pay_more`,
-`checked`, `after`, `report_of`.
+A `Course` goes through a run, exchange by exchange: `run_rounds` over a transport, and Flower's
+strategies (manifed/flower/strategy.py), which give control away between two exchanges.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -21,10 +19,10 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Collected, Phase, State
 from manifed.algorithms.payloads import Down, Payload, PerClient, Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
-from manifed.federation.held_out import EVALUATE
+from manifed.federation.held_out import EVALUATE, Totals
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.replies import Expectation, Failure, Header, Replies
-from manifed.federation.stack import Transport
+from manifed.federation.stack import Asked, Transport
 from manifed.manifolds.base import DRIFT, LARGEST
 from manifed.privacy.noise import NoiseSource, Stream
 
@@ -61,90 +59,26 @@ def run_rounds(
     attempts: Callable[[int], int] = lambda _: 0,
     last_accepted: Mapping[int, int] | None = None,
 ) -> Iterator[RoundReport]:
-    """Rounds ``first_round`` to ``num_rounds``, one by one; errors as `run_round` and ``charge``.
+    """Rounds ``first_round`` to ``num_rounds`` over a transport, one by one.
 
-    The exchanges before round 1 come first; they are round 0, and charged nothing.
-
-    ``attempts(round)`` says how often a round was charged before (after a crash),
-    ``last_accepted`` in which round each client's reply was last used.
-    """
-    accepted = dict(last_accepted or {})
-    if begins_with_setup(plan, first_round):
-        state = run_round(plan.of_setup(), state, 0, transport, free, accepted).state
-    for server_round in range(first_round, num_rounds + 1):
-        report = run_round(
-            plan, state, server_round, transport, charge, accepted, attempts(server_round)
-        )
-        state = report.state
-        accepted |= dict.fromkeys(report.participants, server_round)
-        yield report
-
-
-def begins_with_setup(plan: Plan, first_round: int) -> bool:
-    """Whether exchanges before round 1 come first.
-
-    Raises:
-        ConfigError: they were made by a run that is resumed.
-    """
-    if plan.setup_phases and first_round > 1:
-        raise ConfigError(
-            "output.resume: an algorithm with exchanges before round 1 cannot be resumed: clients "
-            "would go on without what they learnt there; start a new run"
-        )
-    return bool(plan.setup_phases)
-
-
-def run_round(
-    plan: Plan,
-    state: State,
-    server_round: int,
-    transport: Transport,
-    charge: Charge,
-    last_accepted: Mapping[int, int],
-    first_attempt: int = 0,
-) -> RoundReport:
-    """One round, retries included; ``state`` is the one before it.
+    The exchanges before round 1 come first; they are round 0, and charged nothing. The arguments
+    are those of `Course`.
 
     Raises:
         RoundFailed: when the policy is not content with the replies of the last attempt.
         BadState: when the server update leads to no usable state.
     """
-    tries = plan.policy.max_attempts if plan.policy.on_failure == "retry" else 1
-    seen = Traffic()
-    for attempt in range(first_attempt, first_attempt + tries):
-        now = begin(plan, state, server_round, attempt, charge, seen)
-        try:
-            while (phase := now.phase) is not None:
-                pay_more(now, charge)
-                came = transport.exchange(now.header, phase, sent(now), now.asked, last_accepted)
-                now = after(now, checked(now, came))
-            return report_of(now)
-        except RoundFailed as failure:
-            if attempt == first_attempt + tries - 1:
-                raise
-            log.warning(
-                "Round %d, attempt %d failed and is paid for: %s", server_round, attempt, failure
-            )
-    raise AssertionError("unreachable: a round ends by a report or an error")
+    course = Course(plan, state, charge, first_round, attempts, last_accepted)
 
+    def exchange() -> RoundReport | None:
+        now = course.opened()
+        phase = now.phases[now.index]
+        asked = Asked(now.header, phase, sent(now), now.asked, course.accepted)
+        came = transport.exchange(asked)
+        return course.moved(course.judged(came))
 
-@dataclass
-class Traffic:
-    """What all attempts of a round sent and got, and who was dropped."""
-
-    bytes_down: int = 0
-    bytes_up: int = 0
-    failures: dict[int, Failure] = field(default_factory=dict[int, Failure])
-    noise_origins: frozenset[str] | None = None
-    """Where the keys of the clients' noise came from; None before an exchange."""
-
-    def origins(self, plan: Plan) -> frozenset[str]:
-        """Where the noise of the round came from that protects somebody."""
-        if self.noise_origins is None:
-            return frozenset()
-        # with a mechanism of the server its noise is all that protects
-        clients = self.noise_origins if plan.mechanism is None else frozenset[str]()
-        return clients | {plan.source.origin}
+    while course.round <= num_rounds:
+        yield course.one_round(exchange)
 
 
 class Attempt(NamedTuple):
@@ -159,8 +93,6 @@ class Attempt(NamedTuple):
     state: State
     phases: tuple[Phase, ...]
     """The exchanges of this round."""
-    seen: Traffic
-    """Of all attempts of this round, this one included."""
     index: int = 0
     failures: Mapping[int, Failure] = MappingProxyType({})
     held_out: tuple[Tensor, int] | None = None
@@ -212,10 +144,10 @@ def _judged(now: Attempt, replies: Replies) -> Replies:
         return replies.zero_filled(now.asked)
     size = len(now.asked if phase.needs_all else now.cohort)
     everyone = plan.needs_everyone or phase.needs_all
-    if now.asked and not plan.policy.is_enough(replies, size, needs_everyone=everyone):
+    why = plan.policy.refusal(replies, size, needs_everyone=everyone)
+    if now.asked and why is not None:
         lost = {**now.failures, **replies.failures}
         where = f", exchange {phase.name!r}" if len(plan.phases) > 1 else ""
-        why = plan.policy.explain(replies, size, needs_everyone=everyone)
         raise RoundFailed(
             f"Round {now.server_round}{where}: {why}",
             is_computed=all(one.kind == "unusable" for one in lost.values()),
@@ -334,13 +266,10 @@ def begin(
     state: State,
     server_round: int,
     attempt: int,
-    charge: Charge,
-    seen: Traffic | None = None,
 ) -> Attempt:
-    """An attempt whose cohort is drawn and paid for; ``seen`` is what the attempts before it saw.
+    """An attempt whose cohort is drawn; nothing is paid yet.
 
     Raises:
-        BudgetExhausted: the budget does not pay it; nothing was sent.
         ConfigError: a round behind the last that was priced, where rounds cost different amounts.
     """
     if plan.last_priced is not None and server_round > plan.last_priced:
@@ -349,47 +278,27 @@ def begin(
             f"round {server_round}"
         )
     cohort = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
-    phases = plan.phases if plan.evaluation is None else plan.phases_in(server_round)
-    now = Attempt(plan, server_round, attempt, cohort, cohort, state, phases, seen or Traffic())
-    _pay(now, charge)
-    return now
+    phases = plan.phases_in(server_round)
+    return Attempt(plan, server_round, attempt, cohort, cohort, state, phases)
 
 
-def pay_more(now: Attempt, charge: Charge) -> None:
-    """Pay for what the next exchange discloses, before its messages leave; errors as `begin`."""
-    if now.phase is EVALUATE:
-        return
-    if disclosed := now.plan.server_update.disclosed(now.state, now.name):
-        _pay(now, charge, disclosed)
-
-
-def _pay(now: Attempt, charge: Charge, *disclosed: tuple[int, ...]) -> None:
-    try:
-        charge(now.server_round, now.attempt, now.cohort, *disclosed)
-    except BudgetExhausted as budget:
-        budget.noise_origins = now.seen.origins(now.plan)
-        raise
-
-
-def checked(now: Attempt, replies: Replies) -> Replies:
+def _checked(now: Attempt, replies: Replies) -> Replies:
     """The replies without the uploads that no step could use; who was dropped is logged."""
     phase = now.phase
     assert phase is not None
     plan = now.plan
     base = plan.server_update.base(now.state, plan.manifold)
-    expected = Expectation(base, plan.upload_places[phase.name], plan.manifold)
+    names = phase.up.names()
+    places = phase.uploads or (plan.server_update.space,) * len(names)
+    expected = Expectation(base, dict(zip(names, places, strict=True)), plan.manifold)
     found = expected.checked(replies)
-    judge = plan.believed if phase is EVALUATE else plan.server_update
-    if judge is not None:
-        why = judge.refused(now.state, now.name, found.uploads, found.partitions)
-        if why:
-            found = found.without({i: found.told(i, Failure("unusable", why[i])) for i in why})
+    totals, who = found.uploads, found.partitions
+    if isinstance(totals, Totals) and plan.evaluation is not None:
+        why = plan.evaluation.refused(plan.client_mechanism, plan.num_examples, totals.u, who)
+    else:
+        why = plan.server_update.refused(now.state, now.name, found.uploads, who)
+    found = found.without({i: found.told(i, Failure("unusable", why[i])) for i in why})
     _tell_who_was_dropped(now, found)
-    seen = now.seen
-    seen.bytes_down += found.bytes_down
-    seen.bytes_up += found.bytes_up
-    seen.failures |= found.failures
-    seen.noise_origins = found.noise_origins | (seen.noise_origins or frozenset())
     return found
 
 
@@ -401,7 +310,7 @@ def after(now: Attempt, replies: Replies, aggregate: Aggregate = aggregated) -> 
     """The attempt after an exchange: replies judged, aggregated, and the server's step taken.
 
     Raises:
-        RoundFailed, BadState: as `run_round`.
+        RoundFailed, BadState: as `run_rounds`.
     """
     if now.phase is EVALUATE:  # it changes no state, and nobody who is silent fails the round
         held_out = (replies.uploads.tensors()["u"].sum(0), len(replies.partitions))
@@ -424,14 +333,129 @@ def after(now: Attempt, replies: Replies, aggregate: Aggregate = aggregated) -> 
     return now._replace(asked=taken.partitions, state=state, index=index, failures=failures)
 
 
-def report_of(now: Attempt) -> RoundReport:
-    """The report of a round whose last exchange is done."""
-    seen, used = now.seen, tuple(i for i in now.asked if i not in now.failures)
-    failures = {**seen.failures, **now.failures}
-    return RoundReport(
-        now.server_round, now.state, used, failures, seen.bytes_down, seen.bytes_up,
-        seen.origins(now.plan), now.held_out,
-    )  # fmt: skip
+_NOTHING = RoundReport(0, {}, ())
+
+
+class Course:
+    """A run between two exchanges: its state, its next round, and the attempt that is under way."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: State,
+        charge: Charge = free,
+        first_round: int = 1,
+        attempts: Callable[[int], int] = lambda _: 0,
+        last_accepted: Mapping[int, int] | None = None,
+    ) -> None:
+        """``state`` is the one before ``first_round``.
+
+        ``attempts(round)`` says how often a round was charged before (after a crash),
+        ``last_accepted`` in which round each client's reply was last used.
+
+        Raises:
+            ConfigError: exchanges before round 1 were made by a run that is resumed.
+        """
+        if plan.setup_phases and first_round > 1:
+            raise ConfigError(
+                "output.resume: an algorithm with exchanges before round 1 cannot be resumed: "
+                "clients would go on without what they learnt there; start a new run"
+            )
+        self.plan, self.state, self._charge = plan, state, charge
+        self.round = 0 if plan.setup_phases else first_round
+        """The next round; 0 for the exchanges before round 1."""
+        self.accepted = dict(last_accepted or {})
+        self.now: Attempt | None = None
+        """The attempt that is under way; None begins another one."""
+        self._attempts, self._tried, self._before = attempts, 0, 0
+        self._seen = _NOTHING
+        """What all attempts of the round sent and got."""
+
+    def opened(self) -> Attempt:
+        """The attempt before its next exchange, drawn and paid for.
+
+        Raises:
+            BudgetExhausted: the budget does not pay it; nothing was sent.
+            ConfigError: as `begin`.
+        """
+        if self.now is None:
+            plan = self.plan if self.round else self.plan.of_setup()
+            if self._tried == 0:
+                self._before = self._attempts(self.round)
+            attempt = self._before + self._tried
+            self._tried += 1
+            now = begin(plan, self.state, self.round, attempt)
+            self._pay(now)
+            self.now = now
+        now = self.now
+        is_training = now.phase is not EVALUATE
+        if is_training and (told := self.plan.server_update.disclosed(now.state, now.name)):
+            self._pay(now, told)
+        return now
+
+    def _pay(self, now: Attempt, *disclosed: tuple[int, ...]) -> None:
+        if now.server_round == 0:
+            return
+        try:
+            self._charge(now.server_round, now.attempt, now.cohort, *disclosed)
+        except BudgetExhausted as budget:
+            budget.noise_origins = self._seen.noise_origins
+            raise
+
+    def judged(self, replies: Replies) -> Replies:
+        """The replies without the uploads that no step could use; who was dropped is logged."""
+        assert self.now is not None
+        found, seen, plan = _checked(self.now, replies), self._seen, self.plan
+        # with a mechanism of the server its noise is all that protects
+        clients = found.noise_origins if plan.mechanism is None else frozenset[str]()
+        self._seen = seen._replace(
+            bytes_down=seen.bytes_down + found.bytes_down,
+            bytes_up=seen.bytes_up + found.uploads.num_bytes(),
+            failures={**seen.failures, **found.failures},
+            noise_origins=seen.noise_origins | clients | {plan.source.origin},
+        )
+        return found
+
+    def moved(self, replies: Replies, aggregate: Aggregate = aggregated) -> RoundReport | None:
+        """The report of the round that these replies end; None where more exchanges follow.
+
+        Raises:
+            RoundFailed, BadState: as `run_rounds`; the attempt is over then.
+        """
+        assert self.now is not None
+        now, self.now = self.now, None
+        now = after(now, replies, aggregate)
+        if now.phase is not None:
+            self.now = now
+            return None
+        report = self._seen._replace(
+            server_round=now.server_round,
+            state=now.state,
+            participants=tuple(i for i in now.asked if i not in now.failures),
+            failures={**self._seen.failures, **now.failures},
+            held_out=now.held_out,
+        )
+        self.accepted |= dict.fromkeys(report.participants, self.round)
+        self.state, self._seen, self._tried = now.state, _NOTHING, 0
+        self.round += 1
+        return report if report.server_round else None
+
+    def one_round(self, exchange: Callable[[], RoundReport | None]) -> RoundReport:
+        """The next round by calls of ``exchange``; a failed attempt again, as the policy says.
+
+        Raises:
+            RoundFailed, BadState: as `run_rounds`.
+        """
+        tries = self.plan.policy.attempts
+        while True:
+            try:
+                if (report := exchange()) is not None:
+                    return report
+            except RoundFailed as failure:
+                self.now = None
+                if not 0 < self._tried < tries:
+                    raise
+                log.warning("Round %d failed and is paid for: %s", self.round, failure)
 
 
 def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:

@@ -18,7 +18,7 @@ from manifed.runs import driver
 from manifed.runs.driver import Job
 from manifed.runs.folder import RunFolder, printable
 from manifed.runs.manifest import process_began
-from manifed.runs.report.figures import NotDrawn, draw_finished
+from manifed.runs.report import NotDrawn, draw_finished
 from manifed.runs.statement import statement_of
 
 log = logging.getLogger("manifed")
@@ -51,7 +51,7 @@ def strategy_of(job: Job) -> ManifoldStrategy:
         place = "any_update:AnyUpdate"
     # In a checkout this is the folder `strategies` beside the library.
     strategy: type[ManifoldStrategy] = resolve_name(f"manifed.flower.strategies.{place}")
-    return strategy.of_plan(job.plan, update, job.account, job.num_rounds)
+    return strategy.of_plan(job.plan, job.account, job.num_rounds)
 
 
 def run(

@@ -4,14 +4,14 @@ What the client adds to its gradients comes from its own reading of the config, 
 message; a message of another config is refused. An error stays in this node's own log: the server
 learns that the node is absent, and no more.
 
-A node whose records lie behind a site's own process: this code forwards, and sees none of them.
-
-Whatever the site refuses, it refuses for its own reasons, which stay in the logs of site and node.
+Where a node's records lie behind a site's own process, this code forwards and sees none of them.
+What the site refuses, it refuses for its own reasons, which stay in the logs of site and node.
 """
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from logging import ERROR
 from pathlib import Path
 from pkgutil import resolve_name
@@ -25,11 +25,20 @@ from manifed.experiment.assembly import own_node
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import Node
 from manifed.federation.memory import Kept, MemoryStore
-from manifed.federation.replies import BadMessage
+from manifed.federation.replies import BadMessage, Header
 from manifed.flower import handshake, keys
-from manifed.flower.records import pack, read_header, shown, tensors_from_record, tensors_to_record
+from manifed.flower.handshake import Introduction
+from manifed.flower.records import (
+    facts_from_record,
+    facts_to_record,
+    pack,
+    shown,
+    tensors_from_record,
+    tensors_to_record,
+)
 from manifed.runs.manifest import code_sha256
-from manifed.site.protocol import Introduction, Question, Refusal, Tensors, Update, about, ask
+from manifed.site import protocol
+from manifed.site.protocol import Question, Refusal, Tensors, Update, about, ask
 
 DEPLOYED = "flwr-clientapp"
 """The program that a SuperNode starts for each message."""
@@ -37,8 +46,6 @@ HOME = "manifed"
 """A deployed node's folder in its Flower home."""
 FindNode = Callable[[Context], Node]
 """Makes the node of a context: its errors, whose text may hold data, stay in the node's own log."""
-Forward = Callable[[Message, Context, Experiment], Message]
-"""Asks a site's own process, and makes a reply of what it answers (site.py)."""
 
 
 class Absent(RuntimeError):
@@ -48,24 +55,18 @@ class Absent(RuntimeError):
         super().__init__("this node is absent; its own log says why")
 
 
-class AbsentIfItFails:
-    """A context that keeps an error, whose text may hold data, in this node's own log.
+@contextmanager
+def absent_if_it_fails() -> Generator[None]:
+    """Keep an error, whose text may hold data, in this node's own log, and raise `Absent` instead.
 
-    It raises `Absent` in its place; a BadMessage or BadBroadcast, which say what came alone, leave
-    it as they are.
+    A BadMessage or BadBroadcast, which say what came alone, stay as they are.
     """
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        is_said = isinstance(error, BadMessage | BadBroadcast | Absent)
-        if is_said or not isinstance(error, Exception):
-            return
-        log(ERROR, "this node is absent, %s: %s: %s", self._what, type(error).__name__, error)
+    try:
+        yield
+    except (BadMessage, BadBroadcast):
+        raise
+    except Exception as error:
+        log(ERROR, "this node is absent: %s: %s", type(error).__name__, error)
         raise Absent from None
 
 
@@ -88,20 +89,18 @@ def node_of(context: Context, config: Experiment) -> Node:
     """The node of an experiment; it opens its own file only, which its node config names."""
     partition = partition_of(context, config.federation.num_clients)
     path, declared = (context.node_config.get(key) for key in (keys.DATA_PATH, keys.NUM_EXAMPLES))
-    with AbsentIfItFails("its data cannot be loaded"):
-        if not (declared is None or type(declared) is int):
-            raise BadMessage(f"Expected a whole num-examples of this node, got {shown(declared)}")
-        return own_node(config, partition, None if path is None else Path(str(path)), declared)
+    if not (declared is None or type(declared) is int):
+        raise BadMessage(f"Expected a whole num-examples of this node, got {shown(declared)}")
+    return own_node(config, partition, None if path is None else Path(str(path)), declared)
 
 
 def opened(find: FindNode, context: Context) -> Node:
     """This node, with its records.
 
     Raises:
-        Absent: they cannot be loaded. BadMessage: the node is pinned to another config.
+        BadMessage: the node is pinned to another config. Others as ``find``.
     """
-    with AbsentIfItFails("its data cannot be loaded"):
-        node = find(context)
+    node = find(context)
     pinned = context.node_config.get(keys.CONFIG_SHA256)
     if pinned is not None and pinned != node.digest:
         raise BadMessage(f"This node is pinned to config {pinned}, the run has {node.digest}")
@@ -116,8 +115,8 @@ def check_server(message: Message) -> None:
 
 def introduction(node: Node, message: Message) -> Message:
     """The reply to the handshake's query: all of it public."""
-    said = (node.partition, node.num_examples, node.digest, code_sha256())
-    return Message(handshake.introduction(*said), reply_to=message)
+    said = Introduction(node.partition, node.num_examples, node.digest, code_sha256())
+    return handshake.introduction(said, message)
 
 
 def _store(context: Context) -> MemoryStore | None:
@@ -147,11 +146,8 @@ def kept_of(context: Context, node: Node) -> Kept | None:
         return store.read(str(context.run_id), node.partition)
     if keys.MEMORY not in context.state.array_records:
         return None
-    tag = context.state.config_records[keys.MEMORY_TAG]
     return Kept(
-        str(tag[keys.CONFIG_SHA256]),
-        int(str(tag[keys.SERVER_ROUND])),
-        int(str(tag[keys.ATTEMPT])),
+        facts_from_record(Header, context.state[keys.MEMORY_TAG]),
         tensors_from_record(context.state.array_records[keys.MEMORY]),
     )
 
@@ -163,14 +159,8 @@ def keep(kept: Kept, context: Context, node: Node) -> None:
         lasts = node.setup.training.remembers_setup
         store.write(str(context.run_id), node.partition, kept, lasts=lasts)
         return
-    context.state[keys.MEMORY] = tensors_to_record(dict(kept.tensors))
-    context.state[keys.MEMORY_TAG] = ConfigRecord(
-        {
-            keys.CONFIG_SHA256: kept.config_sha256,
-            keys.SERVER_ROUND: kept.server_round,
-            keys.ATTEMPT: kept.attempt,
-        }
-    )
+    context.state[keys.MEMORY] = tensors_to_record(kept.tensors)
+    context.state[keys.MEMORY_TAG] = facts_to_record(kept.header)
 
 
 def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
@@ -178,14 +168,9 @@ def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
 
     A node whose own config names ``site-socket`` forwards to the site's process there.
     """
-
-    def forwarded(message: Message, context: Context, forward: Forward) -> Message:
-        with AbsentIfItFails("its site did not answer"):
-            return forward(message, context, experiment(context))
-
     # In a checkout this is the folder `clients` beside the library.
     app_of = resolve_name("manifed.flower.clients.local_training:app_of")
-    return app_of(lambda context: node_of(context, experiment(context)), forwarded)
+    return app_of(lambda context: node_of(context, experiment(context)), experiment)
 
 
 class NoAnswer(RuntimeError):
@@ -199,29 +184,28 @@ def introduced(message: Message, context: Context, config: Experiment) -> Messag
         NoAnswer, OSError, BadFrame: the site refused, or there is none.
     """
     told, _ = _asked(context, config, about(config), {})
-    if not isinstance(told, Introduction):
+    if not isinstance(told, protocol.Introduction):
         raise NoAnswer("the site did not introduce itself")
-    said = (told.partition, told.num_examples, told.config_sha256, told.code_sha256)
-    return Message(handshake.introduction(*said), reply_to=message)
+    said = Introduction(told.partition, told.num_examples, told.config_sha256, told.code_sha256)
+    return handshake.introduction(said, message)
 
 
 def answered(message: Message, context: Context, config: Experiment) -> Message:
     """The reply to a training message, as the site noised it; errors as `introduced`."""
-    header = read_header(message.content)
+    header = facts_from_record(Header, message.content.get(keys.HEADER))
     arrays = message.content.get(keys.PAYLOAD, ArrayRecord())
     down = tensors_from_record(arrays) if isinstance(arrays, ArrayRecord) else {}
     question = about(config, str(context.run_id), header)
     told, up = _asked(context, config, question, down)
     if not isinstance(told, Update):
         raise NoAnswer("the site did not answer with an update")
-    content = pack(header, None, noise_origin=told.noise_origin)
-    content[keys.PAYLOAD] = tensors_to_record(dict(up))
+    content = pack(header, tensors_to_record(up), noise_origin=told.noise_origin)
     return Message(content, reply_to=message)
 
 
 def _asked(
     context: Context, config: Experiment, question: Question, down: Tensors
-) -> tuple[Introduction | Update, Tensors]:
+) -> tuple[protocol.Introduction | Update, Tensors]:
     path = Path(str(context.node_config[keys.SITE_SOCKET]))
     told, up = ask(path, question, down, config.federation.replies.timeout)
     if isinstance(told, Refusal):

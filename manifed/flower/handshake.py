@@ -19,7 +19,6 @@ declares (`declared_sizes` asks before anything is priced). What a site really h
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -29,24 +28,29 @@ from flwr.serverapp import Grid
 from manifed.federation.replies import plain
 from manifed.flower import keys
 from manifed.flower.polling import is_simulated
-from manifed.flower.records import BadMessage, shown
+from manifed.flower.records import BadMessage, facts_from_record, facts_to_record, shown
 from manifed.runs.manifest import code_sha256
 from manifed.setting import MOST_EXAMPLES
 
 PATIENCE = 5.0
 """Seconds that a federation of wrong or too few answers waits for nodes that may still come."""
 _PAUSE = 0.05
-_FIELDS = {
-    keys.PARTITION_ID: int,
-    keys.NUM_EXAMPLES: int,
-    keys.CONFIG_SHA256: str,
-    keys.CODE_SHA256: str,
-}
-"""What a node says of itself, all of it public."""
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a node says of itself, all of it public."""
+
+    partition_id: int
+    num_examples: int
+    config_sha256: str
+    code_sha256: str
 
 
 class HandshakeFailed(RuntimeError):
     """The federation is not what the config says; the text names what is missing."""
+
+    exit_code = 1
 
 
 def check_code(who: str, theirs: object) -> None:
@@ -166,11 +170,15 @@ class _Meeting:
             raise BadMessage(f"error {reply.error.code}: {plain(reply.error.reason)}")
         if reply.metadata.src_node_id != node:
             raise BadMessage(f"the reply is node {reply.metadata.src_node_id}'s")
-        partition, size, theirs, code = _introduced(reply.content)
-        sizes = self.num_examples
-        check_code(f"client {partition}", code)
-        if theirs != self.config_sha256:
-            raise BadMessage(f"client {partition} runs another config ({shown(theirs)})")
+        if len(reply.content) != 1:
+            raise BadMessage(f"Expected a {keys.HEADER!r} record, got {len(reply.content)} records")
+        told = facts_from_record(Introduction, reply.content.get(keys.HEADER))
+        partition, size, sizes = told.partition_id, told.num_examples, self.num_examples
+        check_code(f"client {partition}", told.code_sha256)
+        if told.config_sha256 != self.config_sha256:
+            raise BadMessage(
+                f"client {partition} runs another config ({shown(told.config_sha256)})"
+            )
         if not 0 <= partition < len(sizes):
             raise BadMessage(f"partition-id {shown(partition)} is outside 0..{len(sizes) - 1}")
         wanted = sizes[partition]
@@ -224,21 +232,6 @@ def _query(node: int, config_sha256: str) -> Message:
     return Message(content, dst_node_id=node, message_type=MessageType.QUERY)
 
 
-def introduction(partition: int, num_examples: int, config_sha256: str, code: str) -> RecordDict:
-    """The content of a node's reply to the handshake's query."""
-    said = (partition, num_examples, config_sha256, code)
-    return RecordDict({keys.HEADER: ConfigRecord(dict(zip(_FIELDS, said, strict=True)))})
-
-
-def _introduced(content: RecordDict) -> tuple[Any, ...]:
-    """(partition, number of examples, config, code) of an `introduction`, each of its type."""
-    record = content.get(keys.HEADER)
-    if len(content) != 1 or not isinstance(record, ConfigRecord) or set(record) != set(_FIELDS):
-        raise BadMessage(
-            f"expected a {keys.HEADER!r} record of {sorted(_FIELDS)}, got "
-            f"{shown(list(content.keys())[:7])}"
-        )
-    for key, kind in _FIELDS.items():
-        if type(record[key]) is not kind:
-            raise BadMessage(f"expected {key} of type {kind.__name__}, got {shown(record[key])}")
-    return tuple(record[key] for key in _FIELDS)
+def introduction(said: Introduction, query: Message) -> Message:
+    """A node's reply to the handshake's query."""
+    return Message(RecordDict({keys.HEADER: facts_to_record(said)}), reply_to=query)

@@ -7,6 +7,8 @@ ever unpickled.
 
 import io
 import math
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal, TypeVar, get_type_hints
 
 import numpy as np
@@ -22,12 +24,10 @@ P = TypeVar("P", bound=Payload)
 
 
 UNDECLARED = "undeclared"
-_HEADER_TYPES = get_type_hints(Header)
-_HEADER_KEYS = {name: name.replace("_", "-") for name in _HEADER_TYPES}
-"""Field of a header to the key of its record."""
+F = TypeVar("F")
 
 
-def tensors_to_record(tensors: dict[str, Tensor]) -> ArrayRecord:
+def tensors_to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """An ArrayRecord with one entry a tensor; C order, dtype kept."""
     record = ArrayRecord()
     for name, tensor in tensors.items():
@@ -41,7 +41,10 @@ def tensors_from_record(record: ArrayRecord) -> dict[str, Tensor]:
     Raises:
         BadMessage: for an entry whose bytes are not the array that it declares.
     """
-    return {name: _decoded(str(name)[:60], array) for name, array in record.items()}
+    return {
+        name: _decoded(name[:60], array, *_declared(name[:60], array))
+        for name, array in record.items()
+    }
 
 
 _DTYPES = {
@@ -71,16 +74,15 @@ def _declared(name: str, array: Array) -> tuple[np.dtype[Any], tuple[int, ...]]:
     if not isinstance(array.dtype, str) or array.dtype not in _DTYPES:
         raise BadMessage(f"Expected {name} of a plain number type, got {shown(array.dtype)}")
     shape = tuple(array.shape)
-    if len(shape) > 16 or not all(type(size) is int and size >= 0 for size in shape):
+    if len(shape) > 16 or set(map(type, shape)) - {int} or min(shape, default=0) < 0:
         raise BadMessage(f"Expected {name} with a shape of sizes >= 0, got {shown(shape)}")
     if not isinstance(array.data, bytes):
         raise BadMessage(f"Expected the bytes of {name}, got {shown(array.data)}")
     return _DTYPES[array.dtype], shape
 
 
-def _decoded(name: str, array: Array) -> Tensor:
+def _decoded(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Tensor:
     """The tensor of an Array: the declared number of bytes behind the npy header that says so."""
-    dtype, shape = _declared(name, array)
     num_bytes = math.prod(shape) * dtype.itemsize
     for order in ("C", "F"):
         head = _npy_header(dtype, shape, order)
@@ -101,29 +103,44 @@ def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C"
     return begin.getvalue()
 
 
+def facts_to_record(facts: object) -> ConfigRecord:
+    """The scalars of a dataclass, under their names in kebab-case."""
+    return ConfigRecord({name.replace("_", "-"): value for name, value in vars(facts).items()})
+
+
+@cache
+def _types(kind: type) -> dict[str, type]:
+    return {name.replace("_", "-"): wanted for name, wanted in get_type_hints(kind).items()}
+
+
+def facts_from_record(kind: type[F], record: object) -> F:
+    """The dataclass of scalars that a record states.
+
+    Raises:
+        BadMessage: it is none, has other fields, or a field has another type.
+    """
+    types = _types(kind)
+    if not isinstance(record, ConfigRecord) or set(record) != set(types):
+        got = _names(record) if isinstance(record, ConfigRecord) else f"a {type(record).__name__}"
+        raise BadMessage(f"Expected a {keys.HEADER!r} record of {sorted(types)}, got {got}")
+    for key, wanted in types.items():
+        if type(record[key]) is not wanted:
+            raise BadMessage(f"Expected {key} of type {wanted.__name__}, got {shown(record[key])}")
+    return kind(*[record[key] for key in types])
+
+
 def pack(
-    header: Header,
-    payload: Payload | ArrayRecord | None,
-    *,
-    noise_origin: str | None = None,
-    to: tuple[int, int] | None = None,
+    header: Header, payload: Payload | ArrayRecord, *, noise_origin: str | None = None
 ) -> RecordDict:
     """The content of one message; a reply says where the key of its noise came from.
 
-    A payload that goes to many is made a record once, by the caller. ``to`` is (client, its last
-    accepted round) where the header is for nobody in particular.
+    A payload that goes to many is made a record once, by the caller.
     """
-    values = {key: getattr(header, name) for name, key in _HEADER_KEYS.items()}
-    if to is not None:
-        values[keys.PARTITION_ID], values[keys.LAST_ACCEPTED] = to
+    said = facts_to_record(header)
     if noise_origin is not None:
-        values[keys.NOISE_ORIGIN] = noise_origin
-    content = RecordDict({keys.HEADER: ConfigRecord(values)})
-    if isinstance(payload, Payload):
-        payload = tensors_to_record(payload.tensors())
-    if payload is not None:
-        content[keys.PAYLOAD] = payload
-    return content
+        said[keys.NOISE_ORIGIN] = noise_origin
+    record = tensors_to_record(vars(payload)) if isinstance(payload, Payload) else payload
+    return RecordDict({keys.HEADER: said, keys.PAYLOAD: record})
 
 
 def read_noise_origin(content: RecordDict) -> str:
@@ -133,58 +150,26 @@ def read_noise_origin(content: RecordDict) -> str:
     return declared if declared in ("os", "seed") else UNDECLARED
 
 
-def read_header(content: RecordDict) -> Header:
-    """The header of a message.
-
-    Raises:
-        BadMessage: when it is missing, has other fields, or a field has another type.
-    """
-    return Header(**_header_of(content))
-
-
-def _header_of(content: RecordDict) -> dict[str, Any]:
-    """The fields of a header, each of its type."""
-    record = content.get(keys.HEADER)
-    if not isinstance(record, ConfigRecord):
-        raise BadMessage(f"Expected a {keys.HEADER!r} record, got {_names(content)}")
-    if set(record) - {keys.NOISE_ORIGIN} != set(_HEADER_KEYS.values()):
-        raise BadMessage(
-            f"Expected the fields {sorted(_HEADER_KEYS.values())}, got {_names(record)}"
-        )
-    values: dict[str, Any] = {}
-    for name, wanted in _HEADER_TYPES.items():
-        value = record[_HEADER_KEYS[name]]
-        if type(value) is not wanted:
-            said = f"{_HEADER_KEYS[name]} of type {wanted.__name__}"
-            raise BadMessage(f"Expected {said}, got {shown(value)}")
-        values[name] = value
-    return values
-
-
-Named = tuple[str, int, int, str, int]
-"""Config, round, attempt, phase and client of a message."""
-_NAMED = ("config_sha256", "server_round", "attempt", "phase", "partition_id")
-
-
 def read_reply(
-    content: RecordDict, mine: Named, kind: type[P], shape: tuple[int, ...], dtype: torch.dtype
+    content: RecordDict,
+    asked: RecordDict,
+    kind: type[P],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> tuple[P, str]:
-    """The payload of a reply to the message ``mine``, and where its noise is said to come from.
+    """The payload of a reply to a message, and where its noise is said to come from.
 
     Raises:
-        BadMessage: as `read_header` and `read_payload`, and for a reply to another message.
+        BadMessage: as `read_payload`, and where it does not repeat the header of ``asked``.
     """
-    theirs = _header_of(content)
-    got = tuple(theirs[name] for name in _NAMED)
-    if got != mine:
-        raise BadMessage(
-            f"Expected (config, round, attempt, phase, client) {_brief(mine)}, got {_brief(got)}"
-        )
+    mine, theirs = asked.config_records[keys.HEADER], content.get(keys.HEADER)
+    if not isinstance(theirs, ConfigRecord) or set(theirs) - {keys.NOISE_ORIGIN} != set(mine):
+        got = _names(theirs) if isinstance(theirs, ConfigRecord) else _names(content)
+        raise BadMessage(f"Expected a {keys.HEADER!r} record of {sorted(mine)}, got {got}")
+    for key, value in mine.items():
+        if type(theirs[key]) is not type(value) or theirs[key] != value:
+            raise BadMessage(f"Expected {key} = {shown(value)}, got {shown(theirs[key])}")
     return read_payload(content, kind, shape, dtype), read_noise_origin(content)
-
-
-def _brief(values: tuple[str | int, ...]) -> str:
-    return "(" + ", ".join(str(value)[:12] for value in values) + ")"
 
 
 def _names(record: RecordDict | ConfigRecord | ArrayRecord) -> str:
@@ -213,6 +198,7 @@ def read_payload(
         raise BadMessage(
             f"Expected the arrays {tuple(layout)} of {kind.__name__}, got {_names(record)}"
         )
+    tensors: dict[str, Tensor] = {}
     for name, array in record.items():
         said, wanted = _declared(name, array), str(layout[name][1]).removeprefix("torch.")
         if said != (_DTYPES[wanted], layout[name][0]):
@@ -220,8 +206,7 @@ def read_payload(
                 f"Expected {name} of shape {layout[name][0]} and dtype {wanted}, got "
                 f"{shown(said[1])} and {said[0]}"
             )
-    tensors = tensors_from_record(record)
-    for name, tensor in tensors.items():
+        tensors[name] = tensor = _decoded(name, array, *said)
         if not bool(torch.isfinite(tensor).all()):
             raise BadMessage(flaw(name, tensor, *layout[name]) or f"Expected finite {name}")
     return kind(**tensors)

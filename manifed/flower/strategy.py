@@ -8,7 +8,6 @@ several exchanges a round takes as many of Flower's rounds for one of its own.
 """
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,20 +25,14 @@ from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.held_out import EVALUATE
 from manifed.federation.plan import Plan, RoundReport
-from manifed.federation.replies import Header, Replies, ReplyPolicy
+from manifed.federation.replies import Replies, ReplyPolicy
 from manifed.federation.rounds import (
     Attempt,
+    Course,
     Mean,
-    Traffic,
-    after,
-    begin,
-    begins_with_setup,
-    checked,
-    free,
-    pay_more,
-    report_of,
     sent,
 )
+from manifed.federation.stack import Asked
 from manifed.flower.records import tensors_from_record, tensors_to_record
 from manifed.flower.transport import MessageTransport
 from manifed.manifolds.base import TOLERANCE, Manifold
@@ -79,6 +72,9 @@ class CohortSettings(Settings, total=False):
 class ManifoldStrategy(Strategy):
     """A server update as a Flower strategy: what each one of `strategies/` stands on."""
 
+    _setting: Setting | None = None
+    """What is not priced yet for all rounds; None: it is."""
+
     def __init__(
         self,
         manifold: Manifold,
@@ -104,7 +100,6 @@ class ManifoldStrategy(Strategy):
         Raises:
             ConfigError: for parts that do not go together, as a config refuses them.
         """
-        self._setting: Setting | None = None
         if plan is None:
             if ledger is not None and privacy is None:
                 raise ConfigError("ledger: expected privacy beside a ledger, got none")
@@ -132,50 +127,39 @@ class ManifoldStrategy(Strategy):
                     "got none; the noise depends on it"
                 )
             plan = planned(self._setting, sizes, source=source or self._setting.fresh_source())
-        self.plan = plan
-        self._planned, self._is_planned = num_rounds, self._setting is None
-        self._ledger, self._open_files = ledger, ExitStack()
-        self._account = ledger if isinstance(ledger, Account) else None
-        self._origins: frozenset[str] = frozenset()
-        self._timeout = plan.policy.timeout
-        self._wire: MessageTransport | None = None
-        self._state: State | None = None
-        self._next, self._last_accepted = 1, dict[int, int]()
-        self._charged_before: Callable[[int], int] = lambda _: 0
-        self._needs_setup = begins_with_setup(plan, 1)
-        self._now: Attempt | None = None
-        """The attempt that is under way."""
-        self._sent: tuple[int, Header, Down, list[Message]] | None = None
-        """The round of Flower's, and the messages that wait for replies with what they hold."""
-        self._seen = Traffic()
-        self._made: Counter[int] = Counter()
-        """Attempts of each round that were begun here."""
-        self._metrics: MetricRecord | None = None
-        self._report: RoundReport | None = None
-        self._stopped: BudgetExhausted | None = None
-        self._exchange = 0
-        self._has_begun = self._is_closed = False
+        self._take(plan, ledger, num_rounds)
 
     @classmethod
     def of_plan(
         cls,
         plan: Plan,
-        update: ClientUpdate,
         ledger: Account | None = None,
         num_rounds: int | None = None,
     ) -> Self:
         """The strategy of a plan, whatever else the constructor of a subclass asks for."""
         made = cls.__new__(cls)
-        ManifoldStrategy.__init__(
-            made,
-            plan.manifold,
-            update,
-            plan.server_update,
-            plan=plan,
-            ledger=ledger,
-            num_rounds=num_rounds,
-        )
+        made._take(plan, ledger, num_rounds)
         return made
+
+    def _take(
+        self, plan: Plan, ledger: str | Path | Account | None, num_rounds: int | None
+    ) -> None:
+        """Begin before the first round of a plan."""
+        self.plan = plan
+        self._planned, self._ledger, self._open_files = num_rounds, ledger, ExitStack()
+        self._account = ledger if isinstance(ledger, Account) else None
+        self._origins: frozenset[str] = frozenset()
+        self._timeout = plan.policy.timeout
+        self._wire: MessageTransport | None = None
+        self._course: Course | None = None
+        self._sent: tuple[int, Asked, list[Message]] | None = None
+        """The round of Flower's, and the messages that wait for replies with what they ask."""
+        self._metrics: MetricRecord | None = None
+        self._report: RoundReport | None = None
+        """Of the round that the last replies ended."""
+        self._stopped: BudgetExhausted | None = None
+        self._exchange = 0
+        self._is_closed = False
 
     # -- what a strategy writes out ----------------------------------------------------------
     @abstractmethod
@@ -213,23 +197,14 @@ class ManifoldStrategy(Strategy):
         self._meet(grid)
         self._begin_at(arrays)
         if self._sent is not None:
-            self._now = self._sent = None
-        plan, charge, own = self.plan, self.charge, self._next
-        if self._needs_setup:
-            plan, charge, own = plan.of_setup(), free, 0
+            self.course.now = self._sent = None
         try:
-            if self._now is None:
-                attempt = self._made[own] + (self._charged_before(own) if own else 0)
-                self._made[own] += 1
-                self._now = begin(plan, self.state, own, attempt, charge, self._seen)
-            pay_more(self._now, self.charge)
+            return self.course.opened()
         except BudgetExhausted as budget:
             self._stopped = budget
             self._origins |= budget.noise_origins
             log(30, "%s", budget)
             return None
-        self._has_begun = True
-        return self._now
 
     def _meet(self, grid: Grid) -> None:
         """The handshake, once."""
@@ -238,13 +213,14 @@ class ManifoldStrategy(Strategy):
 
     def messages(self, server_round: int, down: Down) -> list[Message]:
         """A message to everybody who is asked; an evaluation is sent the model instead."""
-        now, wire = self._now, self._wire
+        now, wire = self.course.now, self._wire
         assert now is not None
         assert wire is not None
         down = sent(now) if now.phase is EVALUATE else down
-        header = now.header
-        made = wire.messages(header, down, now.asked, self._last_accepted)
-        self._sent = (server_round, header, down, made)
+        phase = now.phases[now.index]
+        asked = Asked(now.header, phase, down, now.asked, self.course.accepted)
+        made = wire.messages(asked)
+        self._sent = (server_round, asked, made)
         return made
 
     def read(self, server_round: int, replies: Iterable[Message]) -> Replies | None:
@@ -257,46 +233,22 @@ class ManifoldStrategy(Strategy):
         """
         if self._stopped is not None:
             return None
-        now, made, self._sent = self._now, self._sent, None
+        made, self._sent, now = self._sent, None, self.course.now
         if now is None or self._wire is None or made is None or made[0] != server_round:
-            self._now = None
+            self.course.now = None
             raise RoundFailed(f"Expected configure_train for round {server_round} first")
-        _, header, down, messages = made
-        return checked(now, self._wire.read(header, now.phases[now.index], down, messages, replies))
-
-    def refuse_failures(self, replies: Replies | None, why: str) -> None:
-        """Fail the round where a reply is missing that nothing makes up for.
-
-        Raises:
-            RoundFailed: saying ``why`` all are needed. At client level a failed one is zero.
-        """
-        now = self._now
-        if now is None or not replies or not replies.failures or self.plan.mechanism is not None:
-            return
-        self._now = None
-        said = self.plan.policy.explain(replies, len(now.cohort), needs_everyone=True)
-        raise RoundFailed(f"Round {now.server_round}: {said}; {why}")
+        return self.course.judged(self._wire.read(*made[1:], replies))
 
     def moved(self, replies: Replies | None) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The model after the step on what `aggregate` makes of the replies, and the round's facts.
 
         Raises:
-            RoundFailed: as `manifed.federation.rounds.run_round`.
+            RoundFailed: as `manifed.federation.rounds.run_rounds`.
         """
-        now, self._now = self._now, None
-        if replies is None or now is None:
+        report = None if replies is None else self.course.moved(replies, self.aggregate)
+        self._report = report
+        if report is None:
             return self.arrays(), None
-        now = after(now, replies, self.aggregate)
-        if now.phase is not None:
-            self._now = now
-            return self.arrays(), None
-        report, self._seen = report_of(now), Traffic()
-        self._state = report.state
-        if report.server_round == 0:
-            self._needs_setup = False
-            return self.arrays(), None
-        self._report, self._next = report, report.server_round + 1
-        self._last_accepted |= dict.fromkeys(report.participants, report.server_round)
         self._origins |= report.noise_origins
         if self._account is not None:
             self._account.note_origins(report.server_round, report.noise_origins)
@@ -357,35 +309,25 @@ class ManifoldStrategy(Strategy):
         Raises:
             ConfigError: for a second run. Others as `manifed.federation.rounds.run_rounds`.
         """
-        if self._has_begun:
+        if self._wire is not None:
             raise ConfigError(
                 f"{type(self).__name__}: expected one run an object, got a second; make a new one: "
                 "its rounds would draw the noise of the first again"
             )
         self._meet(grid)
-        while self._next <= num_rounds:
-            yield self.one_round(grid)
+        while self.course.round <= num_rounds:
+            yield self.course.one_round(lambda: self._exchanged(grid))
 
-    def one_round(self, grid: Grid) -> RoundReport:
-        """The next round with all its exchanges, and those before round 1; errors as `rounds`."""
-        own, policy = self._next, self.plan.policy
-        tries = policy.max_attempts if policy.on_failure == "retry" else 1
-        while self._report is None or self._report.server_round != own:
-            self._exchange += 1
-            try:
-                made = self.configure_train(self._exchange, ArrayRecord(), ConfigRecord(), grid)
-                if self._stopped is not None:
-                    raise self._stopped
-                replies = grid.send_and_receive(made, timeout=self._timeout)
-                _, self._metrics = self.aggregate_train(self._exchange, replies)
-                if self._sent is not None:
-                    raise RoundFailed(f"Expected {type(self).__name__} to read replies, got none")
-            except RoundFailed as failure:
-                self._now = None
-                failed = 0 if self._needs_setup else own
-                if not 0 < self._made[failed] < tries:
-                    raise
-                log(30, "Round %d failed and is paid for: %s", failed, failure)
+    def _exchanged(self, grid: Grid) -> RoundReport | None:
+        """The report of the round that the next exchange ends; None where it goes on."""
+        self._exchange += 1
+        made = self.configure_train(self._exchange, ArrayRecord(), ConfigRecord(), grid)
+        if self._stopped is not None:
+            raise self._stopped
+        replies = grid.send_and_receive(made, timeout=self._timeout)
+        _, self._metrics = self.aggregate_train(self._exchange, replies)
+        if self._sent is not None:
+            raise RoundFailed(f"Expected {type(self).__name__} to read replies, got none")
         return self._report
 
     def go_on_at(
@@ -395,25 +337,25 @@ class ManifoldStrategy(Strategy):
         last_accepted: Mapping[int, int],
         attempts: Callable[[int], int],
     ) -> None:
-        """Begin at ``server_round`` with the state of the round before.
+        """Begin at ``server_round``, with the arguments of `manifed.federation.rounds.Course`."""
+        course = Course(self.plan, state, self.charge, server_round, attempts, last_accepted)
+        self._course = course
 
-        ``attempts(round)`` says how often a round was charged before (after a crash),
-        ``last_accepted`` in which round each client's reply was last used.
+    @property
+    def course(self) -> Course:
+        """Where the run stands.
+
+        Raises:
+            ConfigError: before there is a model to start from.
         """
-        self._needs_setup = begins_with_setup(self.plan, server_round)
-        self._state, self._next = state, server_round
-        self._last_accepted, self._charged_before = dict(last_accepted), attempts
+        if self._course is None:
+            raise ConfigError("initial_arrays: expected a point x to start from, got none")
+        return self._course
 
     @property
     def state(self) -> State:
-        """The state after the last round.
-
-        Raises:
-            ConfigError: before there is one.
-        """
-        if self._state is None:
-            raise ConfigError("initial_arrays: expected a point x to start from, got none")
-        return self._state
+        """The state after the last round; errors as `course`."""
+        return self.course.state
 
     def arrays(self) -> ArrayRecord:
         """The model after the last round."""
@@ -426,7 +368,7 @@ class ManifoldStrategy(Strategy):
         Raises:
             ConfigError: there is no x, or it does not lie on the manifold.
         """
-        if self._state is not None or not arrays:
+        if self._course is not None or not arrays:
             return
         if "x" not in arrays:
             raise ConfigError(f"initial_arrays: expected an array 'x', got {list(arrays)[:5]}")
@@ -437,7 +379,7 @@ class ManifoldStrategy(Strategy):
                 f"initial_arrays: expected x on {self.plan.manifold.name} within {within:g}, got a "
                 f"relative distance of {defect:.3g}"
             )
-        self._state = self.plan.server_update.start(x)
+        self._course = Course(self.plan, self.plan.server_update.start(x), self.charge)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -452,10 +394,7 @@ class ManifoldStrategy(Strategy):
         return None
 
     def summary(self) -> None:
-        """One line of what runs."""
-        plan, kind = self.plan, self.plan.server_update.kind
-        said = "manifed: %s on %s, %d clients, cohort %s"
-        log(20, said, kind, plan.manifold.name, plan.num_clients, plan.cohort.kind)
+        """Nothing: a run says what it is."""
 
     # -- what is paid ------------------------------------------------------------------------
     @property
@@ -488,7 +427,7 @@ class ManifoldStrategy(Strategy):
         Raises:
             ConfigError: when cohorts are drawn and nobody said how many there will be.
         """
-        if self._is_planned or self._setting is None:
+        if self._setting is None:
             return
         if num_rounds is None:
             promise = self.promise
@@ -502,7 +441,7 @@ class ManifoldStrategy(Strategy):
             federation = self._setting.federation.model_copy(update={"num_rounds": num_rounds})
             setting = replace(self._setting, federation=federation)
             self.plan = planned(setting, self.plan.num_examples, source=self.plan.source)
-        self._is_planned, self._planned = True, num_rounds
+        self._setting, self._planned = None, num_rounds
 
     def charge(
         self,

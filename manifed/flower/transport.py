@@ -9,20 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from flwr.app import Error, Message, MessageType
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase
-from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
+from manifed.algorithms.payloads import Payload, PerClient, down_bytes, downs
 from manifed.federation.plan import Plan
-from manifed.federation.replies import Failure, Header, Kind, Replies, plain
-from manifed.federation.stack import stacked_or_empty
+from manifed.federation.replies import Failure, Kind, Replies, plain
+from manifed.federation.stack import Asked, gathered, point_like
 from manifed.flower.handshake import meet
 from manifed.flower.polling import UNREADABLE_REPLY
-from manifed.flower.records import BadMessage, Named, pack, read_reply, tensors_to_record
+from manifed.flower.records import BadMessage, pack, read_reply, tensors_to_record
 
 
 @dataclass(frozen=True)
@@ -45,80 +45,61 @@ class MessageTransport:
         timeout = plan.policy.timeout if timeout is None else timeout
         return cls(grid, meet(grid, plan.config_sha256, plan.num_examples, timeout), timeout)
 
-    def exchange(
-        self,
-        header: Header,
-        phase: Phase,
-        down: Down,
-        partitions: tuple[int, ...],
-        last_accepted: Mapping[int, int],
-    ) -> Replies:
+    def exchange(self, asked: Asked) -> Replies:
         """As `Transport.exchange`."""
-        messages = self.messages(header, down, partitions, last_accepted)
-        answers = self.grid.send_and_receive(messages, timeout=self.timeout)
-        return self.read(header, phase, down, messages, answers)
+        messages = self.messages(asked)
+        return self.read(
+            asked, messages, self.grid.send_and_receive(messages, timeout=self.timeout)
+        )
 
-    def messages(
-        self,
-        header: Header,
-        down: Down,
-        partitions: tuple[int, ...],
-        last_accepted: Mapping[int, int],
-    ) -> list[Message]:
-        """One message for each of ``partitions``, in order."""
-        sent: list[Message] = []
-        shared = None if isinstance(down, PerClient) else tensors_to_record(down.tensors())
-        for i, payload in zip(partitions, downs(down, len(partitions)), strict=True):
-            sent.append(
-                Message(
-                    pack(header, shared or payload, to=(i, last_accepted.get(i, 0))),
-                    dst_node_id=self.nodes[i],
-                    message_type=MessageType.TRAIN,
-                    group_id=str(header.server_round),
-                )
+    def messages(self, asked: Asked) -> list[Message]:
+        """One message for each client, in order."""
+        header, _, down, partitions, _ = asked
+        is_own = isinstance(down, PerClient)
+        all_alike = () if is_own else [tensors_to_record(vars(down))] * len(partitions)
+        payloads = downs(down, len(partitions)) if is_own else all_alike
+        return [
+            Message(
+                pack(asked.to(i), payload),
+                dst_node_id=self.nodes[i],
+                message_type=MessageType.TRAIN,
+                group_id=str(header.server_round),
             )
-        return sent
+            for i, payload in zip(partitions, payloads, strict=True)
+        ]
 
     def read(
-        self,
-        header: Header,
-        phase: Phase,
-        down: Down,
-        messages: Sequence[Message],
-        answers: Iterable[Message],
+        self, asked: Asked, messages: Sequence[Message], answers: Iterable[Message]
     ) -> Replies:
         """The readable ones of the ``answers`` to ``messages``.
 
         Of several replies of one client the first readable one counts.
         """
         by_node = answers_by_node(messages, answers)
-        owner = {node: i for i, node in self.nodes.items()}
-        nodes = {owner[m.metadata.dst_node_id]: m.metadata.dst_node_id for m in messages}
+        nodes = {i: self.nodes[i] for i in asked.partitions}
         uploads: dict[int, Payload] = {}
         failures: dict[int, Failure] = {}
         origins: set[str] = set()
-        point = _point(down)
-        for i, node in nodes.items():
-            mine = (header.config_sha256, header.server_round, header.attempt, header.phase, i)
-            read = self._first_readable(mine, phase, point, by_node.get(node, ()))
+        phase, point = asked.phase, point_like(asked.down)
+        for (i, node), message in zip(nodes.items(), messages, strict=True):
+            read = self._first_readable(message.content, phase, point, by_node.get(node, ()))
             if isinstance(read, Failure):
                 failures[i] = read
             else:
                 uploads[i], origin = read
                 origins.add(origin)
-        stacked = stacked_or_empty(phase, down, list(uploads.values()))
+        parts = [phase.up.stack(list(uploads.values()))] if uploads else []
         return Replies(
             tuple(uploads),
-            stacked,
+            gathered(asked, parts),
             failures,
-            down_bytes(down, len(messages)),
-            stacked.num_bytes(),
+            down_bytes(asked.down, len(messages)),
             frozenset(origins),
             nodes,
         )
 
     def _first_readable(
-        self, mine: Named, phase: Phase, point: Tensor, replies: Sequence[Message]
+        self, asked: RecordDict, phase: Phase, point: Tensor, replies: Sequence[Message]
     ) -> tuple[Payload, str] | Failure:
         """The payload of the first readable reply, and where its noise is said to come from."""
         refusals: list[Failure] = []
@@ -128,7 +109,7 @@ class MessageTransport:
                     refusals.append(_of_error(reply.error))
                 else:
                     shape, dtype = tuple(point.shape), point.dtype
-                    return read_reply(reply.content, mine, phase.up, shape, dtype)
+                    return read_reply(reply.content, asked, phase.up, shape, dtype)
             except BadMessage as bad:
                 refusals.append(Failure("unusable", str(bad)))
             except Exception as error:  # whatever a reply makes a check do is that client's failure
@@ -165,13 +146,6 @@ def _asked_node(answer: Message, asked: Mapping[str, int]) -> tuple[int | None, 
         return asked.get(answer.metadata.reply_to_message_id), answer.metadata.src_node_id
     except Exception as error:
         return None, type(error).__name__
-
-
-def _point(down: Down) -> Tensor:
-    """One array of what goes down to one client: uploads have its shape and type."""
-    if isinstance(down, PerClient):
-        return next(iter(down.rows.tensors().values()))[0]
-    return next(iter(down.tensors().values()))
 
 
 _KIND_OF_CODE: dict[int, Kind] = {

@@ -69,7 +69,7 @@ class NamedGraph(GraphSource):
         name, value = next((name, value) for name, value in self if name != "kind")
         raise ValueError(
             f"graph.{name}: expected one with a connected draw out of {draws}, got {value:g} for "
-            f"{num_nodes} nodes; connected graphs have about log(n) / n = "
+            f"{num_nodes} nodes; it takes about log(n) / n = "
             f"{math.log(max(num_nodes, 2)) / num_nodes:.3g} of all edges"
         )
 

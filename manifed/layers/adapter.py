@@ -17,9 +17,9 @@ from manifed.layers.orthogonal import frame
 
 
 class StiefelAdapter(nn.Module):
-    """x -> base(x) + scale x A^T U^T, U^T U = I; the base is frozen."""
+    """x -> base(x) + x A^T U^T, U^T U = I; the base is frozen."""
 
-    def __init__(self, linear: nn.Linear, rank: int, *, scale: float = 1.0) -> None:
+    def __init__(self, linear: nn.Linear, rank: int) -> None:
         """``linear`` becomes ``base`` and takes no gradients any more.
 
         Raises:
@@ -29,26 +29,23 @@ class StiefelAdapter(nn.Module):
         most = min(linear.in_features, linear.out_features)
         if not 1 <= rank <= most:
             raise ValueError(f"rank: expected 1 to {most}, the shorter side, got {rank}")
-        self.base, self.scale = linear.requires_grad_(requires_grad=False), scale
+        self.base = linear.requires_grad_(requires_grad=False)
         self.frame = frame(linear.out_features, rank)
         self.coefficients = nn.Parameter(zeros(rank, linear.in_features))
 
     def forward(self, feature: Tensor) -> Tensor:
         """(..., in) to (..., out)."""
         change = nn.functional.linear(feature, self.coefficients)
-        return self.base(feature) + self.scale * nn.functional.linear(change, self.frame)
+        return self.base(feature) + nn.functional.linear(change, self.frame)
 
 
-def adapt(
-    model: nn.Module, rank: int, *, names: Sequence[str] | None = None, scale: float = 1.0
-) -> nn.Module:
+def adapt(model: nn.Module, rank: int, *, names: Sequence[str] | None = None) -> nn.Module:
     """A copy of the model with all its parameters frozen and adapters around linear layers.
 
     Args:
         model: what was trained before, on data that may be known.
         rank: of every adapter.
         names: of the linear layers, as `named_modules` has them; None: all of them.
-        scale: what the change is multiplied by.
 
     Raises:
         ValueError: a name that is no linear layer of the model, or nothing to adapt.
@@ -61,7 +58,7 @@ def adapt(
     if not chosen:
         raise ValueError("model: expected at least one linear layer to adapt, got none")
     if "" in chosen:  # the model itself
-        return StiefelAdapter(chosen[""], rank, scale=scale)
+        return StiefelAdapter(chosen[""], rank)
     for name, layer in chosen.items():
-        copy.set_submodule(name, StiefelAdapter(layer, rank, scale=scale))
+        copy.set_submodule(name, StiefelAdapter(layer, rank))
     return copy

@@ -67,11 +67,7 @@ def _shifted(z: Tensor, by: int) -> Tensor:
 
 def _mixed(z: Tensor) -> Tensor:
     """SplitMix64's finaliser, of whole numbers modulo 2^64."""
-    z = z + _signed(0x9E3779B97F4A7C15)
-    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
+    z = z - 0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed word, and so on
+    z = (z ^ _shifted(z, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+    z = (z ^ _shifted(z, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
     return z ^ _shifted(z, 31)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64)

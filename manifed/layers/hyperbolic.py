@@ -39,9 +39,7 @@ class PoincareEmbedding(_Embedding):
 
     def __init__(self, num_embeddings: int, dim: int, *, radius: float = 1e-3) -> None:
         """Starts uniform in a cube of half side ``radius``, 1e-3 in section 3 of the paper."""
-        _check_radius(radius, dim)
-        start = torch.empty(num_embeddings, dim).uniform_(-radius, radius)
-        super().__init__(start, PoincareBall())
+        super().__init__(_in_cube(num_embeddings, dim, radius), PoincareBall())
 
 
 class LorentzEmbedding(_Embedding):
@@ -49,18 +47,19 @@ class LorentzEmbedding(_Embedding):
 
     def __init__(self, num_embeddings: int, dim: int, *, radius: float = 1e-3) -> None:
         """Starts with space parts uniform in a cube of half side ``radius``."""
-        _check_radius(radius, dim)
-        space = torch.empty(num_embeddings, dim).uniform_(-radius, radius)
+        space = _in_cube(num_embeddings, dim, radius)
         time = (1 + space.square().sum(-1, keepdim=True)).sqrt()
         super().__init__(torch.cat((time, space), -1), Lorentz())
 
 
-def _check_radius(radius: float, dim: int) -> None:
+def _in_cube(count: int, dim: int, radius: float) -> Tensor:
+    """Uniform points of a cube in the ball, (count, dim)."""
     if not 0 < radius < 1 / math.sqrt(dim):
         raise ValueError(
             f"radius: expected 0 < radius < {1 / math.sqrt(dim):.3g}, so that the cube lies in the "
             f"ball, got {radius}"
         )
+    return torch.empty(count, dim).uniform_(-radius, radius)
 
 
 class DistanceDecoder(nn.Module):

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from manifed.layers.orthogonal import frame
 from manifed.manifolds.linalg import LOG, ScalarFunction, packed, sym, sym_function
-from manifed.manifolds.stiefel import Metric
 
 
 class BiMap(nn.Module):
@@ -20,10 +19,10 @@ class BiMap(nn.Module):
     ``frame`` is W, the transpose of the W_k of (1).
     """
 
-    def __init__(self, in_size: int, out_size: int, *, metric: Metric = "euclidean") -> None:
+    def __init__(self, in_size: int, out_size: int) -> None:
         """Matrices become smaller, or stay: out_size <= in_size."""
         super().__init__()
-        self.frame = frame(in_size, out_size, metric)
+        self.frame = frame(in_size, out_size)
 
     def forward(self, matrix: Tensor) -> Tensor:
         """Symmetric matrices to symmetric matrices, positive definite ones to such."""
@@ -53,14 +52,8 @@ class ReEig(nn.Module):
 
 
 class LogEig(nn.Module):
-    """The matrix logarithm, where covariance matrices become vectors."""
-
-    def __init__(self, *, flat: bool = True) -> None:
-        """``flat``: as d(d+1)/2 coordinates of an orthonormal basis; else as a matrix."""
-        super().__init__()
-        self.flat = flat
+    """The matrix logarithm, where covariance matrices become vectors of an orthonormal basis."""
 
     def forward(self, matrix: Tensor) -> Tensor:
-        """(..., d, d), positive definite, to (..., d(d+1)/2) or (..., d, d)."""
-        found = sym_function(matrix, LOG)  # (5)
-        return packed(found) if self.flat else found
+        """(..., d, d), positive definite, to (..., d(d+1)/2)."""
+        return packed(sym_function(matrix, LOG))  # (5)

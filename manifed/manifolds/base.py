@@ -146,6 +146,10 @@ class Manifold(geoopt.Manifold):
         """Shape of the i.i.d. normals that ``from_coords`` consumes for one point."""
         return tuple(shape)
 
+    def coords_of(self, x: Tensor) -> tuple[int, ...]:
+        """`coords_shape` for the points x (..., *point)."""
+        return self.coords_shape(tuple(x.shape[x.dim() - self.ndim :]))
+
     @abstractmethod
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The tangent vector at ``x`` of coordinates ``c``, shape ``(..., *point)``; linear in c.
@@ -163,8 +167,8 @@ class Manifold(geoopt.Manifold):
         Raises:
             ValueError: without a generator (no global randomness).
         """
-        lead, shape = x.shape[: x.dim() - self.ndim], tuple(x.shape[x.dim() - self.ndim :])
-        normals = standard_normal((*lead, *self.coords_shape(shape)), generator).to(x)
+        lead = x.shape[: x.dim() - self.ndim]
+        normals = standard_normal((*lead, *self.coords_of(x)), generator).to(x)
         return stddev * self.from_coords(x, normals)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
@@ -309,16 +313,6 @@ class Manifold(geoopt.Manifold):
             norms = torch.where(is_safe, norms, scaled)
         slack = self.norm_slack(x)
         return norms if isinstance(slack, float) and slack == 0.0 else norms * (1.0 + slack)
-
-    def coordinate_squares(self, x: Tensor, u: Tensor) -> Tensor:
-        """Squares of u's coordinates, as far as the geometry tells them apart, of u's shape.
-
-        On a curved manifold no basis is better than another: every entry holds the mean square of a
-        coordinate of its point, |u|_x^2 / dim, which isometries do not change.
-        """
-        shape: Any = u.shape[u.dim() - self.ndim :]
-        mean = self.inner(x, u) / self.dim(shape)
-        return mean.reshape(*mean.shape, *[1] * self.ndim).expand(u.shape)
 
     def norm_slack(self, x: Tensor) -> Tensor | float:
         """Relative rounding error of a norm at x beyond dim * eps, shape ``(...,)`` or a number.

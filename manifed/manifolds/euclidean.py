@@ -37,11 +37,6 @@ class Euclidean(Submanifold):
         """The number of entries."""
         return torch.Size(shape).numel()
 
-    def coordinate_squares(self, x: Tensor, u: Tensor) -> Tensor:
-        """The squares of the entries."""
-        del x
-        return u.square()
-
     def projx(self, x: Tensor) -> Tensor:
         """The point itself."""
         return x

@@ -57,7 +57,6 @@ class Composed(Manifold):
     transp = _part_by_part("transp")
     projected = _part_by_part("projected")
     tangent_part = _part_by_part("tangent_part")
-    coordinate_squares = _part_by_part("coordinate_squares")
 
     # -- the sum of the metrics ---------------------------------------------------------------
     def inner(
@@ -346,7 +345,6 @@ class Scaled(OverBase):
         return operation(self.base, *tensors).unsqueeze(-1)
 
     inner = _times_scale("inner", 2)
-    coordinate_squares = _times_scale("coordinate_squares", 2)
     norm = _times_scale("norm", 1)
     norm_bound = _times_scale("norm_bound", 1)  # the base knows where its own squares vanish
     dist = _times_scale("dist", 1)

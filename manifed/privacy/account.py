@@ -73,8 +73,6 @@ class Account:
         Where masks may be disclosed, or cohorts are drawn and terms differ by round, a block has
         one round.
         """
-        if block < 1:
-            raise ValueError(f"Expected a block of at least 1 round, got {block}")
         self._promise, self._ledger, self._last = promise, ledger, last_round
         is_alone = promise.tariff.is_by_round and not promise.tariff.lengths
         self._block = 1 if is_alone or promise.after_dropout is not None else block
@@ -118,15 +116,14 @@ class Account:
 
         Raises:
             BudgetExhausted: when the budget does not pay another draw.
-            ValueError: for a client outside the terms, or masks that nobody priced.
+            ValueError: for a client outside the terms.
             OSError: as `Ledger.append`.
         """
         if self._is_free:
             return
         promise, cohort = self._promise, self._members(partitions)
         if disclosed:
-            if promise.after_dropout is None:
-                raise ValueError("Expected a price of disclosed masks, got none")
+            assert promise.after_dropout is not None  # an algorithm that discloses has a price
             terms = promise.after_dropout(disclosed)
             entry = self._reserving(server_round, server_round, attempt, cohort, terms)
             self._check_spent(self.odometer.after(entry), server_round)
@@ -201,24 +198,22 @@ class Account:
             reserves=Reserves(first=first, last=last, attempt=attempt, cohort=encode(cohort)),
         )
 
+    def reserving(self, first: int, attempt: int, last: int | None = None) -> Entry:
+        """A reservation for everybody, of a whole block or up to ``last``."""
+        last = self._end(first, attempt) if last is None else last
+        return self._reserving(first, last, attempt, np.arange(self._population))
+
     def _entry(self, first: int, attempt: int, cohort: Members) -> Entry:
         """A reservation of a round for its cohort, or of a block, while the budget pays it."""
-        everybody = np.arange(self._population)
         ends = range(first + 1, self._end(first, attempt) + 1)
 
         def is_refused(end: int) -> bool:
-            after = self.odometer.after(self._reserving(first, end, attempt, everybody))
+            after = self.odometer.after(self.reserving(first, attempt, end))
             return not self._promise.pays(self._promise.made(after))
 
         if paid := bisect_left(ends, x=True, key=is_refused):
-            return self._reserving(first, first + paid, attempt, everybody)
+            return self.reserving(first, attempt, first + paid)
         return self._reserving(first, first, attempt, cohort)
-
-    def worst(self, server_round: int) -> Entry:
-        """A reservation of the block from a round on, for everybody."""
-        attempt = self.odometer.attempts(server_round)
-        end, everybody = self._end(server_round, attempt), np.arange(self._population)
-        return self._reserving(server_round, end, attempt, everybody)
 
     def _end(self, first: int, attempt: int) -> int:
         """The last round of a block: the run's, or before other terms or another attempt."""
@@ -271,15 +266,16 @@ def opened(
     rounds were run.
 
     Raises:
-        ConfigError: for a ledger that was charged under other terms.
+        ConfigError: as `ledger_key`.
         LedgerDamaged: as `Ledger.recover`.
     """
     odometer, key = Odometer(), ledger_key()
 
     def torn() -> Entry:
+        """A reservation of the block from the next round on, for everybody."""
         assert resumed_at is not None
         lost = Account(promise, None, odometer.after(), block=block, last_round=last_round)
-        return lost.worst(resumed_at)
+        return lost.reserving(resumed_at, odometer.attempts(resumed_at))
 
     if resumed_at is None:
         ledger = Ledger.create(path, header, key=key)
@@ -287,7 +283,6 @@ def opened(
         ledger = Ledger.recover(path, pays=torn, key=key, anchors=anchors, feed=odometer.feed)
     account = Account(promise, ledger, odometer, block=block, last_round=last_round)
     with ledger:
-        promise.check_ledger(odometer)
         try:
             yield account
         finally:

@@ -7,8 +7,9 @@ unsampled Gaussian        either                exact: Gaussian differential pri
 Laplace (and unsampled)   either                privacy loss distribution, rounded up; Rényi
                                                 where more than 32 scales differ; pure
                                                 epsilon where it is all
-Poisson (and these)       add-or-remove         privacy loss distribution, rounded up; coins
-                                                revealed where all rates are below 1e-6
+Poisson (and these)       add-or-remove         privacy loss distribution, rounded up; where all
+                                                rates are below 1e-6 Rényi, at most the price
+                                                of taking everybody
 without replacement       replace-one           Rényi (Wang, Balle, Kasiviswanathan 2019),
 (and these unsampled)                           at most the price of taking everybody
 anything else             --                    refused: `NoValidBound`
@@ -23,21 +24,27 @@ anything else             --                    refused: `NoValidBound`
 >>> round(epsilon([step.model_copy(update={"sampling": Unsampled()})], 1e-5), 1)
 633.9
 
-Guarantees: both functions return upper bounds, are monotone in the releases, take noise
-multiplier 0 for an infinite epsilon, and nothing released for 0.
+Guarantees: a price is an upper bound and monotone in the releases; noise multiplier 0 costs an
+infinite epsilon, and nothing released costs 0.
 """
 
 import math
-from collections.abc import Iterable
-from functools import lru_cache
-from typing import Final, Literal
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import lru_cache, reduce
+from typing import Final
 
-from manifed.privacy import gaussian, rare, renyi
+import numpy as np
+
+from manifed.privacy import gaussian, renyi
 from manifed.privacy.composition import Composition, NoValidBound, compose, grid_interval
 from manifed.privacy.events import Release
 from manifed.privacy.loss import Loss
 
-__all__ = ["NoValidBound", "delta", "epsilon"]
+__all__ = ["NoValidBound", "epsilon", "mixed_epsilon"]
+Counts = Mapping[tuple[Composition, float], int]
+"""How often an update was made, by what it releases and its probability."""
+_USELESS: Final = 200.0
 _MOST_LAPLACE: Final = 32
 """Different Laplace releases that are put on a grid; more are priced by their Rényi divergences."""
 
@@ -51,52 +58,61 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
     """
     if not 0 <= delta <= 1:
         raise ValueError(f"Expected 0 <= delta <= 1, got {delta}")
-    return _price(compose(releases), "epsilon", delta)
-
-
-def delta(releases: Iterable[Release], epsilon: float) -> float:
-    """The least delta known to hold at ``epsilon``; errors as `epsilon`."""
-    if not epsilon >= 0:
-        raise ValueError(f"Expected epsilon >= 0, got {epsilon}")
-    return _price(compose(releases), "delta", epsilon)
-
-
-_Wanted = Literal["epsilon", "delta"]
-"""Which of the two is wanted at a value of the other; bounds have a function of either name."""
+    return _price(compose(releases), delta)
 
 
 @lru_cache(maxsize=1 << 14)
-def _price(total: Composition, wanted: _Wanted, at: float) -> float:
+def _price(total: Composition, delta: float) -> float:
     if total.is_gaussian:
-        return getattr(gaussian, wanted)(at, mu=total.mu)
-    if wanted == "epsilon" and at in (0, 1):
-        return 0.0 if at == 1 else total.pure_epsilon
-    if wanted == "delta" and at >= total.pure_epsilon:
-        return 0.0
+        return gaussian.epsilon(delta, mu=total.mu)
+    if delta in (0, 1):
+        return 0.0 if delta == 1 else total.pure_epsilon
     if total.mu == math.inf:
-        return math.inf if wanted == "epsilon" else 1.0
-    if total.without_replacement:
-        return min(_by_renyi(total, wanted, at), _price(total.everybody, wanted, at))
-    found = _rounded(total, wanted, at)
-    return min(found, total.pure_epsilon) if wanted == "epsilon" else found
+        return math.inf
+    once = {(total, 1.0): 1}
+    if total.without_replacement or total.is_rare:
+        return min(_by_renyi(once, delta), _price(total.everybody, delta))
+    is_long = len(total.laplace) > _MOST_LAPLACE
+    found = _by_renyi(once, delta) if is_long else _by_loss(once, delta)
+    return min(found, total.pure_epsilon)
 
 
-def _rounded(total: Composition, wanted: _Wanted, at: float) -> float:
-    is_rare = rare.is_rare(total.poisson)
-    if len(total.laplace) > _MOST_LAPLACE or (is_rare and total.laplace):
-        return _by_renyi(total, wanted, at)  # a grid would be too long, and has no closed form
-    if is_rare:
-        return getattr(rare, wanted)(total.poisson, total.mu, at)
-    loss, is_fine = _loss(total)
-    found = getattr(loss, wanted)(at)
-    return found if math.isfinite(found) and is_fine else min(found, _by_renyi(total, wanted, at))
+def mixed_epsilon(counts: Counts, delta: float) -> float:
+    """The price of updates that happen with a probability, seen to happen or not.
+
+    Of probability 1 there is at most one.
+    """
+    if delta == 0 or any(update.mu == math.inf for update, _ in counts):
+        return math.inf
+    if any(update.without_replacement for update, _ in counts):
+        return min(_by_renyi(counts, delta), _of_everybody(counts, delta))
+    return _by_loss(counts, delta)
 
 
-def _by_renyi(total: Composition, wanted: _Wanted, at: float) -> float:
-    return getattr(renyi, wanted)(renyi.curve(total), at)
+def _of_everybody(counts: Counts, delta: float) -> float:
+    """The price of the same updates when each takes all units (`Composition.everybody`).
+
+    An update that would alone cost more than _USELESS makes the grid large and the bound useless.
+    """
+    everybody = Counter[tuple[Composition, float]]()
+    for (update, probability), count in counts.items():
+        everybody[update.everybody, probability] += count
+    largest = max(update.mu for update, _ in everybody)
+    return mixed_epsilon(everybody, delta) if largest**2 / 2 <= _USELESS else math.inf
 
 
-@lru_cache(maxsize=8)
-def _loss(total: Composition) -> tuple[Loss, bool]:
-    interval, is_fine = grid_interval([(total, 1.0)])
-    return total.loss(interval), is_fine
+def _by_loss(counts: Counts, delta: float) -> float:
+    interval, is_fine = grid_interval((update, n * p) for (update, p), n in counts.items())
+    parts = [_mixture(update, p, interval).composed(n) for (update, p), n in counts.items()]
+    found = reduce(Loss.convolved, parts).epsilon(delta)
+    return found if math.isfinite(found) and is_fine else min(found, _by_renyi(counts, delta))
+
+
+def _by_renyi(counts: Counts, delta: float) -> float:
+    curves = [n * renyi.mixed(renyi.curve(update), p) for (update, p), n in counts.items()]
+    return renyi.epsilon(np.sum(curves, axis=0), delta)
+
+
+@lru_cache(maxsize=16)
+def _mixture(update: Composition, probability: float, interval: float) -> Loss:
+    return update.loss(interval).mixed(probability)

@@ -22,6 +22,9 @@ _MOST_CELLS: Final = 1 << 21
 _LONGEST: Final = 1 << 22
 """Grid points of a composed loss; what would need more is put on a coarser grid."""
 _LEAST_RATE: Final = 1e-9
+"""Below this sampling probability a release counts as sampled with this one: still a bound."""
+_RARE: Final = 1e-6
+"""Where all sampling probabilities are below this one, a grid would be too fine."""
 _LEAST_NOISE: Final = 1e-3
 """At and below this noise multiplier (epsilon > 10^5) sampling is not worth a bound of its own."""
 _LEAST_LAPLACE: Final = 2e-3
@@ -66,6 +69,11 @@ class Composition:
     def is_gaussian(self) -> bool:
         """Whether mu says everything."""
         return not (self.poisson or self.without_replacement or self.laplace)
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether every sampled release hardly ever takes a given unit."""
+        return bool(self.poisson) and max(q for _, q, _ in self.poisson) < _RARE
 
     @property
     def pure_epsilon(self) -> float:
@@ -200,7 +208,7 @@ def _refuse_mixtures(present: list[Release]) -> None:
 def _rate(sampling: PoissonSampled, z: float) -> float:
     """The sampling probability; 1 where it is not worth a bound of its own."""
     is_sampled = z > _LEAST_NOISE and _LEAST_RATE * z < 1
-    return sampling.sampling_probability if is_sampled else 1.0
+    return max(sampling.sampling_probability, _LEAST_RATE) if is_sampled else 1.0
 
 
 def _is_proper(sampling: SampledWithoutReplacement, z: float) -> bool:

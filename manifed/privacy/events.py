@@ -135,13 +135,7 @@ def seen_by(knows: Knowledge, releases: Iterable[Release]) -> Releases:
 
 
 def repeated(releases: Iterable[Release], times: int) -> Releases:
-    """Everything in ``releases``, ``times`` times over.
-
-    Raises:
-        ValueError: for a negative number of times.
-    """
-    if times < 0:
-        raise ValueError(f"Expected times >= 0, got {times}")
+    """Everything in ``releases``, ``times`` times over."""
     return tuple(release.times(times) for release in releases)
 
 

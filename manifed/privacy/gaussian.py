@@ -9,7 +9,7 @@ and adaptive releases compose to the root of the sum of squares.
 >>> round(delta(1.0, mu=0.5), 6)
 0.00683
 
-Guarantee: ``delta``, ``epsilon`` and ``largest_mu`` err on the private side, rounding included.
+Guarantee: ``delta`` and ``epsilon`` err on the private side, rounding included.
 """
 
 import math
@@ -33,8 +33,6 @@ def composed_mu(releases: Iterable[tuple[float, int]]) -> float:
 
 def delta(epsilon: float, *, mu: float) -> float:
     """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2), rounded up (Balle and Wang 2018, (6))."""
-    _check(epsilon >= 0, "epsilon", epsilon, "epsilon >= 0")
-    _check(mu >= 0, "mu", mu, "mu >= 0")
     if mu == 0 or epsilon == math.inf:
         return 0.0
     if mu == math.inf:
@@ -48,7 +46,6 @@ def delta(epsilon: float, *, mu: float) -> float:
 
 def epsilon(delta_: float, *, mu: float) -> float:
     """The least epsilon >= 0 with ``delta(epsilon) <= delta_``, from above; inf at delta_ = 0."""
-    _check(0 <= delta_ <= 1, "delta", delta_, "0 <= delta <= 1")
     if mu == 0 or delta(0.0, mu=mu) <= delta_:
         return 0.0
     if mu == math.inf or delta_ == 0:
@@ -59,16 +56,6 @@ def epsilon(delta_: float, *, mu: float) -> float:
     while delta(high, mu=mu) > delta_:
         high *= 1.0 + 2.0**-20
     return least_private(0.0, high, lambda eps: delta(eps, mu=mu) <= delta_)
-
-
-def largest_mu(epsilon: float, delta_: float) -> float:
-    """The largest mu, from below, with ``delta(epsilon, mu) <= delta_``; its inverse is a noise."""
-    _check(epsilon >= 0, "epsilon", epsilon, "epsilon >= 0")
-    _check(0 < delta_ < 1, "delta", delta_, "0 < delta < 1")
-    low, high = 0.0, 1.0
-    while delta(epsilon, mu=high) <= delta_:
-        low, high = high, 2 * high
-    return -least_private(-high, -low, lambda negative: delta(epsilon, mu=-negative) <= delta_)
 
 
 def least_private(low: float, high: float, is_private: Callable[[float], bool]) -> float:
@@ -82,8 +69,3 @@ def least_private(low: float, high: float, is_private: Callable[[float], bool]) 
         else:
             low = middle
     return high
-
-
-def _check(is_valid: object, name: str, value: float, bound: str) -> None:
-    if not is_valid:
-        raise ValueError(f"Expected {bound}, got {name} = {value}")

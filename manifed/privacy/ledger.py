@@ -59,6 +59,8 @@ _LONGEST_END: Final = 160
 class LedgerDamaged(ValueError):
     """The ledger cannot be trusted from ``line`` on; the text says what to do."""
 
+    exit_code = 2
+
     def __init__(self, path: Path, line: int, what: str, remedy: str = RESTORE) -> None:
         super().__init__(f"{path}, line {line}: {what}; {remedy}")
         self.line = line

@@ -3,7 +3,7 @@
 The privacy loss of a pair (P, Q) is log(dP/dQ) under P. Doroshenko, Ghazi, Kamath, Kumar,
 Manurangsi (2022), "Connect the dots: tighter discrete approximations of privacy loss
 distributions", replaces it by masses on the grid ``interval * integers`` whose hockey-stick curve
-lies on or above the true one, so every epsilon and delta read from it is an upper bound. This is
+lies on or above the true one, so every epsilon read from it is an upper bound. This is
 dp-accounting's estimate too, and tests compare the two; here it is built from the masses P and Q of
 every grid cell, accurate also on the fine grids that small sampling rates need, and composed by one
 cached transform, because a run asks for a new count after every round.
@@ -12,7 +12,7 @@ With z the noise multiplier and q the sampling probability, the pair of a Gaussi
 ``(1 - q) N(0, z^2) + q N(1, z^2)`` against ``N(0, z^2)`` when an example is removed, and the
 reverse when one is added (Zhu, Dong, Wang 2022).
 
-Guarantee: ``delta`` and ``epsilon`` are upper bounds, up to the rounding that `_roundoff` adds.
+Guarantee: every ``epsilon`` is an upper bound, up to the rounding that `_roundoff` adds.
 """
 
 import math
@@ -90,8 +90,6 @@ class LossPmf:
 
     def convolved(self, other: "LossPmf") -> "LossPmf":
         """The loss of both, which must share the grid."""
-        if self.interval != other.interval:
-            raise ValueError(f"Expected one grid, got {self.interval} and {other.interval}")
         length = len(self.masses) + len(other.masses) - 1
         size = _transform_size(length)
         product = np.fft.rfft(self.masses, size) * np.fft.rfft(other.masses, size)
@@ -110,13 +108,6 @@ class LossPmf:
         masses[start : start + len(self.masses)] = probability * self.masses
         masses[-low] += 1.0 - probability
         return LossPmf(self.interval, low, masses, probability * self.infinity)
-
-    def delta(self, epsilon: float) -> float:
-        """The hockey-stick divergence at epsilon >= 0."""
-        losses, masses, infinity = self._positive
-        above = losses > epsilon
-        total = infinity + float(-np.expm1(epsilon - losses[above]) @ masses[above])
-        return min(1.0, total)
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon >= 0 whose hockey-stick divergence is at most delta."""
@@ -220,10 +211,6 @@ class Loss:
         """The loss of both."""
         ends = range(max(len(self.sides), len(other.sides)))
         return Loss(tuple(self.sides[-i].convolved(other.sides[-i]) for i in ends))
-
-    def delta(self, epsilon: float) -> float:
-        """The worse of the two hockey-stick divergences."""
-        return max(side.delta(epsilon) for side in self.sides)
 
     def epsilon(self, delta: float) -> float:
         """The worse of the two epsilons."""

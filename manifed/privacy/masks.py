@@ -19,7 +19,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 import torch
@@ -31,7 +30,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from manifed.durable import read_regular
-from manifed.privacy.noise import EdgeStream, NoiseSource, Precision
+from manifed.privacy.noise import EdgeStream, NoiseSource, Precision, edge_place
 
 _LONGEST_FILE = 1 << 26
 """Bytes of a file of pinned keys."""
@@ -55,7 +54,6 @@ FLAWS: Final[tuple[Flaw, ...]] = get_args(Flaw)
 UNSIGNED: Final = FLAWS[-1]
 Owners = Mapping[bytes, Sequence[int]]
 """By public key, which nodes offered it."""
-NOBODY: Final[Owners] = MappingProxyType({})
 
 
 class BadOffer(ValueError):
@@ -67,9 +65,8 @@ class BadOffer(ValueError):
 
 
 def _ends(i: int, j: int) -> bytes:
-    if i == j or not (0 <= i < 1 << 20 and 0 <= j < 1 << 20):
-        raise ValueError(f"Expected a pair of two different nodes below 2**20, got ({i}, {j})")
-    return min(i, j).to_bytes(4, "big") + max(i, j).to_bytes(4, "big")
+    lesser, greater = divmod(edge_place((i, j)), 1 << 20)
+    return lesser.to_bytes(4, "big") + greater.to_bytes(4, "big")
 
 
 def _said(run: bytes, node: int, public: bytes) -> bytes:
@@ -88,7 +85,7 @@ class Offer:
     """Ed25519, 64 bytes, of run, node and ``public``; empty without signing keys."""
 
     def check(
-        self, run: bytes, pinned: Mapping[int, bytes] | None, owners: Owners = NOBODY
+        self, run: bytes, pinned: Mapping[int, bytes] | None, owners: Owners | None = None
     ) -> None:
         """Refuse what no secret can be agreed on with, or what is not only this node's.
 
@@ -101,7 +98,7 @@ class Offer:
         """
         if fault := _fault(self.public):
             raise BadOffer("no usable X25519 key", f"node {self.node}: its public key {fault}")
-        if others := [j for j in owners.get(self.public, ()) if j != self.node]:
+        if others := [j for j in (owners or {}).get(self.public, ()) if j != self.node]:
             raise BadOffer(
                 "offered by two nodes",
                 f"node {self.node}: its public key is that of node {others[0]} of the graph too",
@@ -174,7 +171,7 @@ class Agreement:
         return Offer(self.node, public, signer.sign(_said(self.run, self.node, public)))
 
     def source(
-        self, offer: Offer, precision: Precision = "single", owners: Owners = NOBODY
+        self, offer: Offer, precision: Precision = "single", owners: Owners | None = None
     ) -> NoiseSource:
         """The normals that this node and the offering one alone can draw.
 
@@ -212,7 +209,7 @@ def masks(
     """
     total = torch.zeros(shape, dtype=torch.float64)
     for neighbour in sorted(sources):
-        drawn = sources[neighbour].edge_normals(
+        drawn = sources[neighbour].normals(
             shape,
             stream=EdgeStream.PAIR_NOISE,
             edge=(node, neighbour),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
@@ -118,18 +118,10 @@ class ExampleMechanism(Frozen):
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
     """Bound of the variance-reduced part (RSVRG); None means ``l2_norm_clip``."""
     l1_norm_clip: float | None = Field(default=None, gt=0)
-    """Bound of one example's gradient in L1, on R^d, under Laplace noise; also its L2 bound."""
+    """Bound of one example's gradient in L1, on R^d, under Laplace noise; ``l2_norm_clip`` is then
+    the same number, which bounds the L2 norm too."""
     neighboring_relation: NeighboringRelation = "add-or-remove"
     noise: Noise = Noise()
-
-    @model_validator(mode="after")
-    def _is_one_ball(self) -> "ExampleMechanism":
-        if self.l1_norm_clip is not None and self.l1_norm_clip != self.l2_norm_clip:
-            raise ValueError(
-                f"l2_norm_clip: expected l1_norm_clip = {self.l1_norm_clip:g}, which bounds the L2 "
-                f"norm too, got {self.l2_norm_clip}"
-            )
-        return self
 
     @property
     def is_laplace(self) -> bool:

@@ -31,7 +31,7 @@ import hashlib
 import hmac
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final, Literal, Required, TypedDict, Unpack
@@ -56,7 +56,8 @@ EDGE_BITS: Final = {
 Array = npt.NDArray[Any]
 SUMMANDS: Final = 4
 WORD: Final = np.dtype("<u8")
-_TILE_BLOCKS: Final = 16384
+_MOST_PAIRS: Final = 1 << 16
+"""Pairs of counters that are encrypted at once, so that words take few megabytes."""
 
 
 class Stream(IntEnum):
@@ -84,10 +85,14 @@ class EdgeStream(IntEnum):
 
 # -- where a number lives -----------------------------------------------------------------------
 class Address(TypedDict, total=False):
-    """Where the numbers of one or several clients live, their index apart."""
+    """Where the numbers of one or several clients, or of one or several edges, live.
 
-    stream: Required[Stream]
-    partition: Required[int | Sequence[int]]
+    ``edge`` names two partitions in either order; it stands in place of ``partition``.
+    """
+
+    stream: Required[Stream | EdgeStream]
+    partition: int | Sequence[int]
+    edge: tuple[int, int] | Sequence[tuple[int, int]]
     server_round: Required[int]
     attempt: int
     step: int
@@ -233,9 +238,10 @@ class NoiseSource:
         return replace(self, key=hmac.digest(self.key, b"manifed derive\0" + label, "sha256"))
 
     def normals(self, shape: tuple[int, ...], **address: Unpack[Address]) -> Tensor:
-        """Standard normals, float64, of ``shape``; ``(C, *shape)`` for C partitions.
+        """Standard normals, float64, of ``shape``; ``(C, *shape)`` for C partitions or edges.
 
-        Row c is bit for bit what the int ``partition[c]`` alone would give.
+        Row c is bit for bit what ``partition[c]``, or ``edge[c]``, alone would give. Both ends of
+        an edge draw the same from a source that they share; no address of an edge is a client's.
         """
         return self._draw(shape, _NORMALS[self.precision], address)
 
@@ -258,38 +264,6 @@ class NoiseSource:
         bound = np.minimum(scaled, 2.0**64 - 2048).astype(WORD)
         return torch.as_tensor(self.words(count, **address) < bound)
 
-    def edge_normals(
-        self,
-        shape: tuple[int, ...],
-        *,
-        stream: EdgeStream,
-        edge: tuple[int, int] | Sequence[tuple[int, int]],
-        server_round: int,
-        attempt: int = 0,
-        step: int = 0,
-    ) -> Tensor:
-        """Standard normals that both ends of an edge draw alike from the source the pair shares.
-
-        ``edge`` names two partitions in either order; E edges give ``(E, *shape)``, row e bit for
-        bit what ``edge[e]`` alone would give. Float64. No address of an edge is one of a client.
-
-        Raises:
-            ValueError: for a field out of range, ends that are one, or a repeated edge.
-        """
-        match edge:
-            case (int(), int()):
-                place = edge_place(edge)
-            case _:
-                place = list(map(edge_place, edge))
-        address = {
-            "stream": stream,
-            "edge": place,
-            "server_round": server_round,
-            "attempt": attempt,
-            "step": step,
-        }
-        return self._draw(shape, _NORMALS[self.precision], address, EDGE_BITS)
-
     def generator(self, **address: Unpack[Address]) -> torch.Generator:
         """A torch generator seeded at this address; for data and starting points, never noise."""
         generator = torch.Generator()
@@ -297,16 +271,15 @@ class NoiseSource:
         return generator
 
     def _draw(
-        self,
-        shape: tuple[int, ...],
-        reading: _Reading,
-        address: Mapping[str, Any],
-        bits: Mapping[str, int] = BITS,
+        self, shape: tuple[int, ...], reading: _Reading, address: Mapping[str, Any]
     ) -> Tensor:
-        """Numbers of clients, or with the bits of edges of edges."""
-        name = "edge" if "edge" in bits else "partition"
+        """Numbers of clients, or of edges."""
+        name, bits = ("edge", EDGE_BITS) if "edge" in address else ("partition", BITS)
         own, given = dict(address), address[name]
-        places = (given,) if isinstance(given, int) else tuple(given)
+        is_edge = name == "edge"
+        is_one = isinstance(next(iter(given), None) if is_edge else given, int)
+        places = (given,) if is_one else tuple(given)
+        places = tuple(map(edge_place, places)) if is_edge else places
         count = math.prod(shape)
         num_blocks = -(-count * reading[0] // 2)
         for place in (min(places, default=0), max(places, default=0)):
@@ -314,37 +287,23 @@ class NoiseSource:
         if len(set(places)) < len(places):
             raise ValueError(f"Expected distinct {name}s, got {places}: noise is never reused")
         start = counter_of(bits, **own | {name: 0})
-        out = np.empty((len(places), count))
-        if out.size:
-            lows = np.array(places, dtype=WORD) << np.uint64(bits["block"])
-            lows += np.uint64(start & (1 << 64) - 1)
-            self._fill(out, start >> 64, lows, num_blocks, reading)
-        lead = () if isinstance(given, int) else (len(places),)
+        lows = np.array(places, dtype=WORD) << np.uint64(bits["block"])
+        lows += np.uint64(start & (1 << 64) - 1)
+        out, (words_each, read) = np.empty((len(places), count)), reading
+        width = 2 * max(1, _MOST_PAIRS // max(1, len(places)))
+        for first in range(0, num_blocks if places else 0, width):
+            blocks = np.arange(first, min(first + width, num_blocks), dtype=WORD)
+            words = self._words(start >> 64, lows[:, None] + blocks)
+            numbers = out[:, first * 2 // words_each : (first + width) * 2 // words_each]
+            read(words[:, : numbers.shape[1] * words_each], numbers)
+        lead = () if is_one else (len(places),)
         return torch.as_tensor(out.reshape(*lead, *shape))
 
-    def _fill(self, out: Array, high: int, lows: Array, num_blocks: int, reading: _Reading) -> None:
-        """Encrypt ``num_blocks`` counters from each of ``lows`` on, and read ``out`` (P, -1)."""
-        words_each, read = reading
-        size = min(_TILE_BLOCKS, lows.size * num_blocks)  # a tile fits a cache
-        counters = np.empty((size, 2), dtype=WORD)
-        counters[:, 1] = high
-        cipher = np.empty((size + 1, 2), dtype=WORD)  # update_into wants a block to spare
+    def _words(self, high: int, lows: Array) -> Array:
+        """The words of the counters ``high`` | ``lows``, two of each, shape (rows, words)."""
+        counters = np.empty((*lows.shape, 2), dtype=WORD)
+        counters[..., 0], counters[..., 1] = lows, high
+        words = np.empty(counters.size + 2, dtype=WORD)  # update_into wants a block to spare
         encryptor = Cipher(algorithms.AES(self.key), modes.ECB()).encryptor()
-        for rows, columns in _tiles(len(lows), num_blocks):
-            height, width = rows.stop - rows.start, columns.stop - columns.start
-            tile = counters[: height * width]
-            blocks = np.arange(columns.start, columns.stop, dtype=WORD)
-            np.add(lows[rows, None], blocks, out=tile[:, 0].reshape(height, width))
-            encryptor.update_into(tile.data.cast("B"), cipher.data.cast("B"))
-            words = cipher[: height * width].reshape(height, 2 * width)
-            numbers = out[rows, columns.start * 2 // words_each : columns.stop * 2 // words_each]
-            read(words[:, : numbers.shape[1] * words_each], numbers)
-
-
-def _tiles(num_rows: int, num_blocks: int) -> Iterator[tuple[slice, slice]]:
-    """Rows x blocks in pieces of at most _TILE_BLOCKS: many whole rows, or parts of one row."""
-    height = max(1, _TILE_BLOCKS // num_blocks)
-    for row in range(0, num_rows, height):
-        rows = slice(row, min(row + height, num_rows))
-        for column in range(0, num_blocks, _TILE_BLOCKS):
-            yield rows, slice(column, min(column + _TILE_BLOCKS, num_blocks))
+        encryptor.update_into(counters.data.cast("B"), words.data.cast("B"))
+        return words[:-2].reshape(len(lows), -1)

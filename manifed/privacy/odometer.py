@@ -1,8 +1,7 @@
 """The odometer: ledger entries in, epsilon of each adversary out; the live run and the audit alike.
 
-Feed it every entry of a ledger in order. It keeps two tallies, of what *counts* (all that is
-reserved and not proved unused) and of what was run for *certain*. A round costs time and memory in
-the number of clients, whatever the number of rounds.
+Feed it every entry of a ledger in order. What *counts* is all that is reserved and not proved
+unused. A round costs time and memory in the number of clients, whatever the number of rounds.
 
 Against an adversary who sees cohorts a client pays for each attempt whose cohort it may have been
 in; against one who does not, every client pays for every cohort draw that was made or planned, as
@@ -13,7 +12,7 @@ Guarantee: every epsilon is an upper bound.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -25,8 +24,6 @@ from manifed.privacy.events import (
     ADVERSARIES,
     OF_MASKS,
     Adversary,
-    NeighboringRelation,
-    PrivacyUnit,
     Releases,
     repeated,
     seen_by,
@@ -46,44 +43,11 @@ Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class PrivacySpent:
-    """What was spent against one adversary."""
-
-    adversary: Adversary
-    unit: PrivacyUnit
-    neighboring_relation: NeighboringRelation
-    epsilon: float
-    """Of all that counts: the number to state."""
-    delta: float
-    epsilon_consumed: float
-    """Of what was spent for certain."""
-
-
-@dataclass(frozen=True)
 class _Known:
     """Terms that were met, with every client's update as an index into `_updates`."""
 
     terms: Terms
     update_of: Counts
-
-
-@dataclass
-class _Tally:
-    """What adds up, by the number of the terms: draws of cohorts, and how often each client."""
-
-    draws: Counter[int] = field(default_factory=Counter)
-    served: dict[int, Counts] = field(default_factory=dict)
-
-    def add(self, known: int, cohort: Members, times: int, population: int) -> None:
-        """``times`` draws of this cohort; negative takes them back."""
-        self.draws[known] += times
-        more = np.zeros(population, dtype=np.int64)
-        more[cohort] = times
-        self.served[known] = self.served.get(known, 0) + more
-
-    def copied(self) -> "_Tally":
-        """One that can be added to alone."""
-        return _Tally(self.draws.copy(), self.served.copy())
 
 
 class Odometer:
@@ -94,7 +58,8 @@ class Odometer:
         self._known: tuple[_Known, ...] = ()
         self._numbers: dict[Terms, int] = {}
         self._updates: tuple[Releases, ...] = ()
-        self._counted, self._certain = _Tally(), _Tally()
+        self._draws, self._served = Counter[int](), dict[int, Counts]()
+        """What counts, by the number of its terms: draws of cohorts, and how often each client."""
         self._open: tuple[Reserves, Members, int] | None = None
         """The reservation that may be settled, its cohort and its terms."""
         self._now: int | None = None
@@ -139,7 +104,7 @@ class Odometer:
     def after(self, *entries: Entry) -> "Odometer":
         """An odometer that has taken the entries too; this one has not; errors as `feed`."""
         other = copy(self)
-        other._counted, other._certain = self._counted.copied(), self._certain.copied()
+        other._draws, other._served = self._draws.copy(), self._served.copy()
         for entry in entries:
             other.feed(entry)
         return other
@@ -168,11 +133,17 @@ class Odometer:
         """Count a reservation whole, and for ever what is still open."""
         if self._now is None:
             raise ValueError("Expected terms before or in the first reservation, got none")
-        population = self._known[self._now].terms.population
-        cohort = decode(reserves.cohort, population)
+        cohort = decode(reserves.cohort, self._known[self._now].terms.population)
         self._close()
-        self._counted.add(self._now, cohort, reserves.last - reserves.first + 1, population)
+        self._add(self._now, cohort, reserves.last - reserves.first + 1)
         self._open = reserves, cohort, self._now
+
+    def _add(self, known: int, cohort: Members, times: int) -> None:
+        """Count ``times`` draws of this cohort; negative takes them back."""
+        self._draws[known] += times
+        more = np.zeros(self._known[known].terms.population, dtype=np.int64)
+        more[cohort] = times
+        self._served[known] = self._served.get(known, 0) + more
 
     def _settle(self, settles: Settles) -> None:
         """Replace what was reserved by what was run."""
@@ -184,25 +155,22 @@ class Odometer:
             raise ValueError(
                 f"Expected rounds settled up to {was.first - 1} to {was.last}, got {upto}"
             )
-        if settles.cohorts is None:
-            self._certain.add(known, reserved, rounds, population)
-        else:
+        if settles.cohorts is not None:
             named = [decode(cohort, population) for cohort in settles.cohorts]
             if len(named) != rounds:
                 raise ValueError(f"Expected {rounds} cohorts, one a round, got {len(named)}")
             for cohort in named:
                 if not np.isin(cohort, reserved, assume_unique=True).all():
                     raise ValueError("Expected a cohort of reserved clients, got others")
-                self._certain.add(known, cohort, 1, population)
-                self._counted.add(known, cohort, 1, population)
-            self._counted.add(known, reserved, -rounds, population)
+                self._add(known, cohort, 1)
+            self._add(known, reserved, -rounds)
         self._note(was.first, upto, was.attempt)
         left = was.last - upto
         self._open = None
         if settles.is_open and left:
             self._open = was.model_copy(update={"first": upto + 1}), reserved, known
         else:
-            self._counted.add(known, reserved, -left, population)
+            self._add(known, reserved, -left)
 
     def _close(self) -> None:
         """What is still reserved will never be settled, and counts for ever."""
@@ -268,12 +236,7 @@ class Odometer:
     @property
     def rounds_counted(self) -> int:
         """Attempts of rounds that count."""
-        return self._counted.draws.total()
-
-    @property
-    def rounds_consumed(self) -> int:
-        """Attempts of rounds that were run for certain."""
-        return self._certain.draws.total()
+        return self._draws.total()
 
     @property
     def participations(self) -> int:
@@ -282,7 +245,7 @@ class Odometer:
 
     def participations_by_client(self) -> Counts:
         """Of every client, as counted."""
-        return np.asarray(sum(self._counted.served.values(), start=np.zeros(1, dtype=np.int64)))
+        return np.asarray(sum(self._served.values(), start=np.zeros(1, dtype=np.int64)))
 
     def attempts(self, server_round: int) -> int:
         """How often a round was charged."""
@@ -292,51 +255,68 @@ class Odometer:
     def of_everybody(self) -> "Odometer":
         """An odometer of these attempts as if every client had been in each; no cohort enters."""
         other = self.after()
-        for known, draws in self._counted.draws.items():
+        for known, draws in self._draws.items():
             population = self._known[known].terms.population
-            other._counted.served[known] = np.full(population, draws, dtype=np.int64)
+            other._served[known] = np.full(population, draws, dtype=np.int64)
         return other
 
     # -- prices ------------------------------------------------------------------------------
-    def spent(
-        self, delta: float, adversaries: Iterable[Adversary] | None = None
-    ) -> tuple[PrivacySpent, ...]:
+    def spent(self, delta: float) -> list[dict[str, Any]]:
         """What each adversary who learns from these charges can have learnt, at ``delta``.
 
-        None: all of a star, and those of masks where masked messages are charged. Declared terms
-        that nothing was charged under yet count at epsilon 0.
+        Of all adversaries of a star, and those of masks where masked messages are charged. Declared
+        terms that nothing was charged under yet count at epsilon 0.
 
         Raises:
             NoValidBound: as the accountant.
         """
-        used = {i for i, times in self._counted.draws.items() if times} | {self._now}
+        used = {i for i, times in self._draws.items() if times} | {self._now}
         terms = [known.terms for i, known in enumerate(self._known) if i in used]
         updates = dict.fromkeys(one.releases for each in terms for one in each.updates)
         said = {
             "updates": [release for update in updates for release in update],
             "aggregate": [release for each in terms for release in each.aggregate],
         }
-        if adversaries is None:
-            is_masked = any(release.is_masked for release in said["updates"])
-            adversaries = (*ADVERSARIES, *(OF_MASKS[1:] if is_masked else ()))
-        found: list[PrivacySpent] = []
-        for one in adversaries:
+        is_masked = any(release.is_masked for release in said["updates"])
+        found = list[dict[str, Any]]()
+        for one in (*ADVERSARIES, *(OF_MASKS[1:] if is_masked else ())):
             if releases := said[one.releases]:
                 compose(releases)  # refuses units or relations that are mixed
-                kind = releases[0]
-                certain = self._price(self._certain, one, delta)
-                counted = self.epsilon(one, delta)
                 found.append(
-                    PrivacySpent(one, kind.unit, kind.neighboring_relation, counted, delta, certain)
+                    {
+                        "name": one.name,
+                        "text": one.text,
+                        "epsilon": self.epsilon(one, delta),
+                        "delta": delta,
+                        "unit": releases[0].unit,
+                        "neighboring_relation": releases[0].neighboring_relation,
+                    }
                 )
-        return tuple(found)
+        return found
 
     def epsilon(self, adversary: Adversary, delta: float) -> float:
         """What counts against one adversary; errors as `spent`."""
-        tally = self._counted
         if adversary.releases == "updates" and not adversary.sees_cohorts:
-            tally = _Tally(self._with_planned(tally.draws))
-        return self._price(tally, adversary, delta)
+            counts = self._coins(self._with_planned(self._draws), adversary)
+            return max((external_epsilon(one, delta) for one in counts), default=0.0)
+        columns: Iterable[Any]
+        if adversary.releases == "updates":
+            rows = [seen_by(adversary.knows, update) for update in self._updates]
+            columns = self._histories()
+        else:
+            used = [i for i in sorted(self._draws) if self._known[i].terms.aggregate]
+            rows = [self._known[i].terms.aggregate for i in used]
+            columns = [[self._draws[i] for i in used]]
+            if adversary.sees_cohorts:
+                rows = list(map(unsampled, rows))
+                columns = np.array([self._served[i] for i in used]).T if used else ()
+                columns = np.unique(columns, axis=0) if used else ()
+        worst = 0.0
+        for column in columns:
+            times = zip(rows, column, strict=True)
+            releases = [one for row, n in times for one in repeated(row, int(n)) if n]
+            worst = max(worst, accountant.epsilon(releases, delta))
+        return worst
 
     def _with_planned(self, made: Counter[int]) -> Counter[int]:
         """With every planned draw that was not made, which an outsider must reckon with."""
@@ -349,36 +329,13 @@ class Odometer:
             more[self._now] += terms.planned_draws - made.total()
         return +made + (+more)
 
-    def _price(self, tally: _Tally, adversary: Adversary, delta: float) -> float:
-        if adversary.releases == "updates" and not adversary.sees_cohorts:
-            counts = self._coins(tally.draws, adversary)
-            return max((external_epsilon(one, delta) for one in counts), default=0.0)
-        columns: Iterable[Any]
-        if adversary.releases == "updates":
-            rows = [seen_by(adversary.knows, update) for update in self._updates]
-            columns = self._histories(tally)
-        else:
-            used = [i for i in sorted(tally.draws) if self._known[i].terms.aggregate]
-            rows = [self._known[i].terms.aggregate for i in used]
-            columns = [[tally.draws[i] for i in used]]
-            if adversary.sees_cohorts:
-                rows = list(map(unsampled, rows))
-                columns = np.array([tally.served[i] for i in used]).T if used else ()
-                columns = np.unique(columns, axis=0) if used else ()
-        worst = 0.0
-        for column in columns:
-            times = zip(rows, column, strict=True)
-            releases = [one for row, n in times for one in repeated(row, int(n)) if n]
-            worst = max(worst, accountant.epsilon(releases, delta))
-        return worst
-
-    def _histories(self, tally: _Tally) -> Iterator[Counts]:
+    def _histories(self) -> Iterator[Counts]:
         """How often a client may have been asked for each update, if no other was asked more."""
-        if not tally.served:
+        if not self._served:
             return
         population = self._known[0].terms.population
         table = np.zeros((len(self._updates), population), dtype=np.int64)
-        for i, served in tally.served.items():
+        for i, served in self._served.items():
             np.add.at(table, (self._known[i].update_of, np.arange(population)), served)
         if ((table > 0).sum(axis=0) <= 1).all():  # each was asked for one update alone
             yield from np.diag(table.max(axis=1))
@@ -397,18 +354,15 @@ class Odometer:
         used = sorted(i for i, times in draws.items() if times)
         if not used:
             return set()
+        terms = [self._known[i].terms for i in used]
         table = np.stack([self._known[i].update_of for i in used])
-        columns, group = np.unique(table, axis=1, return_inverse=True)
-        rates = np.zeros(columns.shape)
-        for row, i in enumerate(used):
-            terms = self._known[i].terms
-            each = np.full(group.size, terms.participation_probability)
-            each[: len(terms.probabilities)] = terms.probabilities or each[:0]
-            np.maximum.at(rates[row], group.ravel(), each)
+        each = [one.probabilities or one.participation_probability for one in terms]
+        rates = np.stack([np.broadcast_to(rate, table.shape[1]) for rate in each])
         found: set[tuple[tuple[Releases, float, int], ...]] = set()
-        for updates, probabilities in zip(columns.T, rates.T, strict=True):
+        for updates in np.unique(table, axis=1).T:
+            alike = (table == updates[:, None]).all(axis=0)
             counts = Counter[tuple[Releases, float]]()
-            for i, update, rate in zip(used, updates, probabilities, strict=True):
+            for i, update, rate in zip(used, updates, rates[:, alike].max(axis=1), strict=True):
                 seen = seen_by(adversary.knows, self._updates[update])
                 counts[seen, float(rate)] += draws[i]
             found.add(tuple((update, rate, n) for (update, rate), n in counts.items()))

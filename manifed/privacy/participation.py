@@ -15,24 +15,20 @@ A client takes part in a round by a coin that does not depend on the data, with 
 Guarantee: every number is an upper bound.
 """
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, reduce
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from scipy import special
 
-from manifed.privacy import accountant, renyi
-from manifed.privacy.composition import Composition, compose, grid_interval
+from manifed.privacy import accountant
+from manifed.privacy.composition import Composition, compose
 from manifed.privacy.events import Release, Releases, repeated
-from manifed.privacy.loss import Array, Loss
+from manifed.privacy.loss import Array
 
-_USELESS: Final = 200.0
 _special: Any = special
-_Counts = Mapping[tuple[Composition, float], int]
-"""How often an update was made, by what it releases and its probability."""
 
 
 def external_epsilon(rounds: Iterable[tuple[Releases, float, int]], delta: float) -> float:
@@ -42,7 +38,6 @@ def external_epsilon(rounds: Iterable[tuple[Releases, float, int]], delta: float
 
     Raises:
         NoValidBound: as `accountant.epsilon`.
-        ValueError: for a probability outside (0, 1], or a negative number of rounds.
     """
     return _external_epsilon(tuple(rounds), delta)
 
@@ -52,7 +47,6 @@ def _external_epsilon(rounds: tuple[tuple[Releases, float, int], ...], delta: fl
     certain: list[Release] = []
     counts = Counter[tuple[Composition, float]]()
     for update, probability, times in rounds:
-        _check(probability, times, delta)
         if probability == 1:
             certain.extend(repeated(update, times))
         else:
@@ -64,7 +58,7 @@ def _external_epsilon(rounds: tuple[tuple[Releases, float, int], ...], delta: fl
         return 0.0
     if (sure := compose(certain)) != Composition():
         counts[sure, 1.0] = 1
-    return _mixed_epsilon(counts, delta)
+    return accountant.mixed_epsilon(counts, delta)
 
 
 def a_priori_epsilon(
@@ -79,7 +73,6 @@ def a_priori_epsilon(
     The least over k of price(k participations, delta - P[Binomial(T, rho) > k]); k = T is the
     worst case.
     """
-    _check(participation_probability, num_rounds, delta)
     best = price(num_rounds, delta)
     for k in _quantiles(num_rounds, participation_probability, delta):
         left = delta - float(_binomial_tail(np.asarray(k), num_rounds, participation_probability))
@@ -100,46 +93,3 @@ def _quantiles(num_rounds: int, probability: float, delta: float) -> list[int]:
     tails = _binomial_tail(np.arange(num_rounds, dtype=np.float64), num_rounds, probability)
     shares = [share for share in delta * 0.5 ** np.arange(1, 12) if (tails <= share).any()]
     return sorted({int(np.argmax(tails <= share)) for share in shares})
-
-
-def _mixed_epsilon(counts: _Counts, delta: float) -> float:
-    """The price of updates; of probability 1 there is at most one."""
-    if delta == 0 or any(update.mu == math.inf for update, _ in counts):
-        return math.inf
-    if any(update.without_replacement for update, _ in counts):
-        return min(_renyi(counts, delta), _of_everybody(counts, delta))
-    interval, is_fine = grid_interval((update, n * p) for (update, p), n in counts.items())
-    parts = [_mixture(update, p, interval).composed(n) for (update, p), n in counts.items()]
-    found = reduce(Loss.convolved, parts).epsilon(delta)
-    return found if math.isfinite(found) and is_fine else min(found, _renyi(counts, delta))
-
-
-def _of_everybody(counts: _Counts, delta: float) -> float:
-    """The price of the same updates when each takes all units (`Composition.everybody`).
-
-    An update that would alone cost more than _USELESS makes the grid large and the bound useless.
-    """
-    everybody = Counter[tuple[Composition, float]]()
-    for (update, probability), count in counts.items():
-        everybody[update.everybody, probability] += count
-    largest = max(update.mu for update, _ in everybody)
-    return _mixed_epsilon(everybody, delta) if largest**2 / 2 <= _USELESS else math.inf
-
-
-def _renyi(counts: _Counts, delta: float) -> float:
-    curves = [n * renyi.mixed(renyi.curve(update), p) for (update, p), n in counts.items()]
-    return renyi.epsilon(np.sum(curves, axis=0), delta)
-
-
-@lru_cache(maxsize=16)
-def _mixture(update: Composition, probability: float, interval: float) -> Loss:
-    return update.loss(interval).mixed(probability)
-
-
-def _check(probability: float, num_rounds: int, delta: float) -> None:
-    if not 0 < probability <= 1:
-        raise ValueError(f"Expected 0 < participation_probability <= 1, got {probability}")
-    if num_rounds < 0:
-        raise ValueError(f"Expected a number of rounds >= 0, got {num_rounds}")
-    if not 0 <= delta <= 1:
-        raise ValueError(f"Expected 0 <= delta <= 1, got {delta}")

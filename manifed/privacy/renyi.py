@@ -80,13 +80,6 @@ def epsilon(divergences: Array, delta: float) -> float:
     return float(_dp_rdp().compute_epsilon(*_finite(divergences), delta)[0])
 
 
-def delta(divergences: Array, epsilon_: float) -> float:
-    """The least delta over the orders."""
-    if not np.isfinite(divergences).any():
-        return 1.0
-    return float(_dp_rdp().compute_delta(*_finite(divergences), epsilon_)[0])
-
-
 @lru_cache(maxsize=1)
 def orders() -> Array:
     """dp-accounting's default orders, its octaves above 64 in steps of an eighth."""

@@ -173,28 +173,18 @@ def _one_colluding(graph: Graph, noise: Correlated) -> Worst:
     n = graph.num_nodes
     if n > MOST_EXACT:
         return Worst(_around(graph, noise, 1), None, None, is_exact=False)
-    lost = _lost_by_updates(graph, noise)
+    lost = 64.0 * n * _condition(graph, noise) ** 2 * _UNIT_ROUNDOFF
     is_fine = lost <= _UPDATE_LOST
     if n > _DIRECT and (is_fine or n > 2 * _DIRECT):
-        best = _updated(graph, noise, lost, is_exact=is_fine)
+        best = Worst(0.0, None, None, is_fine)
+        for v, diagonal in enumerate(_each_gone(graph, noise)):
+            node = int(diagonal.argmax())
+            bounded = min(float(diagonal[node]) + lost, 1.0) / noise.sigma_cdp**2
+            if bounded > best.precision:
+                best = Worst(bounded, node, (v,), is_fine)
         if is_fine or lost <= _MOST_LOST * best.precision * noise.sigma_cdp**2:
             return best
     return max((against(graph, noise, (v,)) for v in range(n)), key=lambda w: w.precision)
-
-
-def _lost_by_updates(graph: Graph, noise: Correlated) -> float:
-    return 64.0 * graph.num_nodes * _condition(graph, noise) ** 2 * _UNIT_ROUNDOFF
-
-
-def _updated(graph: Graph, noise: Correlated, lost: float, *, is_exact: bool) -> Worst:
-    """The worst node against each other one, from one inverse; ``lost`` is added."""
-    best = Worst(0.0, None, None, is_exact)
-    for v, diagonal in enumerate(_each_gone(graph, noise)):
-        node = int(diagonal.argmax())
-        bounded = min(float(diagonal[node]) + lost, 1.0) / noise.sigma_cdp**2
-        if bounded > best.precision:
-            best = Worst(bounded, node, (v,), is_exact)
-    return best
 
 
 @lru_cache(maxsize=4)

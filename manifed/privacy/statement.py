@@ -8,7 +8,6 @@ the price of what is planned (`manifed.privacy.tariff`).
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import zip_longest
 from operator import le
 from pathlib import Path
 from typing import Any, Final
@@ -265,32 +264,6 @@ class Promise:
         """The same promise, planned for so many draws; of several lines, for so many rounds."""
         return replace(self, tariff=self.tariff.planned(draws))
 
-    def check_ledger(self, odometer: Odometer) -> None:
-        """Refuse a ledger that was charged more for its draws than these terms price them.
-
-        Raises:
-            ConfigError: with both prices.
-        """
-        draws, made = odometer.rounds_counted, self.made(odometer)
-        for adversary in self.adversaries:
-            if adversary.sees_cohorts or self.delta is None or draws == 0:
-                continue
-            reckoned = made
-            if adversary.releases == "updates":
-                planned = [self.terms.planned_draws]
-                if self.tariff.is_by_round:
-                    planned = [int(terms in self.tariff.plan) for terms in self.tariff.lines]
-                both = zip_longest(made, planned, fillvalue=0)
-                reckoned = tuple(max(pair) for pair in both)
-            counted = odometer.epsilon(adversary, self.delta)
-            priced = self.tariff.ahead(adversary, reckoned, self.delta)
-            if counted > priced * (1 + 1e-6):
-                raise ConfigError(
-                    f"output.resume: expected a ledger whose {draws} draws cost at most "
-                    f"{priced:.4g} against the {adversary.name} adversary, got {counted:.4g}: it "
-                    "was charged under other terms than this config's; start a new run instead"
-                )
-
 
 def row(name: str, text: str, epsilon: float, delta: float) -> dict[str, Any]:
     """One adversary's line of a statement."""
@@ -336,15 +309,6 @@ def audit_ledger(
         "authenticity": found.authenticity,
         "entries": found.head.sequence + 1,
         "charges": odometer.rounds_counted,
-        "consumed": odometer.rounds_consumed,
         "delta": delta,
-        "adversaries": [
-            row(one.adversary.name, one.adversary.text, one.epsilon, one.delta)
-            | {
-                "unit": one.unit,
-                "neighboring_relation": one.neighboring_relation,
-                "epsilon_consumed": one.epsilon_consumed,
-            }
-            for one in spent
-        ],
+        "adversaries": spent,
     } | ({"limits": limits} if limits else {})

@@ -69,14 +69,8 @@ class Examples:
 
     def to(self, where: str | torch.device | torch.dtype) -> "Examples":
         """These examples on a device, or with their real numbers in another type."""
-        if isinstance(where, torch.dtype):
-            moved = {
-                k: t.to(where) if t.is_floating_point() else t for k, t in self.tensors.items()
-            }
-            counts = self.counts
-        else:
-            moved = {key: tensor.to(where) for key, tensor in self.tensors.items()}
-            counts = None if self.counts is None else self.counts.to(where)
+        moved = {key: _moved(tensor, where) for key, tensor in self.tensors.items()}
+        counts = None if self.counts is None else _moved(self.counts, where)
         stream = None if self.stream is None else self.stream.to(where)
         return Examples(moved, self.feature_ndim, counts, stream)
 
@@ -106,10 +100,8 @@ class Examples:
         of an empty shard repeats example 0 of the longest.
         """
         longest = max(shards, key=len)
-        padded = {
-            key: torch.stack([_pad(s if len(s) else longest, s, key, len(longest)) for s in shards])
-            for key in longest.tensors
-        }
+        each = shards if longest.stream else [_padded(shard, longest) for shard in shards]
+        padded = {key: torch.stack([one[key] for one in each]) for key in longest.tensors}
         counts = torch.tensor([len(shard) for shard in shards])
         streams = [shard.stream for shard in shards if shard.stream is not None]
         stream = None if longest.stream is None else longest.stream.stacked_with(streams)
@@ -128,6 +120,11 @@ class Examples:
         )
 
 
+def _moved(tensor: Tensor, where: str | torch.device | torch.dtype) -> Tensor:
+    is_whole = isinstance(where, torch.dtype) and not tensor.is_floating_point()
+    return tensor if is_whole else tensor.to(where)
+
+
 def _gather(tensor: Tensor, indices: Tensor, feature_ndim: int) -> Tensor:
     """``tensor[..., indices, *feature]`` with batched leading dimensions."""
     if indices.dim() == 1:
@@ -140,17 +137,12 @@ def _gather(tensor: Tensor, indices: Tensor, feature_ndim: int) -> Tensor:
     return rows[(indices + offset).reshape(-1)].reshape(*indices.shape, *feature)
 
 
-def _pad(padding: Examples, shard: Examples, key: str, size: int) -> Tensor:
-    tensor, missing = shard[key], size - len(shard)
-    axis = tensor.dim() - 1 - shard.feature_ndim[key]
-    if missing == 0:
-        return tensor
-    repeated = (
-        padding[key]
-        .narrow(axis, 0, 1)
-        .expand(*tensor.shape[:axis], missing, *tensor.shape[axis + 1 :])
-    )
-    return torch.cat([tensor, repeated], dim=axis)
+def _padded(shard: Examples, longest: Examples) -> Examples:
+    """The shard with copies of its example 0 behind it; without any, copies of the longest's."""
+    if len(shard) == len(longest):
+        return shard
+    places = torch.arange(len(longest), device=next(iter(longest.tensors.values())).device)
+    return (shard if len(shard) else longest).take(places * (places < len(shard)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,23 +6,50 @@ are refused here as well, with its advice; whatever else mixes examples is found
 example and looking at the others.
 """
 
-from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manifed.errors import one_line
+from manifed.manifolds.linalg import standard_normal
 
-EXAMPLES = 4
+_EXAMPLES = 4
 
 
 class NotPrivate(ValueError):
     """A module that lets examples meet; one line with the layer and what to use instead."""
+
+
+_ADVICE: tuple[tuple[type[nn.Module], str], ...] = (
+    (_BatchNorm, "takes its mean over a batch, so examples meet; use GroupNorm or LayerNorm"),
+    (
+        _InstanceNorm,
+        "keeps statistics of examples; set track_running_stats = False, or use GroupNorm",
+    ),
+    (
+        nn.RNNBase,
+        "hides its steps in one kernel that gives no gradient of each example; write the "
+        "recurrence with nn.RNNCell, nn.GRUCell or nn.LSTMCell",
+    ),
+    (
+        nn.MultiheadAttention,
+        "packs its projections into one kernel that gives no gradient of each example; use "
+        "nn.Linear and torch.nn.functional.scaled_dot_product_attention",
+    ),
+    (
+        _DropoutNd,
+        "draws without a generator, so nothing repeats a run; set p = 0, or use "
+        "manifed.layers.KeyedDropout",
+    ),
+)
 
 
 def check_layers(model: nn.Module) -> None:
@@ -32,157 +59,153 @@ def check_layers(model: nn.Module) -> None:
         NotPrivate: naming the layer and what takes its place.
     """
     for name, layer in model.named_modules():
-        advice = _advice(layer)
-        if advice is not None:
-            where = f"{name!r} " if name else ""
-            raise NotPrivate(f"model: layer {where}({type(layer).__name__}) {advice}")
+        if isinstance(layer, _InstanceNorm) and not layer.track_running_stats:
+            continue
+        if isinstance(layer, _DropoutNd) and not (layer.training and layer.p):
+            continue
+        for kind, advice in _ADVICE:
+            if isinstance(layer, kind):
+                where = f"{name!r} " if name else ""
+                raise NotPrivate(f"model: layer {where}({type(layer).__name__}) {advice}")
 
 
-def _advice(layer: nn.Module) -> str | None:
-    if isinstance(layer, _BatchNorm):
-        return "takes its mean over a batch, so examples meet; use GroupNorm or LayerNorm"
-    if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
-        return "keeps statistics of examples; set track_running_stats = False, or use GroupNorm"
-    if isinstance(layer, nn.RNNBase):
-        return (
-            "hides its steps in one kernel that gives no gradient of each example; write the "
-            "recurrence with nn.RNNCell, nn.GRUCell or nn.LSTMCell"
-        )
-    if isinstance(layer, nn.MultiheadAttention):
-        return (
-            "packs its projections into one kernel that gives no gradient of each example; use "
-            "nn.Linear and torch.nn.functional.scaled_dot_product_attention"
-        )
-    if (
-        isinstance(layer, (nn.Dropout, nn.modules.dropout._DropoutNd))
-        and layer.training
-        and layer.p
-    ):
-        return (
-            "draws without a generator, so nothing repeats a run; set p = 0, or use "
-            "manifed.layers.KeyedDropout"
-        )
-    return None
+# -- rows of a table that are another example's --------------------------------------------------
+_UNBOUND = (torch.embedding, torch.index_fill, Tensor.index_fill, Tensor.index_fill_)
+"""Their rules of vmap check no index against an example's own rows."""
+_UNCHECKED = {"embedding", "index_fill", "embedding_backward", "embedding_dense_backward"}
+"""The operators that such calls end in."""
 
 
-def met_by(operator: object) -> str:
-    """What is said of an operator whose rule of vmap checks no index against its example's rows."""
-    return (
+def _met_by(operator: object) -> NotPrivate:
+    return NotPrivate(
         f"model, loss: {operator} may meet another example by an index out of range; use "
         "torch.nn.functional.embedding or torch.where, and no operator of torch.ops"
     )
 
 
-class _Unchecked(TorchDispatchMode):
-    """Refuses what ends in an operator that vmap does not check, however it was called.
+class OwnRows(TorchFunctionMode):
+    """Rows that an index names beyond a table are NaN; vmap would read those of a neighbour.
 
-    A script runs its operators where `OwnRows` does not see them. A table that is asked by
-    `torch.nn.functional.embedding` may be read.
+    Operators of ``torch.ops`` are refused: their rules of vmap check no more, and there are many.
+
+    vmap lays the tables of several examples or clients one after the other, and adds an offset. So
+    an example whose index is out of range has no gradient, and counts as zero.
     """
 
-    def __init__(self, tables: "_Tables") -> None:
+    is_asked = False
+    """Whether a table is asked just now in the way that is checked here."""
+    refused: object = None
+    """The operator that was, wherever a script may hide the error."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _UNBOUND or isinstance(func, OpOverload | OpOverloadPacket):
+            self.refused = getattr(func, "__name__", "") if func in _UNBOUND else func
+            raise _met_by(self.refused)
+        rules: dict[Any, Any] = {
+            nn.functional.embedding: self._own_rows,
+            nn.functional.linear: _wide_linear,
+        }
+        return rules.get(func, func)(*args, **(kwargs or {}))
+
+    def _own_rows(self, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002  # torch's name
+        """`torch.nn.functional.embedding`."""
+        size = weight.shape[0]
+        self.is_asked = True
+        rows = nn.functional.embedding(input.clamp(0, size - 1), weight, *args, **kwargs)
+        self.is_asked = False
+        is_row = (input >= 0) & (input < size)
+        return torch.where(is_row.unsqueeze(-1), rows, torch.nan)
+
+
+def _wide_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002  # torch's name
+    """`torch.nn.functional.linear`, with zeros beside rows of odd widths.
+
+    How such a row is added up depends on where it begins in memory, so on its place in a batch.
+    """
+    missing = [width % 2 for width in (weight.shape[1], weight.shape[0])]
+    if not any(missing):
+        return nn.functional.linear(input, weight, bias)
+    wide = nn.functional.pad(weight, (0, missing[0], 0, missing[1]))
+    made = nn.functional.linear(nn.functional.pad(input, (0, missing[0])), wide)
+    made = made[..., : weight.shape[0]]
+    return made if bias is None else made + bias
+
+
+class _Unchecked(TorchDispatchMode):
+    """Notes what ends in an operator that vmap does not check, however it was called.
+
+    A script may run its operators where `OwnRows` does not see them.
+    """
+
+    def __init__(self, own_rows: OwnRows) -> None:
         super().__init__()
-        self._tables = tables
-        self.found: str | None = None
+        self._own_rows = own_rows
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         name = func.overloadpacket.__name__
-        if name.rstrip("_") in _UNCHECKED and not (name == "embedding" and self._tables.is_open):
-            self.found = name
+        if name.rstrip("_") in _UNCHECKED and not (name == "embedding" and self._own_rows.is_asked):
+            self._own_rows.refused = name
         return func(*args, **(kwargs or {}))
 
 
-class _Tables(TorchFunctionMode):
-    """Knows when a table is asked in the way that `OwnRows` checks."""
-
-    is_open = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        if func is not nn.functional.embedding:
-            return func(*args, **(kwargs or {}))
-        self.is_open = True
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            self.is_open = False
-
-
-_UNCHECKED = {"embedding", "index_fill", "embedding_backward", "embedding_dense_backward"}
-
-
-def check_forward(model: nn.Module, feature: Tensor) -> None:
+# -- what a forward pass shows -------------------------------------------------------------------
+def check_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Refuse what a forward pass shows: a buffer that moves, an example that moves another.
 
     Args:
-        model: is put back as it was.
-        feature: shape and type of one example, (*feature); its numbers are not used.
+        model: is not changed.
+        shape: of one example.
+        dtype: of its entries.
 
     Raises:
         NotPrivate: naming what moves.
     """
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    copy, generator = deepcopy(model), torch.Generator().manual_seed(0)
+    is_real = dtype.is_floating_point
+    batch = torch.zeros(_EXAMPLES, *shape, dtype=dtype)
+    last = torch.ones(shape, dtype=dtype)
+    if is_real:
+        batch, last = (standard_normal(t.shape, generator).to(dtype) for t in (batch, last))
+    own_rows = OwnRows()
     try:
-        with torch.no_grad(), _Tables() as tables, _Unchecked(tables) as unchecked:
-            for batch, moved in _batches(feature):
-                first, second = _rows(model(batch)), _rows(model(moved))
-                _check_apart(first, second, len(batch))
-        if unchecked.found is not None:
-            raise NotPrivate(met_by(unchecked.found))
-        for name, buffer in model.named_buffers():
-            if not torch.equal(buffer, buffers[name]):
-                raise NotPrivate(
-                    f"model: buffer {name!r} changes in forward, so it would remember examples "
-                    "without a clip; keep buffers constant"
-                )
+        with torch.no_grad(), own_rows, _Unchecked(own_rows):
+            before = _rows(copy(batch))
+            for size in (1, 100) if is_real else (1,):
+                after = _rows(copy(torch.cat([batch[:-1], size * last.unsqueeze(0)])))
+                _check_apart(before[:-1], after[:-1])
     except NotPrivate:
         raise
     except Exception as error:  # forward is code of somebody's own
-        said = one_line(f"{type(error).__name__}: {error}", 200)
-        raise NotPrivate(
-            f"model: forward fails on a batch of shape {(EXAMPLES, *feature.shape)}: {said}"
-        ) from None
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
-
-
-def _batches(feature: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Made-up batches, and the same with the last example moved."""
-    shape = (EXAMPLES, *feature.shape)
-    if not feature.is_floating_point():
-        batch = torch.zeros(shape, dtype=feature.dtype)
-        moved = batch.clone()
-        moved[-1] = 1
-        yield batch, moved
-        return
-    generator = torch.Generator().manual_seed(0)
-    batch = torch.randn(shape, generator=generator, dtype=torch.float64).to(feature.dtype)
-    for size in (1.0, 100.0):
-        moved = batch.clone()
-        moved[-1] = size * torch.randn(feature.shape, generator=generator, dtype=torch.float64).to(
-            feature.dtype
-        )
-        yield batch, moved
+        if own_rows.refused is None:
+            said = one_line(f"{type(error).__name__}: {error}", 200)
+            raise NotPrivate(
+                f"model: forward fails on a batch of shape {(_EXAMPLES, *shape)}: {said}"
+            ) from None
+    if own_rows.refused is not None:
+        raise _met_by(own_rows.refused)
+    buffers = dict(copy.named_buffers())
+    for name, buffer in model.named_buffers():
+        if not torch.equal(buffer, buffers[name]):
+            raise NotPrivate(
+                f"model: buffer {name!r} changes in forward, so it would remember examples "
+                "without a clip; keep buffers constant"
+            )
 
 
 def _rows(output: object) -> Tensor:
-    if not isinstance(output, Tensor) or output.dim() == 0 or output.shape[0] != EXAMPLES:
+    if not isinstance(output, Tensor) or output.dim() == 0 or output.shape[0] != _EXAMPLES:
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise NotPrivate(
-            f"model: expected a tensor with one row an example, {EXAMPLES} rows, got {shape}"
+            f"model: expected a tensor with one row an example, {_EXAMPLES} rows, got {shape}"
         )
-    return output.reshape(EXAMPLES, -1)
+    return output
 
 
-def _check_apart(first: Tensor, second: Tensor, count: int) -> None:
+def _check_apart(before: Tensor, after: Tensor) -> None:
     """Refuse outputs of unmoved examples that differ by more than rounding."""
-    here, there = first[: count - 1], second[: count - 1]
-    eps = torch.finfo(here.dtype).eps if here.is_floating_point() else 0.0
-    slack = 1e4 * eps * (1 + here.abs().max())
-    gap = (here - there).abs().max() if here.numel() else torch.tensor(0.0)
+    slack = 1e4 * torch.finfo(before.dtype).eps * (1 + before.abs().max())
+    gap = (before - after).abs().max()
     if not bool(gap <= slack):
         raise NotPrivate(
             f"model: moving one example of a batch moves another's output by {float(gap):.3g}; "

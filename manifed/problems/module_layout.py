@@ -21,7 +21,7 @@ from manifed.manifolds.spd import SPD, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 
-KNOWN = (
+_KNOWN = (
     "Euclidean, Stiefel (canonical or Euclidean metric), Sphere, Lorentz(k=1), PoincareBall(c=1), "
     "SymmetricPositiveDefinite (AIM or LEM), Scaled of these with a fixed scale, and every "
     "manifold of manifed"
@@ -46,7 +46,7 @@ def manifold_of(parameter: Tensor, name: str) -> Manifold:
         raise UnknownManifold(f"model: parameter {name!r}: {error}") from None
     if base is None:
         raise UnknownManifold(
-            f"model: parameter {name!r} lives on {parameter.manifold}, expected one of {KNOWN}"
+            f"model: parameter {name!r} lives on {parameter.manifold}, expected one of {_KNOWN}"
         )
     while base.ndim < parameter.dim():
         base = Power(base)

@@ -3,18 +3,18 @@
 x packs the trained parameters (`module_layout`), so it travels, averages and clips as one tensor;
 one clip bounds the joint gradient in the sum of the factors' metrics. Gradients of each example are
 `torch.func`'s, one example in a batch of one, so a reduction over the batch is that example's own.
-What is clipped and summed needs no gradient of most parameters: `module_trace`,
-`module_gradients`.
+What is clipped and summed needs no gradient of most parameters: `module_ghost`. In a config it is
+``problem = { kind = "module", ... }``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from functools import cache
-from math import prod
-from typing import Any, NamedTuple
+from functools import cache, lru_cache, partial
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
@@ -22,34 +22,34 @@ from torch.utils._pytree import tree_map
 from manifed.errors import one_line
 from manifed.layers.dropout import KeyedDropout, keyed
 from manifed.manifolds.linalg import standard_normal
+from manifed.problems.data import ExampleKind, named
 from manifed.problems.examples import KEY, Examples
-from manifed.problems.module_checks import NotPrivate, check_forward, check_layers
-from manifed.problems.module_gradients import Groups, ModuleGradients, Part, is_table
+from manifed.problems.module_checks import NotPrivate, OwnRows, check_forward, check_layers
+from manifed.problems.module_ghost import (
+    Call,
+    Groups,
+    ModuleGradients,
+    Read,
+    Reading,
+    parts_of,
+    without,
+)
 from manifed.problems.module_layout import Layout
-from manifed.problems.module_trace import Call, OwnRows, Read, Trace, assembled
-from manifed.problems.problem import Gradients, Problem
+from manifed.problems.problem import Gradients, ModelStart, Problem, ProblemSource, Start
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(output (1, *), label (1, *)) -> one number."""
+_One = Mapping[str, Tensor]
+"""One example: its feature, its label and, where something is dropped, the key of that."""
+_Kept = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of a part of one example."""
+_T = TypeVar("_T")
 
-OfOne = Callable[[Tensor, "One"], Any]
-"""(x, example) -> its gradient, loss or answer, or tensors of them."""
-
-
-class One(NamedTuple):
-    """One example."""
-
-    feature: Tensor
-    label: Tensor
-    key: Tensor | None = None
-    """What dropout is drawn by; None: nothing is dropped."""
-
-
-CHUNK_ELEMENTS = 1 << 24
+_CHUNK_ELEMENTS = 1 << 24
 """Numbers of examples' gradients that are computed at once: 128 MiB in float64."""
 
 
-def cross_entropy(output: Tensor, label: Tensor) -> Tensor:
+def _cross_entropy(output: Tensor, label: Tensor) -> Tensor:
     """-log softmax(output) (1, classes) at the class ``label`` (1,); 0 where there is none such.
 
     So a record whose label is no class adds nothing, whatever it is.
@@ -59,16 +59,29 @@ def cross_entropy(output: Tensor, label: Tensor) -> Tensor:
     return -torch.where(is_it, torch.log_softmax(output, -1), 0.0).sum()
 
 
-LOSSES: Mapping[str, Loss] = {
-    "cross-entropy": cross_entropy,
+_LOSSES: Mapping[str, Loss] = {
+    "cross-entropy": _cross_entropy,
     "mse": lambda output, label: nn.functional.mse_loss(output, label.reshape(output.shape)),
 }
 
 
 class ModuleProblem(Problem):
-    """Examples ``feature`` (..., n, *feature) and ``label`` (..., n, *label).
+    """Training a copy of ``model`` on ``feature`` (..., n, *feature), ``label`` (..., n, *label).
 
-    Use `module_problem`, which copies the model and refuses what cannot be private.
+    Args:
+        model: takes a batch (b, *feature) and gives a tensor with one row an example.
+        loss: "cross-entropy" (labels are class numbers), "mse", or a function of an output (1, *)
+            and a label (1, *) that gives one number.
+        dtype: what the model computes in, float64 or float32. Norms, clips, sums, noise and points
+            are float64 either way, so the bounds hold alike.
+        clip_shares: of groups of parameters, by prefixes of their names (the longest counts, ""
+            is of all): each group's gradient is clipped by itself, to C share / |shares| where the
+            mechanism's bound is C. All together are C long at most, so that the price is that of
+            one clip. None: one clip of the joint gradient.
+
+    Raises:
+        NotPrivate: a layer mixes examples or keeps them.
+        ValueError: a loss, a manifold or parameters that are unknown here.
     """
 
     has_optimum = False
@@ -76,28 +89,30 @@ class ModuleProblem(Problem):
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: str | Loss = "cross-entropy",
         *,
-        is_classifier: bool,
-        dtype: torch.dtype,
-        clip_shares: Mapping[str, float] | None,
+        dtype: torch.dtype = torch.float64,
+        clip_shares: Mapping[str, float] | None = None,
     ) -> None:
-        self.model, self.loss, self.is_classifier = model, loss, is_classifier
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+        check_layers(model)
+        if isinstance(loss, str) and loss not in _LOSSES:
+            raise ValueError(f"loss: expected one of {sorted(_LOSSES)} or a function, got {loss!r}")
+        self.loss = _LOSSES[loss] if isinstance(loss, str) else loss
+        self.is_classifier = loss == "cross-entropy"
+        """Whether the largest output names a class."""
+        self.model = deepcopy(model).to(torch.float64)
         self.dtype = dtype
-        self.layout = Layout.of(model)
+        self.layout = Layout.of(self.model)
         self.manifold = self.layout.manifold
-        self._dropouts = [m for m in model.modules() if isinstance(m, KeyedDropout) and m.p]
+        self._dropouts = [m for m in self.model.modules() if isinstance(m, KeyedDropout) and m.p]
         self.needs_keys = bool(self._dropouts)
         names = tuple(self.layout.shapes)
         self.groups = None if clip_shares is None else Groups.by_prefix(names, clip_shares)
-        self._trace = Trace(model, names)
-        whole = {f.name for f in self.manifold.factors if not is_table(f.manifold)}
-        self._trace.forget({n for n, kind in self._trace.roles.items() if kind == "table"} & whole)
-        self._seen: dict[tuple[tuple[int, ...], torch.dtype], tuple[Call, ...]] = {}
         self._numbers = 1
-        trained = set(self.layout.shapes)
-        named = [*model.named_parameters(), *model.named_buffers()]
-        self._constants = {name: t.detach() for name, t in named if name not in trained}
+        whole = [*self.model.named_parameters(), *self.model.named_buffers()]
+        self._constants = {name: t.detach() for name, t in whole if name not in names}
         self._checked = cache(self._check)
 
     @property
@@ -106,14 +121,10 @@ class ModuleProblem(Problem):
         return self.manifold.projx(self.layout.pack(dict(self.model.named_parameters())))
 
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
-        """What ``model.load_state_dict`` takes: the parameters of x, in the model's own types."""
-        state = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-        found = self.layout.unpack(x.detach().to("cpu"))
-        first = {id(p): name for name, p in self.model.named_parameters()}
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            if (one := first[id(parameter)]) in found:
-                state[name] = found[one].to(parameter.dtype)
-        return state
+        """What ``model.load_state_dict`` takes: the parameters of x, with the model's constants."""
+        model = deepcopy(self.model)
+        model.load_state_dict(self.layout.unpack(x.detach()), strict=False)
+        return {name: t.as_subclass(Tensor) for name, t in model.state_dict().items()}
 
     def outputs(self, x: Tensor, examples: Examples) -> Tensor:
         """What the model says of each example, shape ``(..., n, *output)``."""
@@ -126,10 +137,7 @@ class ModuleProblem(Problem):
         Raises:
             NotPrivate: it mixes examples, keeps them, or cannot be differentiated example-wise.
         """
-        feature, label = examples["feature"], examples["label"]
-        shape = feature.shape[feature.dim() - examples.feature_ndim["feature"] :]
-        kept = label.shape[label.dim() - examples.feature_ndim["label"] :]
-        self._checked(tuple(shape), feature.dtype, tuple(kept), label.dtype)
+        self._tried(examples)
         return self.layout.manifold.point_shape
 
     def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
@@ -146,14 +154,9 @@ class ModuleProblem(Problem):
 
     def gradients(self, x: Tensor, examples: Examples) -> Gradients:
         """Gradients of `rgrads`, most parameters' by what their layers saw."""
-        self.point_shape(examples)
-        read = self._over_examples(self._read, x, examples, self._numbers)
-        return ModuleGradients(self._assembled(x, examples, read), self.groups)
-
-    def _assembled(self, x: Tensor, examples: Examples, read: Read) -> list[Part]:
-        feature = examples["feature"]
-        one = feature[(0,) * (feature.dim() - examples.feature_ndim["feature"])]
-        return assembled(self.layout.manifold, x, self._calls(one), read)
+        calls = self._tried(examples)
+        read = self._over_examples(partial(self._read, calls), x, examples, self._numbers)
+        return ModuleGradients(parts_of(self.layout.manifold, x, calls, read), self.groups)
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """Riemannian gradients of each example, shape ``(..., n, P)``."""
@@ -170,50 +173,52 @@ class ModuleProblem(Problem):
     # -- one example -----------------------------------------------------------------------------
     def _named(self, x: Tensor) -> dict[str, Tensor]:
         """Parameters and constants by name, in the type that the model computes in."""
-        named = {**self.layout.unpack(x), **self._constants}
-        return {name: tensor.to(self._type(tensor)) for name, tensor in named.items()}
+        both = {**self.layout.unpack(x), **self._constants}
+        return {name: self._in_type(tensor) for name, tensor in both.items()}
 
-    def _output(self, named: Mapping[str, Tensor], one: One) -> Tensor:
+    def _in_type(self, tensor: Tensor) -> Tensor:
+        """Its numbers in the type that the model computes in; whole ones stay."""
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+    def _output(self, parameters: _One, one: _One, rows: OwnRows | None = None) -> Tensor:
         """The model's output for one example, (1, *)."""
-        with keyed(self._dropouts, one.key), OwnRows():
-            return functional_call(self.model, dict(named), (one.feature.unsqueeze(0),))
+        feature = self._in_type(one["feature"]).unsqueeze(0)
+        with keyed(self._dropouts, one.get(KEY)), rows or OwnRows():
+            return functional_call(self.model, dict(parameters), (feature,))
 
-    def _loss_of(self, named: Mapping[str, Tensor], one: One) -> Tensor:
-        output = self._output(named, one)
+    def _loss_of(self, parameters: _One, one: _One, rows: OwnRows | None = None) -> Tensor:
+        output = self._output(parameters, one, rows)
         with OwnRows():
-            return self.loss(output, one.label.unsqueeze(0)).sum()
+            return self.loss(output, one["label"].unsqueeze(0)).sum()
 
-    def _loss(self, x: Tensor, one: One) -> Tensor:
+    def _loss(self, x: Tensor, one: _One) -> Tensor:
         return self._loss_of(self._named(x), one)
 
-    def _answer(self, x: Tensor, one: One) -> Tensor:
+    def _answer(self, x: Tensor, one: _One) -> Tensor:
         return self._output(self._named(x), one)[0]
 
-    def _is_right(self, x: Tensor, one: One) -> Tensor:
+    def _is_right(self, x: Tensor, one: _One) -> Tensor:
         best = self._output(self._named(x), one).reshape(1, -1).argmax(-1)[0]
-        return (best == one.label.long()).to(x.dtype)
+        return (best == one["label"].long()).to(x.dtype)
 
-    def _read(self, x: Tensor, one: One) -> Read:
-        """What the watched layers saw, and the gradients of the other parameters."""
-        named, trace = self._named(x), self._trace
-        plain = {name: named[name] for name in self.layout.shapes if name not in trace.roles}
-        zeros = [x.new_zeros(call.output, dtype=self.dtype) for call in self._calls(one.feature)]
+    def _read(self, calls: Iterable[Call], x: Tensor, one: _One) -> Read:
+        """What the calls read, and the gradients of the other parameters."""
+        parameters = self._named(x)
+        read = {name: parameters[name] for call in calls for name in call.kinds}
+        plain = {name: parameters[name] for name in self.layout.shapes if name not in read}
+        zeros = [x.new_zeros(call.output, dtype=self.dtype) for call in calls]
 
         def loss(zeros: list[Tensor], plain: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
-            with trace.listening(zeros) as calls:
-                value = self._loss_of({**named, **plain}, one)
-            return value, [call.input for call in calls]
+            reading = Reading(read, zeros)
+            value = self._loss_of({**parameters, **plain}, one, reading)
+            return value, [call.input for call in reading.calls]
 
         (errors, egrads), inputs = grad(loss, argnums=(0, 1), has_aux=True)(zeros, plain)
-        return {"inputs": inputs, "errors": errors, "plain": egrads}
-
-    def _type(self, tensor: Tensor) -> torch.dtype:
-        """The one that the model computes with such numbers in."""
-        return self.dtype if tensor.is_floating_point() else tensor.dtype
+        return Read(inputs, errors, egrads)
 
     # -- all examples ----------------------------------------------------------------------------
     def _over_examples(
-        self, one: OfOne, x: Tensor, examples: Examples, numbers: int | None = None
+        self, one: Callable[..., Any], x: Tensor, examples: Examples, numbers: int | None = None
     ) -> Any:
         """`_mapped`, once it was tried: what fails then fails by an example's numbers.
 
@@ -229,57 +234,53 @@ class ModuleProblem(Problem):
         except (RuntimeError, ValueError, IndexError):
             raise ArithmeticError("Expected examples that the model can be computed for") from None
 
-    def _mapped(self, one: OfOne, x: Tensor, examples: Examples, numbers: int | None = None) -> Any:
-        """``one(x, feature_j, label_j)`` for all examples of all clients, (..., n, *value).
+    def _mapped(
+        self, one: Callable[..., Any], x: Tensor, examples: Examples, numbers: int | None = None
+    ) -> Any:
+        """``one(x, example_j)`` for all examples of all clients, (..., n, *value).
 
         ``numbers`` are held for each example while it is computed; None: a point's.
         """
-        feature, label = examples["feature"], examples["label"]
-        feature = feature.to(self._type(feature))
-        n, ndim = len(examples), examples.feature_ndim
-        numbers = numbers or x.shape[-1]
-        lead = torch.Size(
-            np.broadcast_shapes(x.shape[:-1], feature.shape[: feature.dim() - 1 - ndim["feature"]])
-        )
-        many = max(1, CHUNK_ELEMENTS // numbers)
-        key = examples.tensors.get(KEY)
-        dims = One(0, 0, None if key is None else 0)  # pyright: ignore[reportArgumentType]
-        each = vmap(one, in_dims=(None, dims), chunk_size=None if n <= many else many)
+        n, ndim, numbers = len(examples), examples.feature_ndim, numbers or x.shape[-1]
+        many = max(1, _CHUNK_ELEMENTS // numbers)
+        each = vmap(one, in_dims=(None, 0), chunk_size=None if n <= many else many)
+        leads = [t.shape[: t.dim() - 1 - ndim[key]] for key, t in examples.tensors.items()]
+        lead = np.broadcast_shapes(x.shape[:-1], *leads)
         if not lead:
-            return each(x, One(feature, label, key))
-        xs = x.expand(*lead, x.shape[-1]).reshape(prod(lead), -1)
-        rows = max(1, CHUNK_ELEMENTS // (numbers * max(n, 1)))
-        every = One(
-            _flat(feature, lead, ndim["feature"]),
-            _flat(label, lead, ndim["label"]),
-            None if key is None else _flat(key, lead, 0),
-        )
-        found = vmap(each, in_dims=(0, dims), chunk_size=rows)(xs, every)
-        return tree_map(lambda tensor: tensor.reshape(*lead, *tensor.shape[1:]), found)
+            return each(x, dict(examples.tensors))
+        flat = {
+            key: t.expand(*lead, *t.shape[t.dim() - 1 - ndim[key] :]).flatten(0, len(lead) - 1)
+            for key, t in examples.tensors.items()
+        }
+        rows = max(1, _CHUNK_ELEMENTS // (numbers * max(n, 1)))
+        xs = x.expand(*lead, -1).flatten(0, -2)
+        found = vmap(each, in_dims=(0, 0), chunk_size=rows)(xs, flat)
+        return tree_map(lambda tensor: tensor.unflatten(0, lead), found)
 
-    def _check(
-        self,
-        feature: tuple[int, ...],
-        dtype: torch.dtype,
-        label: tuple[int, ...],
-        label_dtype: torch.dtype,
-    ) -> None:
-        """Try the model on made-up examples of a shape.
+    # -- one shape of examples, tried once -------------------------------------------------------
+    def _tried(self, examples: Examples) -> list[Call]:
+        """The calls that gradients of such examples are read off."""
+
+        def kept(key: str) -> _Kept:
+            tensor = examples[key]
+            shape = tensor.shape[tensor.dim() - examples.feature_ndim[key] :]
+            return tuple(shape), torch.float64 if tensor.is_floating_point() else tensor.dtype
+
+        return self._checked(kept("feature"), kept("label"))
+
+    def _check(self, feature: _Kept, label: _Kept) -> list[Call]:
+        """Try the model on made-up examples.
 
         Raises:
             NotPrivate: as `point_shape`.
         """
-        wide = torch.float64 if dtype.is_floating_point else dtype
-        check_forward(self.model, torch.zeros(feature, dtype=wide))
-        one = Examples(
-            {
-                "feature": torch.zeros((2, *feature), dtype=wide),
-                "label": torch.zeros((2, *label), dtype=label_dtype),
-            },
-            {"feature": len(feature), "label": len(label)},
+        check_forward(self.model, *feature)
+        made = {"feature": feature, "label": label}
+        blank = Examples.of_columns(
+            {key: torch.zeros(2, *shape, dtype=dtype) for key, (shape, dtype) in made.items()}
         )
         try:
-            gradients = self._mapped(grad(self._loss), self.start, one)
+            gradients = self._mapped(grad(self._loss), self.start, blank)
         except NotPrivate:
             raise
         except Exception as error:  # model and loss are code of somebody's own
@@ -292,107 +293,132 @@ class ModuleProblem(Problem):
             raise NotPrivate(
                 f"loss: expected one number an example, got gradients of {tuple(gradients.shape)}"
             )
-        self._forget_what_differs(one)
-        plain = [n for n in self.layout.shapes if n not in self._trace.roles]
-        others = sum(self.layout.shapes[n].numel() for n in plain)
-        calls = [(others, others), *(call.numbers for call in self._calls(one["feature"][0]))]
-        computed, held = (4 * sum(each) for each in zip(*calls, strict=True))
+        calls = self._readable(blank)
+        read = {name for call in calls for name in call.kinds}
+        others = sum(s.numel() for name, s in self.layout.shapes.items() if name not in read)
+        held = [(others, others), *(call.numbers for call in calls)]
+        computed, most = (4 * sum(each) for each in zip(*held, strict=True))
         self._numbers = max(self._numbers, computed)
-        self.points_per_example = max(self._numbers, held) / gradients.shape[-1]
+        self.points_per_example = max(self._numbers, most) / gradients.shape[-1]
+        return calls
 
-    # -- what the layers saw ---------------------------------------------------------------------
-    def _calls(self, feature: Tensor) -> tuple[Call, ...]:
-        """The calls of watched layers for an example of that shape and type."""
-        key = tuple(feature.shape), self._type(feature)
-        if key not in self._seen:
-            blank = torch.zeros(key[0], dtype=key[1])
-            with torch.no_grad(), self._trace.listening() as calls:
-                self._output(self._named(self.start), One(blank, blank))
-            self._seen[key] = tuple(calls)
-        return self._seen[key]
+    def _readable(self, blank: Examples) -> list[Call]:
+        """The calls off which gradients can be read, at a point and an example made up.
 
-    def _forget_what_differs(self, blank: Examples) -> None:
-        """Differentiate by parameters that are used outside their layers, too, or not at all.
-
-        And by those whose gradients by layers are not torch.func's, at a point and an example made
-        up: a class may compute something else than it says.
+        What differs from torch.func's gradient is left to that: a script may use a parameter, too.
         """
         generator = torch.Generator().manual_seed(0)
-        start, feature = self.start, blank["feature"]
-        x = self.manifold.projx(start + 0.1 * standard_normal(start.shape, generator))
-        one, named = One(feature[0].to(self._type(feature)), blank["label"][0]), self._named(x)
-        with torch.no_grad(), self._trace.looking(named):
-            self._output(named, one)
-        trials = [blank]
-        if feature.is_floating_point():
-            drawn = standard_normal(feature.shape, generator)
-            tensors = {"feature": drawn, "label": blank["label"]}
-            trials.append(Examples(tensors, blank.feature_ndim))
-        for trial in trials:
-            self._seen.clear()
-            first = torch.tensor([1.0, 0.0], dtype=x.dtype)
-            parts = self._assembled(x, trial, self._mapped(self._read, x, trial))
-            found = ModuleGradients(parts).sum(first)
-            right = self.rgrads(x, trial)[0]
-            tolerance = 100 * torch.finfo(self.dtype).eps ** 0.75 * (1 + right.abs().max())
-            apart = self.layout.manifold.unpack((found - right).abs())
-            self._trace.forget({n for n, gap in apart.items() if bool((gap > tolerance).any())})
-        self._seen.clear()
+        x = self.manifold.projx(
+            self.start + 0.1 * standard_normal(tuple(self.start.shape), generator)
+        )
+        trial = self.made_up(blank, 2, generator)
+        parameters = self._named(x)
+        reading = Reading({name: parameters[name] for name in self.layout.shapes})
+        with torch.no_grad():
+            self._output(parameters, {key: t[0] for key, t in trial.tensors.items()}, reading)
+        calls = reading.readable(self.layout.manifold)
+        read = self._mapped(partial(self._read, calls), x, trial)
+        parts = parts_of(self.layout.manifold, x, calls, read)
+        found = ModuleGradients(parts).sum(torch.tensor([1.0, 0.0], dtype=x.dtype))
+        right = self.rgrads(x, trial)[0]
+        tolerance = 100 * torch.finfo(self.dtype).eps ** 0.75 * (1 + right.abs().max())
+        apart = self.layout.manifold.unpack((found - right).abs())
+        return without(calls, {n for n, gap in apart.items() if bool((gap > tolerance).any())})
 
 
-def _flat(tensor: Tensor, lead: torch.Size, feature_ndim: int) -> Tensor:
-    """(*lead, n, *feature) with its leading dimensions expanded and joined."""
-    own = tensor.shape[tensor.dim() - 1 - feature_ndim :]
-    return tensor.expand(*lead, *own).reshape(prod(lead), *own)
+# -- of a config ---------------------------------------------------------------------------------
+class ModuleSpec(ProblemSource):
+    """Training a module that a function of a package of one's own makes, the same at every node."""
 
+    kind: Literal["module"] = "module"
+    needs: ClassVar[ExampleKind] = "labelled-rows"
+    start: Start = ModelStart()
+    model: str
+    """``package.module:factory``, a function without arguments that gives a `torch.nn.Module`."""
+    loss: str = "cross-entropy"
+    """"cross-entropy", "mse", or ``package.module:function`` of an output (1, *) and a label
+    (1, *)."""
+    model_seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Of torch's generator while the factory runs: the start point and all constants."""
 
-def module_problem(
-    model: nn.Module,
-    loss: str | Loss = "cross-entropy",
-    *,
-    is_classifier: bool | None = None,
-    dtype: torch.dtype = torch.float64,
-    clip_shares: Mapping[str, float] | None = None,
-) -> ModuleProblem:
-    """The problem of training a copy of ``model``.
+    clip_shares: Mapping[str, float] | None = None
+    """Groups of parameters that are clipped by themselves: `ModuleProblem`."""
+    compute: Literal["float64", "float32"] | None = None
+    """What the model computes in; points, norms, sums and noise are float64. None: float64."""
 
-    Args:
-        model: takes a batch (b, *feature) and gives a tensor with one row an example.
-        loss: "cross-entropy" (labels are class numbers), "mse", or a function of an output (1, *)
-            and a label (1, *) that gives one number.
-        is_classifier: whether the largest output names a class; None: of cross-entropy.
-        dtype: what the model computes in, float64 or float32. Norms, clips, sums, noise and points
-            are float64 either way, so the bounds hold alike.
-        clip_shares: of groups of parameters, by prefixes of their names (the longest counts, ""
-            is of all): each group's gradient is clipped by itself, to C share / |shares| where the
-            mechanism's bound is C. All together are C long at most, so that the price is that of
-            one clip. None: one clip of the joint gradient.
+    def __hash__(self) -> int:
+        """Of its JSON: a mapping has no hash of its own."""
+        return hash(self.model_dump_json())
 
-    Raises:
-        NotPrivate: a layer mixes examples or keeps them.
-        ValueError: a loss, a manifold or parameters that are unknown here.
-    """
-    check_layers(model)
-    return ModuleProblem(
-        deepcopy(model).to(torch.float64),
-        loss_of(loss),
-        is_classifier=loss == "cross-entropy" if is_classifier is None else is_classifier,
-        dtype=dtype,
-        clip_shares=clip_shares,
-    )
+    @field_validator("model")
+    @classmethod
+    def _is_function(cls, model: str) -> str:
+        if not callable(named(model, "factory")):
+            raise ValueError(f"expected a function that makes a module, got {model!r}")
+        return model
 
-
-def loss_of(loss: str | Loss) -> Loss:
-    """The loss of a name; a function is one already.
-
-    Raises:
-        ValueError: another name.
-    """
-    if not isinstance(loss, str):
+    @field_validator("loss")
+    @classmethod
+    def _is_loss(cls, loss: str) -> str:
+        try:
+            if loss not in _LOSSES and not callable(named(loss, "function")):
+                raise ValueError(f"expected a function, got {loss!r}")
+        except ValueError as error:
+            raise ValueError(f"expected one of {sorted(_LOSSES)}, or: {error}") from None
         return loss
-    if loss not in LOSSES:
-        raise ValueError(f"loss: expected one of {sorted(LOSSES)} or a function, got {loss!r}")
-    return LOSSES[loss]
+
+    @property
+    def reads(self) -> tuple[ExampleKind, ...]:
+        """Rows with classes, with -1 and 1, or with real targets."""
+        return ("labelled-rows", "classification", "regression")
+
+    def build(self) -> ModuleProblem:
+        """The problem; made once a process.
+
+        Raises:
+            ValueError: the factory gives no module, or one that cannot be private.
+        """
+        return _built(self)
+
+    def first_point(
+        self, problem: Problem, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        """The parameters that the factory made; another start of the config where one is given."""
+        if self.start.kind == "model":
+            return self.build().start
+        return super().first_point(problem, shape, generator)
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """``feature`` and ``label``; -1 and 1 become the classes 0 and 1."""
+        del meta
+        row = "z" if "z" in shard.tensors else "feature"
+        key = "target" if "target" in shard.tensors else "label"
+        label = shard[key]
+        if key == "label":  # each by itself: one record must not change what others mean
+            label = torch.where(label < 0, (label + 1) / 2, label)
+        return Examples(
+            {"feature": shard[row], "label": label},
+            {"feature": shard.feature_ndim[row], "label": shard.feature_ndim[key]},
+        )
 
 
-__all__ = ["Loss", "ModuleProblem", "NotPrivate", "module_problem"]
+def made(factory: Callable[[], _T], seed: int) -> _T:
+    """What the factory makes when torch's generator starts at a seed, which is put back."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # noqa: TID251  # constructors draw from no other generator
+        return factory()
+
+
+@lru_cache(maxsize=8)
+def _built(spec: ModuleSpec) -> ModuleProblem:
+    try:
+        module = made(named(spec.model, "factory"), spec.model_seed)
+    except Exception as error:
+        said = one_line(f"{type(error).__name__}: {error}", 200)
+        raise ValueError(f"problem.model: {spec.model!r} raised {said}") from None
+    return ModuleProblem(
+        module,
+        spec.loss if spec.loss in _LOSSES else named(spec.loss, "function"),
+        dtype=getattr(torch, spec.compute or "float64"),
+        clip_shares=spec.clip_shares,
+    )

@@ -99,7 +99,7 @@ class Problem:
     """What one gradient sum holds at once for each example, in sizes of a point."""
     needs_keys: bool = False
     """Whether gradients are random, by a number that comes with each example (`KEY`)."""
-    keeps_rows_apart: bool = False
+    keeps_rows_apart: ClassVar[bool] = False
     """Whether what an example gives has the same bits whatever is computed with it.
 
     That is, in ``gradients``, ``losses`` and ``correct``, of any number of examples and of any
@@ -109,9 +109,9 @@ class Problem:
 
     An iteration that ends when the last of a stack has converged is such a thing. Each example is
     then computed alone."""
-    has_optimum: bool = True
+    has_optimum: ClassVar[bool] = True
     """Whether there is a reference to compare with."""
-    reference_tolerance: float = 1e-10
+    reference_tolerance: ClassVar[float] = 1e-10
     """Largest |grad f| of the reference solution, over 1 + |f|."""
 
     @property
@@ -279,24 +279,11 @@ class RandomStart(Frozen):
 
     kind: Literal["random"] = "random"
 
-    def point(
-        self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
-        """x^(0), of ``shape``."""
-        return manifold.random(*shape, generator=generator)
-
 
 class OriginStart(Frozen):
     """The manifold's origin: zero, the identity, or the first unit vectors."""
 
     kind: Literal["origin"] = "origin"
-
-    def point(
-        self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
-        """x^(0), of ``shape``."""
-        del generator
-        return manifold.origin(*shape, dtype=torch.float64)
 
 
 class GivenStart(Frozen):
@@ -306,50 +293,46 @@ class GivenStart(Frozen):
     entries: Entries = Field(min_length=1)
     """Its entries: a list of numbers, or the rows of a matrix."""
 
-    def point(
-        self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
-        """x^(0), of ``shape``, projected to take up the rounding of its digits.
-
-        Raises:
-            ValueError: The entries have another shape, or are not a point of the manifold.
-        """
-        del generator
-        lengths = {len(row) for row in self.entries if isinstance(row, tuple)}
-        if len(lengths) > 1:
-            raise ValueError(
-                f"problem.start.entries: expected rows of one length, got {sorted(lengths)}"
-            )
-        x = torch.tensor(self.entries, dtype=torch.float64)
-        if tuple(x.shape) != shape:
-            raise ValueError(
-                f"problem.start.entries: expected shape {list(shape)}, got {list(x.shape)}"
-            )
-        if not manifold.check_point_on_manifold(x):
-            raise ValueError(
-                f"problem.start.entries: expected a point of {manifold.name}, got one off it"
-            )
-        return manifold.projx(x)
-
 
 class ModelStart(Frozen):
     """The problem's own: for problem.kind = "module" the parameters that its factory made."""
 
     kind: Literal["model"] = "model"
 
-    def point(
-        self, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
-        """None: a manifold knows no module.
-
-        Raises:
-            ValueError: always.
-        """
-        del manifold, shape, generator
-        raise ValueError("problem.start: 'model' goes with problem.kind = 'module'; use 'random'")
-
 
 Start = Annotated[RandomStart | OriginStart | GivenStart | ModelStart, Field(discriminator="kind")]
+
+
+def point_of(
+    start: Start, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
+) -> Tensor:
+    """x^(0), of ``shape``; a given point is projected to take up the rounding of its digits.
+
+    Raises:
+        ValueError: the entries have another shape, or are not a point of the manifold; or they are
+            a model's, which a manifold does not know.
+    """
+    if isinstance(start, RandomStart):
+        return manifold.random(*shape, generator=generator)
+    if isinstance(start, OriginStart):
+        return manifold.origin(*shape, dtype=torch.float64)
+    if isinstance(start, ModelStart):
+        raise ValueError("problem.start: 'model' goes with problem.kind = 'module'; use 'random'")
+    lengths = {len(row) for row in start.entries if isinstance(row, tuple)}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"problem.start.entries: expected rows of one length, got {sorted(lengths)}"
+        )
+    x = torch.tensor(start.entries, dtype=torch.float64)
+    if tuple(x.shape) != shape:
+        raise ValueError(
+            f"problem.start.entries: expected shape {list(shape)}, got {list(x.shape)}"
+        )
+    if not manifold.check_point_on_manifold(x):
+        raise ValueError(
+            f"problem.start.entries: expected a point of {manifold.name}, got one off it"
+        )
+    return manifold.projx(x)
 
 
 # -- the problem of a config ----------------------------------------------------------------------
@@ -414,7 +397,7 @@ class ProblemSource(Frozen):
         Raises:
             ValueError: the start is no point of the problem.
         """
-        return self.start.point(problem.manifold, shape, generator)
+        return point_of(self.start, problem.manifold, shape, generator)
 
 
 class FrozenProblem(ProblemSource, Problem):
@@ -422,10 +405,7 @@ class FrozenProblem(ProblemSource, Problem):
 
     points_per_example: ClassVar[float]
     needs_keys: ClassVar[bool]
-    keeps_rows_apart: ClassVar[bool]
     looks_at_all_rows: ClassVar[bool]
-    has_optimum: ClassVar[bool]
-    reference_tolerance: ClassVar[float]
 
     def __init__(self, *values: Any, **fields: Any) -> None:
         """Values by position are those of the class's own keys, in their order."""

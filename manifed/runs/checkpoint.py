@@ -5,14 +5,13 @@ instead of resumed from. Guarantee: ``load`` gives back bit for bit what ``save`
 """
 
 import hashlib
-import json
 import re
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import ConfigDict, Field
@@ -27,13 +26,14 @@ from manifed.runs.folder import (
     HeadText,
     Table,
     Words,
-    check_regular,
     checked,
-    object_of,
+    json_object,
+    read_tensors,
     tensor_bytes,
 )
 
-COLUMNS: tuple[str, ...] = ("bytes_down", "bytes_up", "participants", "failures", *KINDS)
+Column = Literal["bytes_down", "bytes_up", "participants", "failures"] | Kind
+COLUMNS: tuple[Column, ...] = ("bytes_down", "bytes_up", "participants", "failures", *KINDS)
 """Columns of metrics.csv; each is a sum over the rounds since the row before.
 
 ``failures`` is the sum of those after it, by kind (manifed/federation/replies.py).
@@ -46,27 +46,107 @@ _Key = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 _Stretch = Annotated[list[Count], Field(min_length=2, max_length=2)]
 
 
+# -- what replies and traffic add up to ------------------------------------------------------------
+class Tally(Table):
+    """Sums since the last row of metrics.csv, and over a whole run: they travel in checkpoints.
+
+    Who replied is the server's own knowledge: under client-level privacy it is no part of what may
+    be published.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    pending: dict[Column, Count] = Field(min_length=len(COLUMNS))
+    told: Count
+    """The round of the newest row."""
+    participants: Count
+    failures: Count
+    by_client: dict[_Key, dict[str, Count]]
+    """Reasons, each one bounded line, and how often."""
+    by_kind: dict[Kind, Count] = Field(min_length=len(KINDS))
+    missed: dict[_Key, dict[Kind, list[_Stretch]]]
+    """By client and kind, the rounds that it missed, in stretches [first, last]."""
+
+    @classmethod
+    def of_nothing(cls) -> Self:
+        """Before the first round."""
+        return cls(
+            pending=dict.fromkeys(COLUMNS, 0),
+            told=0,
+            participants=0,
+            failures=0,
+            by_client={},
+            by_kind=dict.fromkeys(KINDS, 0),
+            missed={},
+        )
+
+    def add(self, report: RoundReport) -> None:
+        """Count one round."""
+        failed, participants = report.failures, len(report.participants)
+        self.pending["bytes_down"] += report.bytes_down
+        self.pending["bytes_up"] += report.bytes_up
+        self.pending["participants"] += participants
+        self.pending["failures"] += len(failed)
+        self.participants += participants
+        self.failures += len(failed)
+        for i, failure in failed.items():
+            client, kind = str(i), failure.kind
+            self.pending[kind] += 1
+            self.by_kind[kind] += 1
+            reasons = self.by_client.setdefault(client, {})
+            is_kept = failure.text in reasons or len(reasons) < REASONS_A_CLIENT
+            key = failure.text if is_kept else "other reasons"
+            reasons[key] = reasons.get(key, 0) + 1
+            rounds = self.missed.setdefault(client, {}).setdefault(kind, [])
+            if rounds and rounds[-1][1] == report.server_round - 1:
+                rounds[-1][1] = report.server_round
+            elif len(rounds) < STRETCHES_A_CLIENT:
+                rounds.append([report.server_round] * 2)
+
+    def take(self, server_round: int) -> Mapping[Column, int]:
+        """The columns of the row of ``server_round``; the next row counts from here."""
+        row, self.pending = self.pending, dict.fromkeys(COLUMNS, 0)
+        self.told = server_round
+        return row
+
+    def summary(self) -> dict[str, Any]:
+        """The manifest's "replies": participations and failures; who missed which rounds, why."""
+        return self.model_dump(exclude={"pending", "told"})
+
+
+# -- the file --------------------------------------------------------------------------------------
+class Meta(Table):
+    """What a resumed run takes from its checkpoint beside tensors."""
+
+    last_accepted: dict[_Key, Count]
+    """The newest round that took each client's reply."""
+    tally: Tally
+    judged: dict[str, Any]
+    """`manifed.experiment.evaluation.Judged`, of evaluations so far."""
+    config_sha256: Words
+    ledger_run_id: Words | None
+    ledger_head: HeadText
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The state after ``server_round`` finished rounds."""
 
     server_round: int
     tensors: Mapping[str, Tensor]
-    meta: Mapping[str, Any]
+    meta: Meta
 
 
-def save(
-    path: Path, server_round: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
-) -> None:
+def save(path: Path, server_round: int, tensors: Mapping[str, Tensor], meta: Meta) -> None:
     """Replace the checkpoint at ``path``; a crash leaves the old one.
 
     Raises:
-        ValueError: a tensor holds NaN or infinity, or ``meta`` is not JSON (nor are these).
+        ValueError: a tensor holds NaN or infinity.
     """
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"Expected finite tensors in a checkpoint, got {name} with others")
-    metadata = {"round": str(server_round), "meta": json.dumps(meta, allow_nan=False)}
+    metadata = {"round": str(server_round), "meta": meta.model_dump_json()}
     metadata["sha256"] = digest_of(tensors, metadata)
     write_atomically(path, tensor_bytes(tensors, metadata))
 
@@ -77,23 +157,14 @@ def load(path: Path) -> Checkpoint:
     Raises:
         FolderDamaged: there is none, it is damaged, or no checkpoint of ours.
     """
-    from safetensors import SafetensorError, safe_open
-
-    check_regular(path, "a whole checkpoint", most=1 << 40)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
-        raise _damaged(path, str(error)) from error
+    tensors, metadata = read_tensors(path, _WHOLE)
     if set(metadata) != {"round", "meta", "sha256"}:
         raise _damaged(path, f"one of another format, with metadata keys {sorted(metadata)}")
     if metadata["sha256"] != digest_of(tensors, metadata):
         raise _damaged(path, "content that does not match its SHA-256")
     if not re.fullmatch("[0-9]{1,9}", metadata["round"]):
         raise _damaged(path, f"the round {metadata['round'][:40]!r}")
-    meta = object_of(metadata["meta"], path)
-    checked(meta, _Meta, path)
+    meta = checked(json_object(path, metadata["meta"]), Meta, path)
     return Checkpoint(int(metadata["round"]), tensors, meta)
 
 
@@ -112,15 +183,18 @@ def check(path: Path, saved: Checkpoint, like: Mapping[str, Tensor], num_clients
     for name, tensor in saved.tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise _damaged(path, f"a tensor {name} that is not finite")
-    for client, server_round in saved.meta["last_accepted"].items():
+    for client, server_round in saved.meta.last_accepted.items():
         if int(client) >= num_clients or server_round > saved.server_round:
             raise _damaged(path, f"client {client} in round {server_round}, which never was")
-    if saved.meta["tally"]["told"] > saved.server_round:
+    if saved.meta.tally.told > saved.server_round:
         raise _damaged(path, "a row of metrics after its own round")
 
 
+_WHOLE = "a whole checkpoint"
+
+
 def _damaged(path: Path, found: str) -> FolderDamaged:
-    return FolderDamaged(path, "a whole checkpoint", f"{found}; start a new run or restore a copy")
+    return FolderDamaged(path, _WHOLE, f"{found}; start a new run or restore a copy")
 
 
 def digest_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
@@ -154,87 +228,3 @@ class Pace:
         yield
         self._last = time.perf_counter() - began
         self._spent += self._last
-
-
-# -- what replies and traffic add up to ------------------------------------------------------------
-@dataclass
-class Tally:
-    """Sums since the last row of metrics.csv, and over a whole run: they travel in checkpoints.
-
-    Who replied is the server's own knowledge: under client-level privacy it is no part of what may
-    be published.
-    """
-
-    pending: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COLUMNS, 0))
-    participants: int = 0
-    failures: int = 0
-    by_kind: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
-    by_client: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
-    """Reasons, each one bounded line, and how often."""
-    missed: dict[str, dict[str, list[list[int]]]] = field(default_factory=dict[str, Any])
-    """By client and kind, the rounds that it missed, in stretches [first, last]."""
-    told: int = 0
-    """The round of the newest row."""
-
-    def add(self, report: RoundReport) -> None:
-        """Count one round."""
-        failed, participants = report.failures, len(report.participants)
-        traffic = report.bytes_down, report.bytes_up, participants, len(failed)
-        for column, count in zip(COLUMNS, traffic, strict=False):
-            self.pending[column] += count
-        self.participants += participants
-        self.failures += len(failed)
-        for i, failure in failed.items():
-            client, kind = str(i), failure.kind
-            self.pending[kind] += 1
-            self.by_kind[kind] += 1
-            reasons = self.by_client.setdefault(client, {})
-            is_kept = failure.text in reasons or len(reasons) < REASONS_A_CLIENT
-            key = failure.text if is_kept else "other reasons"
-            reasons[key] = reasons.get(key, 0) + 1
-            rounds = self.missed.setdefault(client, {}).setdefault(kind, [])
-            if rounds and rounds[-1][1] == report.server_round - 1:
-                rounds[-1][1] = report.server_round
-            elif len(rounds) < STRETCHES_A_CLIENT:
-                rounds.append([report.server_round] * 2)
-
-    def take(self, server_round: int) -> dict[str, int]:
-        """The columns of the row of ``server_round``; the next row counts from here."""
-        row, self.pending = self.pending, dict.fromkeys(COLUMNS, 0)
-        self.told = server_round
-        return row
-
-    def summary(self) -> dict[str, Any]:
-        """The manifest's "replies": participations and failures; who missed which rounds, why."""
-        found = asdict(self)
-        for key in ("by_client", "missed"):
-            found[key] = {client: found[key][client] for client in sorted(found[key], key=int)}
-        return {key: found[key] for key in found if key not in ("pending", "told")}
-
-    def state(self) -> dict[str, Any]:
-        """Plain JSON for a checkpoint."""
-        return {"pending": dict(self.pending), "told": self.told, **self.summary()}
-
-
-class _Tally(Table):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    pending: dict[Literal["bytes_down", "bytes_up", "participants", "failures"] | Kind, Count] = (
-        Field(min_length=len(COLUMNS))
-    )
-    told: Count
-    participants: Count
-    failures: Count
-    by_client: dict[_Key, dict[str, Count]]
-    by_kind: dict[Kind, Count] = Field(min_length=len(KINDS))
-    missed: dict[_Key, dict[Kind, list[_Stretch]]]
-
-
-class _Meta(Table):
-    """What a resumed run takes from its checkpoint beside tensors."""
-
-    last_accepted: dict[_Key, Count]
-    tally: _Tally
-    config_sha256: Words
-    ledger_run_id: Words | None
-    ledger_head: HeadText

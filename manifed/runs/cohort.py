@@ -8,7 +8,7 @@ from manifed.experiment.assembly import client_side, facts_of, outlined_side, si
 from manifed.experiment.load import from_toml, to_toml
 from manifed.experiment.schema import Experiment
 from manifed.federation.stack import ClientSide, StackTransport, Transport
-from manifed.mechanisms import Sizes
+from manifed.plan import Sizes
 
 
 @contextmanager

@@ -7,7 +7,7 @@ the metrics as they come, the model and the final numbers at the end.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,18 +34,19 @@ from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import Transport
-from manifed.mechanisms import Sizes
+from manifed.plan import Sizes
 from manifed.privacy.account import Account, opened
 from manifed.runs import checkpoint
-from manifed.runs.checkpoint import COLUMNS, Pace, Tally
-from manifed.runs.folder import LABEL, RunFolder
+from manifed.runs.checkpoint import COLUMNS, Column, Pace, Tally
+from manifed.runs.evidence import Evidence
+from manifed.runs.folder import LABEL, FolderDamaged, RunFolder
 from manifed.runs.manifest import manifest_of, placeless
 from manifed.runs.progress import Show, is_screen, shown
-from manifed.runs.resume import Past, held_or_refused, read_past
+from manifed.runs.resume import held_or_refused, read_past
 
 log = logging.getLogger("manifed")
 
-AskSizes = Callable[[], Sizes]
+_AskSizes = Callable[[], Sizes]
 """Asks every site for the N_i that it declares, before anything is priced."""
 
 
@@ -68,11 +69,11 @@ class Job:
         return self.config.federation.num_rounds
 
 
-Rounds = Callable[[Job], Iterator[RoundReport]]
+_Rounds = Callable[[Job], Iterator[RoundReport]]
 """Runs the rounds of a job, one by one; each attempt is charged to its account."""
 
 
-def rounds_over(transport: Transport) -> Rounds:
+def rounds_over(transport: Transport) -> _Rounds:
     """The rounds of any job over a transport that is there."""
     return lambda job: run_rounds(
         job.plan,
@@ -96,11 +97,11 @@ def named_directory(config: Experiment) -> Path:
 
 def run(
     config: Experiment,
-    rounds: Rounds,
+    rounds: _Rounds,
     *,
     is_elsewhere: bool = False,
     is_deployment: bool = False,
-    ask_sizes: AskSizes | None = None,
+    ask_sizes: _AskSizes | None = None,
     began: float | None = None,
 ) -> RunFolder:
     """The finished run folder; see `ConfigError`, `RoundFailed` and `LedgerDamaged` for errors.
@@ -115,15 +116,15 @@ def run(
     """
     began = time.perf_counter() if began is None else began
     has_oracle = config.setting.has_oracle(is_deployment=is_deployment)
-    directory, past = named_directory(config), None
+    directory, past, agreed = named_directory(config), None, None
     folder = RunFolder(directory)
-    agreed = None if config.output.resume else _agreed(config, ask_sizes)
-    if agreed is not None:
+    if not config.output.resume:
+        agreed = _agreed(config, ask_sizes)
         _claim(directory)
     with held_or_refused(directory):
         if agreed is None:
             past = read_past(directory, config)
-            declared = past.declared
+            config, declared = past.config, past.declared
             agreed = _agreed(config, (lambda: declared) if declared else ask_sizes)
         else:
             _claim(directory)
@@ -141,29 +142,29 @@ def run(
             header={"config_sha256": sha256(config)},
             block=config.federation.reserve_rounds or 1,
             last_round=config.federation.num_rounds,
-            resumed_at=going.done + 1 if past is not None and past.has_ledger else None,
+            resumed_at=going.done + 1 if past is not None and past.ledger is not None else None,
         ) as account:
             remove_drafts(directory)
             folder.error_path.unlink(missing_ok=True)
-            if past is None or not past.has_begun:
+            if past is None or not past.manifest:
                 folder.begin(manifest_of(config, facts, folder, privacy, account.ledger.run_id))
             elif past.is_amended:
-                folder.reopen(_of_more_rounds(config, past, privacy))
+                folder.begin(_of_more_rounds(config, past, privacy))
             folder.drop_metrics_after(going.tally.told if going.done else -1)
-            if past is not None and past.covered > going.done:
+            if past is not None and past.odometer.covered > going.done:
                 log.warning(
                     "Going on after round %d: rounds %d to %d were charged before the run stopped, "
                     "are made again, and are paid for again",
                     going.done,
                     going.done + 1,
-                    past.covered,
+                    past.odometer.covered,
                 )
             job = Job(config, plan, account, going.state, going.done + 1, dict(going.accepted))
             stopped = going.go(rounds(job), account)
             return going.finish(account, stopped, is_declared=is_elsewhere, began=began)
 
 
-def _agreed(config: Experiment, declared: AskSizes | None) -> tuple[Facts, Plan]:
+def _agreed(config: Experiment, declared: _AskSizes | None) -> tuple[Facts, Plan]:
     """What is settled before anything is written: sizes, and the plan with its prices."""
     facts = facts_of(config)
     if facts.declared is None and declared is not None:
@@ -178,9 +179,10 @@ def _claim(directory: Path) -> None:
         raise ConfigError(f"output.directory: {error}") from None
 
 
-def _of_more_rounds(config: Experiment, past: Past, privacy: dict[str, Any]) -> dict[str, Any]:
-    """What an amendment changes in the manifest."""
-    return {
+def _of_more_rounds(config: Experiment, past: Evidence, privacy: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a run that goes on with more rounds: it has no end yet."""
+    at_the_end = ("final", "ledger_head", "stopped", "replies")
+    return {key: value for key, value in past.manifest.items() if key not in at_the_end} | {
         "config": dump(placeless(config)),
         "config_sha256": sha256(config),
         "privacy": privacy,
@@ -207,7 +209,7 @@ class _Run:
         self._config, self._plan, self._folder = config, plan, folder
         self._evaluator, self._pace = evaluator, Pace(config.output.checkpoint_every)
         self._tick = time.perf_counter()
-        self.tally, self.done, self.accepted = Tally(), 0, dict[int, int]()
+        self.tally, self.done, self.accepted = Tally.of_nothing(), 0, dict[int, int]()
         self._judged, self._whole = Judged(), 0
         """``_whole``: the newest round whose row, if it has one, is on disk."""
         device = config.engine.server_device
@@ -215,10 +217,14 @@ class _Run:
             self.state = plan.server_update.start(initial_point(config).to(device))
             return
         self.state = {name: t.to(device) for name, t in saved.tensors.items()}
-        self.tally, self.done = Tally(**saved.meta["tally"]), saved.server_round
-        self.accepted = {int(k): int(v) for k, v in saved.meta["last_accepted"].items()}
-        self._judged = Judged(**saved.meta.get("judged", {}))
-        folder.check_columns(self._row(dict.fromkeys(COLUMNS, 0), self._measured(None), "", None))
+        self.tally, self.done = saved.meta.tally, saved.server_round
+        self.accepted = {int(k): v for k, v in saved.meta.last_accepted.items()}
+        self._judged = Judged(**saved.meta.judged)
+        columns = set(self._row(dict.fromkeys(COLUMNS, 0), self._measured(None), "", None))
+        found = set(next(iter(folder.rows()), columns))
+        if found != columns:
+            expected, others = (",".join(sorted(names)) for names in (columns, found))
+            raise FolderDamaged(folder.metrics_path, f"the columns {expected}", others)
 
     def go(self, made: Iterator[RoundReport], account: Account) -> str | None:
         """All rounds; why there are fewer than planned, where a budget ran out."""
@@ -267,17 +273,16 @@ class _Run:
     def _save_checkpoint(self) -> None:
         with self._pace.counted():
             self._folder.sync_metrics()
-            tensors = {name: t.to("cpu").contiguous() for name, t in self.state.items()}
             ledger = self._account.ledger
-            meta = {
-                "last_accepted": {str(k): v for k, v in self.accepted.items()},
-                "tally": self.tally.state(),
-                "judged": asdict(self._judged),
-                "config_sha256": self._plan.config_sha256,
-                "ledger_run_id": ledger.run_id,
-                "ledger_head": str(ledger.head),
-            }
-            checkpoint.save(self._folder.checkpoint_path, self.done, tensors, meta)
+            meta = checkpoint.Meta(
+                last_accepted={str(k): v for k, v in self.accepted.items()},
+                tally=self.tally,
+                judged=asdict(self._judged),
+                config_sha256=self._plan.config_sha256,
+                ledger_run_id=ledger.run_id,
+                ledger_head=str(ledger.head),
+            )
+            checkpoint.save(self._folder.checkpoint_path, self.done, self.state, meta)
         self._saved = self.done
 
     def _early_end(self) -> str | None:
@@ -343,7 +348,7 @@ class _Run:
         return self._plan.server_update.output(self.state, self._plan.manifold)
 
     def _row(
-        self, tally: dict[str, int], measured: dict[str, Any], label: str, spent: float | None
+        self, tally: Mapping[Column, int], measured: dict[str, Any], label: str, spent: float | None
     ) -> dict[str, Any]:
         now = time.perf_counter()
         seconds, self._tick = now - self._tick, now
@@ -377,7 +382,7 @@ class _Run:
             raise bad
         if self._saved < self.done or not self._folder.checkpoint_path.exists():
             self._save_checkpoint()
-        self._folder.save_tensors("model", {"x": model.to("cpu").contiguous()})
+        self._folder.save_tensors("model", {"x": model})
         row = self._seen(model)
         final: dict[str, Any] = {
             "label": self._label,

@@ -3,9 +3,9 @@
 `federate` yields round after round; `fit` runs them all and keeps model, curves and statement.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,38 +14,35 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from manifed.algorithms.algorithm import State
 from manifed.algorithms.broadcast import BadBroadcast, check_point
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import BudgetExhausted, ConfigError, one_line, short
 from manifed.experiment.assembly import starts
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.cohorts import Cohort, Everyone
-from manifed.federation.plan import Plan
 from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport, Transport
-from manifed.plan import plan, unit_of
+from manifed.plan import plan
 from manifed.privacy.account import Account, opened
-from manifed.privacy.odometer import Odometer
 from manifed.problems.examples import KEY, Examples
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_problem import Loss
-from manifed.problems.problem import InvalidRecord, Problem, RandomStart
+from manifed.problems.problem import InvalidRecord, Problem
 from manifed.runs.folder import with_label
 from manifed.runs.progress import is_screen, shown
 from manifed.runs.result import Result, Round
 from manifed.setting import Federation, NoPrivacy, Privacy, Setting
 from manifed.torch import Algorithm, Metric, Site, task_of
 
-Shard = Examples | Tensor | Mapping[str, Tensor]
-Evaluate = Callable[[Tensor], Mapping[str, float]]
-Connect = Callable[[ClientSide], Transport]
+_Shard = Examples | Tensor | Mapping[str, Tensor]
+_Evaluate = Callable[[Tensor], Mapping[str, float]]
+_Connect = Callable[[ClientSide], Transport]
 
 
 def federate(
     problem: Problem,
-    shards: Sequence[Shard],
+    shards: Sequence[_Shard],
     algorithm: Algorithm,
     *,
     rounds: int,
@@ -55,7 +52,7 @@ def federate(
     start: Tensor | None = None,
     replies: ReplyPolicy | None = None,
     ledger: str | Path | None = None,
-    transport: Connect = StackTransport,
+    transport: _Connect = StackTransport,
 ) -> Iterator[Round]:
     """The rounds of a federation in this process, one by one.
 
@@ -66,14 +63,14 @@ def federate(
         BudgetExhausted: for a round that the budget does not pay; the rounds before stand.
         RoundFailed: as `manifed.federation.rounds.run_round`.
     """
-    return _prepared(
+    return _Run(
         problem, shards, algorithm, rounds, privacy, cohort, seed, start, replies, ledger, transport
     ).rounds()
 
 
 def fit(
     problem: Problem | None = None,
-    shards: Sequence[Shard] = (),
+    shards: Sequence[_Shard] = (),
     algorithm: Algorithm | None = None,
     *,
     model: nn.Module | None = None,
@@ -94,8 +91,8 @@ def fit(
     start: Tensor | None = None,
     replies: ReplyPolicy | None = None,
     ledger: str | Path | None = None,
-    transport: Connect | None = None,
-    evaluate: Evaluate | None = None,
+    transport: _Connect | None = None,
+    evaluate: _Evaluate | None = None,
     progress: bool | None = None,
 ) -> Result:
     """All rounds of a federation in this process, and what came of them.
@@ -119,7 +116,7 @@ def fit(
         step_size: of each local step on a module; None is 1.
         local_steps: between two rounds on a module; None is 1.
         batch_size: expected size of a batch of a module's examples; None is 64.
-        strategy: the server's part where a module has no algorithm: ``TangentMean(adam=Adam())``,
+        strategy: the server's part where a module has no algorithm: ``TangentMean(momentum=0.9)``,
             momentum, an average, step sizes by the round; None is the plain tangent mean.
         test: public examples, on which a module is judged after every round.
         metrics: further columns of the curves: functions of outputs and labels of ``test``.
@@ -171,7 +168,7 @@ def fit(
     assert algorithm is not None
     assert rounds is not None
     connect = transport or way
-    run = _prepared(
+    run = _Run(
         problem, shards, algorithm, rounds, privacy, cohort, seed, start, replies, ledger, connect
     )
     curves: dict[str, list[float | None]] = {}
@@ -210,30 +207,80 @@ def _named(**arguments: object) -> str:
     return ", ".join(k for k, v in arguments.items() if v is not None and v != ()) or "nothing"
 
 
-@dataclass
 class _Run:
     """A federation, and what became of it so far."""
 
-    plan: Plan
-    state: State
-    transport: Transport
-    num_rounds: int
-    ledger: str | Path | None
-    odometer: Odometer
-    origins: frozenset[str] = frozenset()
-    """Where its noise came from."""
+    def __init__(
+        self,
+        problem: Problem,
+        shards: Sequence[_Shard],
+        algorithm: Algorithm,
+        rounds: int,
+        privacy: Privacy | None,
+        cohort: Cohort | None,
+        seed: int,
+        start: Tensor | None,
+        replies: ReplyPolicy | None,
+        ledger: str | Path | None,
+        transport: _Connect,
+    ) -> None:
+        """All is judged before a ledger is made; arguments as `fit`."""
+        examples = _examples_of(problem, shards)
+        client, server = algorithm if isinstance(algorithm, tuple) else (algorithm, None)
+        try:
+            federation = Federation(
+                num_clients=len(examples),
+                num_rounds=rounds,
+                seed=seed,
+                cohort=cohort or Everyone(),
+                replies=replies or ReplyPolicy(),
+            )
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = {"num_rounds": "rounds"}.get(str(first["loc"][0]), first["loc"][0])
+            raise ConfigError(f"{field}: {first['msg']}, got {short(first['input'])}") from None
+        setting = Setting(
+            federation, client, problem.manifold, server, privacy or NoPrivacy(), problem=problem
+        )
+        self.plan = plan(setting, tuple(map(len, examples)))
+        with _computing(problem, examples[0]):
+            shape = tuple(problem.point_shape(examples[0]))
+        if start is None:
+            x = problem.manifold.random(*shape, generator=starts(seed))
+        else:
+            x = _check_start(problem, start, shape)
+        _check_computed(problem, x, examples[0])
+        self._transport = transport(
+            ClientSide(
+                ClientSetup(problem, client, self.plan.client_mechanism),
+                examples,
+                shape,
+                setting.client_source,
+                x.dtype,
+                rate=federation.cohort.expected_size(len(examples)) / len(examples),
+                unit=setting.privacy.unit,
+            )
+        )
+        self.state, self._num_rounds, self._ledger = (
+            self.plan.server_update.start(x),
+            rounds,
+            ledger,
+        )
+        self.odometer = self.plan.promise.odometer()
+        self.origins: frozenset[str] = frozenset()
+        """Where its noise came from."""
 
     def rounds(self) -> Iterator[Round]:
         """Each round, charged before its clients are asked."""
-        plan, last = self.plan, self.num_rounds
+        plan, last = self.plan, self._num_rounds
         charging = nullcontext(Account(plan.promise, odometer=self.odometer))
-        if self.ledger is not None:
+        if self._ledger is not None:
             header = {"config_sha256": plan.config_sha256}
-            charging = opened(Path(self.ledger), plan.promise, last_round=last, header=header)
+            charging = opened(Path(self._ledger), plan.promise, last_round=last, header=header)
         with charging as account:
             self.odometer = account.odometer
             for report in run_rounds(
-                plan, self.state, self.transport, account.charge, num_rounds=last
+                plan, self.state, self._transport, account.charge, num_rounds=last
             ):
                 account.note_origins(report.server_round, report.noise_origins)
                 self.state, self.origins = report.state, self.origins | report.noise_origins
@@ -247,58 +294,23 @@ class _Run:
                 )
 
 
-def _prepared(
-    problem: Problem,
-    shards: Sequence[Shard],
-    algorithm: Algorithm,
-    rounds: int,
-    privacy: Privacy | None,
-    cohort: Cohort | None,
-    seed: int,
-    start: Tensor | None,
-    replies: ReplyPolicy | None,
-    ledger: str | Path | None,
-    transport: Connect,
-) -> _Run:
-    examples = _examples_of(problem, shards)
-    client, server = algorithm if isinstance(algorithm, tuple) else (algorithm, None)
-    try:
-        federation = Federation(
-            num_clients=len(examples),
-            num_rounds=rounds,
-            seed=seed,
-            cohort=cohort or Everyone(),
-            replies=replies or ReplyPolicy(),
-        )
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = {"num_rounds": "rounds"}.get(str(first["loc"][0]), first["loc"][0])
-        raise ConfigError(f"{field}: {first['msg']}, got {short(first['input'])}") from None
-    setting = Setting(
-        federation, client, problem.manifold, server, privacy or NoPrivacy(), problem=problem
-    )
-    found = plan(setting, tuple(map(len, examples)))
-    shape = _point_shape(problem, examples[0])
-    if start is None:
-        x = RandomStart().point(problem.manifold, shape, starts(seed))
-    else:
-        x = _check_start(problem, start, shape)
-    _check_computed(problem, x, examples[0])
-    side = ClientSide(
-        ClientSetup(problem, client, found.client_mechanism),
-        examples,
-        shape,
-        setting.client_source,
-        x.dtype,
-        rate=federation.cohort.expected_size(len(examples)) / len(examples),
-        unit=unit_of(setting),
-    )
-    state, odometer = found.server_update.start(x), found.promise.odometer()
-    return _Run(found, state, transport(side), rounds, ledger, odometer)
-
-
 # -- what a fit is handed, judged before a ledger is made or a round is charged -----------------
-def _examples_of(problem: Problem, shards: Sequence[Shard]) -> tuple[Examples, ...]:
+@contextmanager
+def _computing(problem: Problem, examples: Examples) -> Generator[None, None, None]:
+    """Say of what a problem, which may be somebody's own, raises that its examples do not fit."""
+    try:
+        yield
+    except (ConfigError, InvalidRecord, NotPrivate, ArithmeticError):
+        raise
+    except Exception as error:
+        said = one_line(f"{type(error).__name__}: {error}", 200)
+        raise ConfigError(
+            f"shards: expected examples that {type(problem).__name__} can be computed for, got "
+            f"shapes {_shapes(examples)}: {said}"
+        ) from None
+
+
+def _examples_of(problem: Problem, shards: Sequence[_Shard]) -> tuple[Examples, ...]:
     """Each client's examples: of one kind, and such that ``problem`` can be computed for them.
 
     Raises:
@@ -308,7 +320,7 @@ def _examples_of(problem: Problem, shards: Sequence[Shard]) -> tuple[Examples, .
     if not isinstance(shards, Sequence | Tensor):
         raise ConfigError(f"shards: expected one entry a client, got {type(shards).__name__}")
     found = tuple(_examples(i, shard) for i, shard in enumerate(shards))
-    if not found or not all(len(shard) for shard in found):
+    if not found or not all(map(len, found)):
         sizes = [len(shard) for shard in found]
         raise ConfigError(f"shards: expected at least one example a client, got sizes {sizes}")
     for i, shard in enumerate(found):
@@ -317,24 +329,12 @@ def _examples_of(problem: Problem, shards: Sequence[Shard]) -> tuple[Examples, .
                 f"shards: client {i}: expected examples of {_shapes(found[0])} like client 0's, "
                 f"got {_shapes(shard)}"
             )
-    for i, shard in enumerate(found):
         try:
-            _check_records(problem, shard)
-        except InvalidRecord as error:
+            with _computing(problem, shard):
+                _check_records(problem, shard)
+        except (InvalidRecord, ArithmeticError) as error:
             raise ConfigError(f"shards: client {i}, {error}; mend or remove the record") from None
-        except Exception as error:  # a problem may be somebody's own
-            raise _unfit(problem, shard, error) from None
     return found
-
-
-def _point_shape(problem: Problem, examples: Examples) -> tuple[int, ...]:
-    """The shape of a point; errors as `_examples_of`."""
-    try:
-        return tuple(problem.point_shape(examples))
-    except NotPrivate:
-        raise
-    except Exception as error:  # a problem may be somebody's own
-        raise _unfit(problem, examples, error) from None
 
 
 def _check_start(problem: Problem, x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -343,11 +343,7 @@ def _check_start(problem: Problem, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     Raises:
         ConfigError: no point of the problem's manifold, of ``shape``.
     """
-    if (
-        not isinstance(x, Tensor)
-        or x.dtype not in (torch.float64, torch.float32)
-        or not _is_dense(x)
-    ):
+    if not _is_dense(x) or x.dtype not in (torch.float64, torch.float32):
         raise ConfigError(
             f"start: expected a dense tensor of float64 or float32, got {_described(x)}"
         )
@@ -372,21 +368,17 @@ def _check_computed(problem: Problem, x: Tensor, examples: Examples) -> None:
     """
     one = examples.take(torch.zeros(1, dtype=torch.long)).to(x.dtype)
     one = one.beside(KEY, torch.zeros(1, dtype=torch.float64)) if problem.needs_keys else one
-    try:
+    with suppress(ArithmeticError), _computing(problem, examples):
         gradients = problem.gradients(x, one)
         found = gradients.sum(torch.ones_like(gradients.norms))
-    except ArithmeticError:
-        return
-    except Exception as error:  # a problem may be somebody's own
-        raise _unfit(problem, examples, error) from None
-    if found.shape != x.shape:
-        raise ConfigError(
-            f"problem: expected gradients of the shape of a point, {tuple(x.shape)}, got "
-            f"{tuple(found.shape)}"
-        )
+        if found.shape != x.shape:
+            raise ConfigError(
+                f"problem: expected gradients of the shape of a point, {tuple(x.shape)}, got "
+                f"{tuple(found.shape)}"
+            )
 
 
-def _examples(client: int, shard: Shard) -> Examples:
+def _examples(client: int, shard: _Shard) -> Examples:
     """A client's examples, real numbers in float64; each tensor has shape (n, *feature)."""
     if not isinstance(shard, Examples | Tensor | Mapping):
         raise ConfigError(
@@ -396,7 +388,7 @@ def _examples(client: int, shard: Shard) -> Examples:
     tensors = {"z": shard} if isinstance(shard, Tensor) else shard
     tensors = tensors.tensors if isinstance(tensors, Examples) else tensors
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or not _is_dense(tensor) or tensor.dim() == 0:
+        if not _is_dense(tensor) or tensor.dim() == 0:
             raise ConfigError(
                 f"shards: client {client}, {name!r}: expected a dense tensor of real numbers, "
                 f"shape (n, *feature), got {_described(tensor)}"
@@ -419,8 +411,7 @@ def _check_records(problem: Problem, shard: Examples) -> None:
         if not bool(is_finite.all()):
             first = int((~is_finite).nonzero()[0])
             raise InvalidRecord(f"record {first}: expected finite entries of {name!r}, got others")
-    if isinstance(problem, Problem):
-        problem.check_records(shard)
+    problem.check_records(shard)
 
 
 def _shapes(examples: Examples) -> dict[str, tuple[int, ...]]:
@@ -429,8 +420,12 @@ def _shapes(examples: Examples) -> dict[str, tuple[int, ...]]:
     return {k: tuple(t.shape[t.dim() - ndim[k] :]) for k, t in sorted(examples.tensors.items())}
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_complex())
+def _is_dense(value: object) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and not (value.is_meta or value.is_complex())
+    )
 
 
 def _described(value: object) -> str:
@@ -438,11 +433,3 @@ def _described(value: object) -> str:
         return type(value).__name__
     kind = "meta" if value.is_meta else f"{value.layout}".removeprefix("torch.")
     return f"{value.dtype} of shape {tuple(value.shape)} ({kind})"
-
-
-def _unfit(problem: Problem, examples: Examples, error: Exception) -> ConfigError:
-    said = one_line(f"{type(error).__name__}: {error}", 200)
-    return ConfigError(
-        f"shards: expected examples that {type(problem).__name__} can be computed for, got shapes "
-        f"{_shapes(examples)}: {said}"
-    )

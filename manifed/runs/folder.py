@@ -7,7 +7,7 @@
     model.safetensors       the final model
     checkpoint.safetensors  where to resume (runs/checkpoint.py)
     error.json              why the last part ended before its end; gone once the run goes on
-    *.png                   figures, drawn from this folder alone (runs/report)
+    *.png                   figures, drawn from this folder alone (runs/report.py)
 
 A row of metrics has the round, what was measured, epsilon with its label (privacy/label.py) before
 it, and sums over the rounds since the row before. JSON knows neither NaN nor infinity: NaN is
@@ -20,13 +20,14 @@ expected and what was found, and writes nothing.
 import hashlib
 import json
 import math
+import os
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -36,6 +37,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import from_json
 
 from manifed import durable
 from manifed.durable import (
@@ -48,7 +50,6 @@ from manifed.durable import (
     write_atomically,
 )
 from manifed.errors import RoundFailed, one_line, short
-from manifed.federation.replies import KINDS
 from manifed.privacy.events import AdversaryName, MaskAdversaryName
 from manifed.privacy.label import LABELS
 
@@ -59,13 +60,22 @@ FORMAT = 3
 """Of run folders; those of earlier versions are refused."""
 LABEL = "label"
 """The one column of words: whether the noise behind the row's epsilon protects anybody."""
-_DEEPEST = 64
-"""Levels of nesting in JSON; a manifest has eight."""
-Cell = float | int | str | None
+_NUMBER = (
+    r"(-?([0-9]{1,400}(\.[0-9]{0,400})?(e[+-]?[0-9]{1,3})?|inf)|nan)?",
+    "a number or nothing",
+)
+_CELLS = {
+    "round": (r"[0-9]{1,15}", "an integer >= 0"),
+    LABEL: ("|".join(map(re.escape, ("", *LABELS))), f"one of {', '.join(LABELS)}"),
+}
+"""What a cell of metrics is, where it is no `_NUMBER`: a pattern and words for it."""
+_Cell = float | int | str | None
 
 
 class FolderDamaged(ValueError):
     """A file of a run folder is not what a run writes; one line."""
+
+    exit_code = 2
 
     def __init__(self, path: Path, expected: str, found: str) -> None:
         super().__init__(one_line(f"{path}: expected {expected}, got {found}"))
@@ -80,9 +90,9 @@ def _shown(text: str) -> str:
 
 
 Words = Annotated[str, AfterValidator(_shown)]
-Number = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
-Epsilon = Annotated[float, Field(ge=0, le=1e300)] | Literal["infinity"]
-Delta = Annotated[float, Field(ge=0, le=1)]
+_Number = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
+_Epsilon = Annotated[float, Field(ge=0, le=1e300)] | Literal["infinity"]
+_Delta = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=10**15)]
 HeadText = Annotated[str, Field(pattern=r"^[0-9]{1,18}:[0-9a-f]{64}$")]
 
@@ -93,11 +103,14 @@ class Table(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
+_Shape = TypeVar("_Shape", bound=Table)
+
+
 class _Adversary(Table):
     name: AdversaryName | MaskAdversaryName | Literal["published"]
     text: Words
-    epsilon: Epsilon
-    delta: Delta
+    epsilon: _Epsilon
+    delta: _Delta
     remark: Words | None = None
 
 
@@ -127,12 +140,12 @@ class Final(Table):
     """What a run came to: these keys, in this order, null where one does not apply."""
 
     label: Words | None = None
-    relative_cost_gap: Number | Literal["infinity", "-infinity"] | None
-    gradient_norm: Number | Literal["infinity"] | None
-    epsilon: Epsilon | None
-    delta: Delta | None
+    relative_cost_gap: _Number | Literal["infinity", "-infinity"] | None
+    gradient_norm: _Number | Literal["infinity"] | None
+    epsilon: _Epsilon | None
+    delta: _Delta | None
     rounds: Count
-    seconds: Number
+    seconds: _Number
 
 
 class _Manifest(Table):
@@ -164,8 +177,6 @@ class RunFolder:
             FileExistsError: ``directory`` holds something already.
             NotADirectoryError: ``directory`` is a file.
         """
-        if directory.exists() and not directory.is_dir():
-            raise NotADirectoryError(f"Expected a folder for the run, got the file {directory}")
         if not is_fresh(directory):
             raise FileExistsError(
                 f"Expected a new or empty run folder, got {directory}, which is not empty; "
@@ -242,22 +253,10 @@ class RunFolder:
         checked(found, _Manifest, self.manifest_path)
         return found
 
-    def reopen(self, changes: Mapping[str, Any]) -> None:
-        """Change the manifest of a run that goes on with more rounds: it has no end yet."""
-        at_the_end = ("final", "ledger_head", "stopped", "replies")
-        manifest = {key: value for key, value in self.manifest().items() if key not in at_the_end}
-        write_atomically(self.manifest_path, encode(manifest | dict(changes)))
-
-    def finish(self, final: Mapping[str, Cell], measured: Mapping[str, Any] | None = None) -> None:
-        """Add ``measured`` (what only the end knows), then "final", at the end.
-
-        Raises:
-            ValueError: ``final`` has not exactly the keys of `Final`, or the run is finished.
-        """
-        manifest, keys = self.manifest(), list(Final.model_fields)
-        if "final" in manifest or set(final) != set(keys):
-            raise ValueError(f"Expected an unfinished run and the final keys {keys}, got {final}")
-        whole = {**manifest, **(measured or {}), "final": {key: final[key] for key in keys}}
+    def finish(self, final: Mapping[str, _Cell], measured: Mapping[str, Any] | None = None) -> None:
+        """Add ``measured`` (what only the end knows), then "final" with the keys of `Final`."""
+        told = {key: final[key] for key in Final.model_fields}
+        whole = {**self.manifest(), **(measured or {}), "final": told}
         write_atomically(self.manifest_path, encode(whole))
 
     def check_unedited(self, digest: str | None) -> None:
@@ -283,18 +282,7 @@ class RunFolder:
             write_atomically(self.error_path, encode(said))
 
     # -- metrics --
-    def check_columns(self, columns: Iterable[str]) -> None:
-        """Refuse metrics that rows of these columns cannot go on with.
-
-        Raises:
-            FolderDamaged: with the columns of both.
-        """
-        header, wanted = self._rows()[:1], list(columns)
-        if header and set(header[0]) != set(wanted):
-            expected = f"the columns {','.join(wanted)}"
-            raise FolderDamaged(self.metrics_path, expected, ",".join(header[0]))
-
-    def append_metrics(self, row: Mapping[str, Cell]) -> None:
+    def append_metrics(self, row: Mapping[str, _Cell]) -> None:
         """Add one row; the first row's keys become the header. None is an empty cell.
 
         Raises:
@@ -314,18 +302,57 @@ class RunFolder:
         text += ",".join(_cell(row[column]) for column in columns) + "\n"
         append_line(self.metrics_path, text.encode())
 
-    def metrics(self) -> dict[str, list[float | None]]:
-        """Column of numbers to values in the order of the rows; None where a cell is empty.
+    def rows(self) -> list[dict[str, str]]:
+        """The whole rows of metrics.csv, by column; one that a crash tore is none.
 
         Raises:
             FolderDamaged: it is no table of numbers with rounds in order; with the first bad line.
         """
-        header, *rows = self._rows() or [[]]
-        self._check_rows(header, rows)
+        path, before = self.metrics_path, -1
+        if not os.path.lexists(path):
+            return []
+        check_regular(path, "a table of metrics")
+        try:
+            text = path.read_bytes().decode("ascii")
+        except UnicodeDecodeError as error:
+            raise FolderDamaged(path, "ASCII", str(error)) from None
+        header, *lines = [line.split(",") for line in text.split("\n")[:-1]] or [["round"]]
+        names = {name for name in header if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,99}", name)}
+        if len(names) < len(header) or "round" not in header:
+            raise FolderDamaged(
+                path, "on line 1 names of columns, each once, round among them", ",".join(header)
+            )
+        found = list[dict[str, str]]()
+        for number, line in enumerate(lines, start=2):
+            if len(line) != len(header):
+                raise FolderDamaged(path, f"on line {number} {len(header)} cells", f"{len(line)}")
+            row = dict(zip(header, line, strict=True))
+            for name, cell in row.items():
+                pattern, kind = _CELLS.get(name, _NUMBER)
+                if re.fullmatch(pattern, cell) is None:
+                    expected = f"on line {number} for {name} {kind}"
+                    raise FolderDamaged(path, expected, repr(cell[:80]))
+            if int(row["round"]) <= before:
+                expected = f"on line {number} a round after {before}"
+                raise FolderDamaged(path, expected, row["round"])
+            before = int(row["round"])
+            found.append(row)
+        return found
+
+    def metrics(self, last: int | None = None) -> dict[str, list[float | None]]:
+        """The columns of numbers; None where a cell is empty.
+
+        Raises:
+            FolderDamaged: as `rows`, or the rows do not end with the round ``last``.
+        """
+        rows = self.rows()
+        told = rows[-1]["round"] if rows else "none"
+        if last is not None and told != str(last):
+            raise FolderDamaged(self.metrics_path, f"rows up to round {last}, the last", told)
         return {
-            key: [float(row[place]) if row[place] else None for row in rows]
-            for place, key in enumerate(header)
-            if key != LABEL
+            name: [float(row[name]) if row[name] else None for row in rows]
+            for name in (rows[0] if rows else ())
+            if name != LABEL
         }
 
     def sync_metrics(self) -> None:
@@ -335,58 +362,14 @@ class RunFolder:
 
     def drop_metrics_after(self, server_round: int) -> None:
         """Forget a torn last row and those beyond ``server_round``: a resumed run writes them."""
-        if not self.metrics_path.exists():
-            return
-        header, *rows = self._rows() or [[]]
-        kept = [row for row in rows if int(row[header.index("round")]) <= server_round]
-        if not kept:
-            self.metrics_path.unlink()
+        kept = [row for row in self.rows() if int(row["round"]) <= server_round]
+        if kept:
+            lines = [list(kept[0]), *(list(row.values()) for row in kept)]
+            text = "".join(",".join(line) + "\n" for line in lines)
+            write_atomically(self.metrics_path, text.encode())
+        else:
+            self.metrics_path.unlink(missing_ok=True)
             sync_folder(self.directory)
-            return
-        content = "".join(",".join(row) + "\n" for row in [header, *kept]).encode()
-        if content != self.metrics_path.read_bytes():
-            write_atomically(self.metrics_path, content)
-
-    def _rows(self) -> list[list[str]]:
-        """The whole lines of metrics.csv; one that a crash tore is none."""
-        if not is_there(self.metrics_path):
-            return []
-        check_regular(self.metrics_path, "a table of metrics")
-        lines = self.metrics_path.read_bytes().split(b"\n")[:-1]
-        try:
-            return [line.decode("ascii").split(",") for line in lines]
-        except UnicodeDecodeError as error:
-            raise FolderDamaged(self.metrics_path, "ASCII", str(error)) from None
-
-    def _check_rows(self, header: list[str], rows: list[list[str]]) -> None:
-        path, before = self.metrics_path, -1
-        if not header:  # a crash tore the first line, or there is none yet
-            return
-        names = {name for name in header if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,99}", name)}
-        if len(names) < len(header) or "round" not in header:
-            raise FolderDamaged(
-                path, "on line 1 names of columns, each once, round among them", ",".join(header)
-            )
-        counts = {"round", "uploads", "bytes_up", "bytes_down", "participants", "failures", *KINDS}
-        whole = re.compile(r"[0-9]{1,15}")
-        number = re.compile(r"-?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?(?:e[+-]?[0-9]{1,3})?|inf)|nan")
-        for line, row in enumerate(rows, start=2):
-            if len(row) != len(header):
-                raise FolderDamaged(path, f"on line {line} {len(header)} cells", f"{len(row)}")
-            for name, cell in zip(header, row, strict=True):
-                if name == LABEL:
-                    is_fit, kind = cell in ("", *LABELS), f"one of {', '.join(LABELS)}"
-                elif name in counts:
-                    is_fit, kind = bool(whole.fullmatch(cell)), "an integer >= 0"
-                else:
-                    is_fit, kind = bool(number.fullmatch(cell)), "a number or nothing"
-                if not is_fit and (cell or name == "round"):
-                    found = repr(cell[:80])
-                    raise FolderDamaged(path, f"on line {line} for {name} {kind}", found)
-            now = row[header.index("round")]
-            if int(now) <= before:
-                raise FolderDamaged(path, f"on line {line} a round after {before}", now)
-            before = int(now)
 
     # -- tensors --
     def save_tensors(self, name: str, tensors: "Mapping[str, Tensor]") -> Path:
@@ -401,37 +384,13 @@ class RunFolder:
         Raises:
             FolderDamaged: the file is damaged.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        path = self.directory / f"{name}.safetensors"
-        check_regular(path, "whole safetensors", most=1 << 40)
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError,
-                MemoryError, OverflowError) as error:  # fmt: skip
-            raise FolderDamaged(path, "whole safetensors", f"{error}") from error
+        return read_tensors(self.directory / f"{name}.safetensors", "whole safetensors")[0]
 
 
 # -- reading and writing ---------------------------------------------------------------------------
 def is_fresh(directory: Path) -> bool:
     """Whether there is no such folder, or nothing in it but drafts of unfinished writes."""
     return not directory.exists() or all(is_draft(path) for path in directory.iterdir())
-
-
-def is_there(path: Path) -> bool:
-    """Whether the folder has an entry of this name, of any kind, also a link to nothing.
-
-    Raises:
-        FolderDamaged: the system refuses to look.
-    """
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise FolderDamaged(path, "a readable file", str(error.strerror)) from None
-    return True
 
 
 def check_regular(path: Path, expected: str, most: int = durable.MOST_BYTES) -> None:
@@ -454,61 +413,34 @@ def _refused(path: Path, expected: str) -> Generator[None]:
         raise FolderDamaged(path, expected, found) from None
 
 
-def json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file: finite numbers, bounded depth, no key twice, whole characters.
+def json_object(path: Path, content: bytes | str | None = None) -> dict[str, Any]:
+    """The JSON object in a file: finite numbers, bounded depth, whole characters.
+
+    ``content``: a part of the file that was read already.
 
     Raises:
         FolderDamaged: for anything else.
     """
-    with _refused(path, "JSON"):
-        content = durable.read_regular(path)
-    return object_of(content, path)
-
-
-def object_of(content: bytes | str, path: Path) -> dict[str, Any]:
-    """The JSON object in the bytes of ``path``; errors as `json_object`."""
-
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name}, which is no JSON")
-
-    def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        if len(table := dict(pairs)) < len(pairs):
-            raise ValueError("one key twice in a table")
-        return table
-
+    if content is None:
+        with _refused(path, "JSON"):
+            content = durable.read_regular(path)
     try:
-        found = json.loads(content, parse_constant=refuse, object_pairs_hook=once)
-    except RecursionError:
-        raise FolderDamaged(path, f"JSON at most {_DEEPEST} deep", "deeper tables") from None
-    except ValueError as error:  # no JSON, no UTF-8, an integer of thousands of digits
+        found = from_json(content, allow_inf_nan=False)
+    except ValueError as error:  # also tables 200 deep, and integers of thousands of digits
         raise FolderDamaged(path, "JSON", str(error)) from None
     if not isinstance(found, dict):
         raise FolderDamaged(path, "a JSON object", short(found))
-    level: list[Any] = [found]
-    for _ in range(_DEEPEST):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, dict | list)
-        ]
-    if level:
-        raise FolderDamaged(path, f"JSON at most {_DEEPEST} deep", "deeper tables")
-    try:  # what can be read must be fit to be shown and written
-        json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise FolderDamaged(path, "text", "half of a surrogate pair") from None
     return found
 
 
-def checked(table: Mapping[str, Any], shape: type[BaseModel], path: Path) -> None:
-    """Refuse a table of the file ``path`` that is not of ``shape``.
+def checked(table: Mapping[str, Any], shape: type[_Shape], path: Path) -> _Shape:
+    """A table of the file ``path``, which must be of ``shape``.
 
     Raises:
         FolderDamaged: with the first field that is wrong.
     """
     try:
-        shape.model_validate(table)
+        return shape.model_validate(table)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=True)[0]
         where = ".".join(one_line(str(part), 80) for part in first["loc"])
@@ -516,6 +448,24 @@ def checked(table: Mapping[str, Any], shape: type[BaseModel], path: Path) -> Non
         message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         wanted = "a value" if first["type"] == "missing" else message
         raise FolderDamaged(path, f"for {where} {wanted}", found) from None
+
+
+def read_tensors(path: Path, expected: str) -> "tuple[dict[str, Tensor], dict[str, str]]":
+    """The tensors of a safetensors file, and its metadata.
+
+    Raises:
+        FolderDamaged: there is none, or it is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    check_regular(path, expected, most=1 << 40)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            return tensors, file.metadata() or {}
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError,
+            MemoryError, OverflowError) as error:  # fmt: skip
+        raise FolderDamaged(path, expected, str(error)) from error
 
 
 def tensor_bytes(
@@ -537,9 +487,9 @@ def experiment_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def with_label(row: Mapping[str, Cell], label: str) -> dict[str, Cell]:
+def with_label(row: Mapping[str, _Cell], label: str) -> dict[str, _Cell]:
     """A row of metrics with its label right before its epsilon, if it has one."""
-    found: dict[str, Cell] = {}
+    found: dict[str, _Cell] = {}
     for key, value in row.items():
         found |= {LABEL: label, key: value} if key == "epsilon" else {key: value}
     return found
@@ -568,7 +518,7 @@ def printable(path: Path) -> str:
     return str(path) if str(path).isprintable() else repr(str(path))
 
 
-def _cell(value: Cell) -> str:
+def _cell(value: _Cell) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return str(int(value)) if isinstance(value, int) else repr(float(value))

@@ -9,6 +9,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Ended(BaseException):
     """A signal that ends the command; no handler of errors takes it for one."""
@@ -29,8 +31,7 @@ def ending_signals() -> Generator[None, None, None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {n: signal.getsignal(n) for n in (*ending, signal.SIGALRM)}
+    before = {n: signal.getsignal(n) for n in (*ENDING, signal.SIGALRM)}
     waiting: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -41,7 +42,7 @@ def ending_signals() -> Generator[None, None, None]:
         signal.signal(signal.SIGALRM, lambda _, later: end(number, later))
         signal.setitimer(signal.ITIMER_REAL, _AGAIN)
 
-    for number in [n for n in ending if before[n] is not signal.SIG_IGN]:
+    for number in [n for n in ENDING if before[n] is not signal.SIG_IGN]:
         signal.signal(number, end)
     try:
         yield

@@ -1,22 +1,18 @@
 """The manifest: what ran, on what, at which cost, with which code; written before round 1.
 
 Nothing secret enters it: a release's key never does, and a seed is public by nature.
-
-The cost of a round is as in Zhang, Hu, So, Johansson (2024), section 5: the "communication
-quantity" is the number of d x k matrices a client sends to the server; its table of calls of the
-geometry is counted in tests/runs/test_work.py.
 """
 
 import hashlib
 import importlib.metadata
-import math
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from itertools import groupby
@@ -25,15 +21,13 @@ from typing import Any
 
 import torch
 
-from manifed.algorithms.algorithm import ClientUpdate
-from manifed.algorithms.payloads import Payload
 from manifed.experiment.assembly import Facts
 from manifed.experiment.load import dump
 from manifed.experiment.plugins import note_of
 from manifed.experiment.schema import Experiment, sha256
 from manifed.runs.folder import FORMAT, RunFolder, experiment_digest
 
-PACKAGES = (
+_PACKAGES = (
     "torch",
     "flwr",
     "geoopt",
@@ -75,7 +69,6 @@ def manifest_of(
         "seed": config.federation.seed,
         "randomness_source": source,
         "privacy": privacy,
-        "work": {"communication_per_client": communication(config.training, facts.point_shape)},
         # with privacy a checksum would tell whether a guessed data set is the one
         "data_checksums": {config.data.kind: None if is_private else facts.checksum},
         "num_examples": runs,
@@ -102,19 +95,6 @@ def placeless(config: Experiment) -> Experiment:
     """The experiment without its folder, whose name may be no text that a file can hold."""
     changes = {"directory": None, "resume": False, "ledger_head": None}
     return config.model_copy(update={"output": config.output.model_copy(update=changes)})
-
-
-def communication(training: ClientUpdate, point_shape: tuple[int, ...]) -> dict[str, int]:
-    """Phases of a round, and the matrices and bytes (float64) that a client sends and gets."""
-
-    def entries(payloads: Sequence[type[Payload]]) -> int:
-        layouts = (payload.layout(point_shape, torch.float64).values() for payload in payloads)
-        return sum(math.prod(shape) for layout in layouts for shape, _ in layout)
-
-    phases, point = training.phases, math.prod(point_shape)
-    up, down = entries([one.up for one in phases]), entries([one.down for one in phases])
-    return {"phases": len(phases), "matrices_up": up // point, "matrices_down": down // point,
-            "bytes_up": up * 8, "bytes_down": down * 8}  # fmt: skip
 
 
 def process_began() -> float:
@@ -152,36 +132,24 @@ def git_state(source: Path) -> dict[str, str | bool] | None:
 
     A Flower app bundle that is unpacked somewhere inside another repository is not that repository.
     """
-    top = _git(source, "rev-parse", "--show-toplevel")
-    if top is None or Path(top).resolve() != source.resolve():
+    if not (source / ".git").exists():
         return None
-    commit = _git(source, "rev-parse", "--verify", "HEAD")
-    status = _git(source, "status", "--porcelain")
-    if commit is None or status is None:
+    command = ["git", "-C", str(source), "status", "--porcelain=v2", "--branch"]
+    try:
+        said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    return {"commit": commit, "is_dirty": bool(status)}
+    commit = re.search(r"^# branch\.oid ([0-9a-f]+)$", said.stdout, re.MULTILINE)
+    is_dirty = any(not line.startswith("#") for line in said.stdout.splitlines())
+    return commit and {"commit": commit[1], "is_dirty": is_dirty}
 
 
 def versions() -> dict[str, str | None]:
     """Version of Python and of each package that computes."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
     return found
-
-
-def _git(source: Path, *words: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(source), *words],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=20,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -12,13 +12,15 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import TextIO
 
-LINES = 20
-WIDTH = 20
+_LINES = 20
+_WIDTH = 20
 """Characters of the bar."""
-UNTOLD = ("round", "participants", "failures", "label")
+_UNTOLD = ("round", "participants", "failures")
 """Of a fit's row: in its curves, not on its line by themselves."""
-Row = Mapping[str, float | int | str | None]
-Show = Callable[[int, Row], None]
+_TOLD = ("cost", "gradient_norm", "label", "epsilon")
+"""Of a run's row; the label stands before the epsilon."""
+_Row = Mapping[str, float | int | str | None]
+Show = Callable[[int, _Row], None]
 
 
 def is_screen(stream: TextIO | None = None) -> bool:
@@ -40,24 +42,22 @@ def shown(
 
     Args:
         num_rounds: how many there are to be.
-        is_rewritten: one line with a bar; else lines for the first, the last and about `LINES`.
+        is_rewritten: one line with a bar; else lines for the first, the last and about `_LINES`.
         is_of_all: every number of a row; else cost, gradient norm and epsilon.
         stream: where; None: standard error.
     """
     target, due, longest = sys.stderr if stream is None else stream, 0, 0
-    every, width = max(1, math.ceil(num_rounds / LINES)), len(str(num_rounds))
+    every, width = max(1, math.ceil(num_rounds / _LINES)), len(str(num_rounds))
 
-    def show(server_round: int, row: Row) -> None:
+    def show(server_round: int, row: _Row) -> None:
         nonlocal due, longest
         if not is_rewritten and server_round < min(due, num_rounds):
             return
         due = (server_round // every + 1) * every
-        keys, cells = ("cost", "gradient_norm", "epsilon"), list[str]()
-        for key in [key for key in row if key not in UNTOLD] if is_of_all else keys:
-            cells += _labels(row) if key == "epsilon" else []
-            cells.append(f"{key.replace('_', ' ')} {_number(row.get(key)):<10}")
-        full = WIDTH * server_round // num_rounds
-        bar = f" [{'#' * full:-<{WIDTH}}]" if is_rewritten else ""
+        keys = [key for key in row if key not in _UNTOLD] if is_of_all else _TOLD
+        cells = [_cell(key, row.get(key)) for key in keys if key != "label" or row.get(key)]
+        full = _WIDTH * server_round // num_rounds
+        bar = f" [{'#' * full:-<{_WIDTH}}]" if is_rewritten else ""
         line = "  ".join([f"round {server_round:>{width}}/{num_rounds}{bar}", *cells]).rstrip()
         if is_rewritten:
             line = line[: shutil.get_terminal_size().columns - 1] if target.isatty() else line
@@ -72,12 +72,9 @@ def shown(
         target.flush()
 
 
-def _number(value: float | str | None) -> str:
-    """Four digits; a dash for what was not measured (epsilon: privacy is off)."""
-    return f"{value:.4g}" if isinstance(value, float | int) else "-"
-
-
-def _labels(row: Row) -> list[str]:
-    """The label of a row that has one (`manifed.privacy.label`)."""
-    found = row.get("label")
-    return [found] if isinstance(found, str) else []
+def _cell(key: str, value: float | str | None) -> str:
+    """A label as it is; else a name and four digits, or a dash for what was not measured."""
+    if key == "label":
+        return str(value)
+    number = f"{value:.4g}" if isinstance(value, float | int) else "-"
+    return f"{key.replace('_', ' ')} {number:<10}"

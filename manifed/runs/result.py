@@ -50,7 +50,7 @@ class Result:
 
     def plot(self) -> "Figure":
         """A matplotlib figure: what was evaluated, and epsilon, round by round."""
-        from manifed.runs.report.figures import figure_of
+        from manifed.runs.report import figure_of
 
         return figure_of(self.curves, self.statement)
 
@@ -64,7 +64,7 @@ class Result:
         for values in zip(*self.curves.values(), strict=True):
             row = dict(zip(self.curves, values, strict=True))
             made.append_metrics(with_label(row, label_in(self.statement)))
-        made.save_tensors("model", {"x": self.model.to("cpu").contiguous()})
+        made.save_tensors("model", {"x": self.model})
         told = {**self.statement, "stopped": self.stopped}
         write_atomically(made.directory / "statement.json", encode(told))
         return made.directory

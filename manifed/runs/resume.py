@@ -5,106 +5,74 @@ run writes decides what a crash can leave: experiment.toml, ledger.jsonl, manife
 round's charge, row and checkpoint. So a folder without a manifest has released nothing, and one
 with a manifest has a ledger.
 
-More rounds are one entry of the ledger and nothing else: ``federation.num_rounds`` changes, the
-config in force is experiment.toml, which stays as it was, with the ledger's amendments
-(`manifed.runs.evidence.in_force`), and so a crash right after the entry loses nothing.
+More rounds are one entry of the ledger and nothing else, and so a crash right after the entry loses
+nothing (`manifed.runs.evidence`).
 """
 
+import os
 import shlex
 import sys
 from bisect import bisect_left
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from manifed.durable import held, is_draft
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import facts_of, initial_point
+from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.rounds import CLIP
 from manifed.plan import kept_multiplier, promise_of
 from manifed.privacy.account import opened
-from manifed.privacy.label import PLANNED
 from manifed.privacy.ledger import Amendment, Entry, head_file
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import Made
 from manifed.runs import checkpoint
-from manifed.runs.checkpoint import Checkpoint
-from manifed.runs.evidence import Evidence, amended, configs_of, judged, refused, saved_config
-from manifed.runs.folder import FolderDamaged, RunFolder, check_regular, is_there
+from manifed.runs.evidence import Evidence, amended, evidence_of, experiment_in, refused
+from manifed.runs.folder import FolderDamaged, RunFolder, check_regular
 from manifed.runs.manifest import LIBRARY
 from manifed.runs.places import real
 
 
-@dataclass(frozen=True)
-class Past:
-    """A run, whole and of this config."""
-
-    has_begun: bool
-    """Whether its manifest is there; before that nothing was released."""
-    has_ledger: bool
-    odometer: Odometer
-    """What all of the ledger's entries spent."""
-    checkpoint: Checkpoint | None
-    label: str = PLANNED
-    """Whether the noise so far protects anybody."""
-    is_amended: bool = False
-    """Whether its manifest was written before the newest amendment."""
-
-    @property
-    def covered(self) -> int:
-        """Rounds 1..covered are in its ledger."""
-        return self.odometer.covered
-
-    @property
-    def declared(self) -> tuple[int, ...]:
-        """N_i that the sites declared and the ledger was charged for."""
-        return () if self.odometer.terms is None else self.odometer.terms.num_examples
-
-    @property
-    def last_round(self) -> int:
-        """The round after which the run goes on; 0 before the first checkpoint."""
-        return self.checkpoint.server_round if self.checkpoint else 0
-
-
-def read_past(directory: Path, config: Experiment, *, may_be_finished: bool = False) -> Past:
+def read_past(directory: Path, config: Experiment, *, may_be_finished: bool = False) -> Evidence:
     """The past of the run in ``directory``, which the caller holds (`manifed.durable.held`).
 
     Raises:
         ConfigError: it is no run folder, or the run is finished, of another config, or edited.
-        LedgerDamaged: its checkpoint or ledger cannot be trusted.
+        FolderDamaged, LedgerDamaged: a file of it cannot be trusted.
     """
-    folder = RunFolder(directory)
-    if not folder.experiment_path.is_file():
-        raise refused(directory, "expected a run folder", "no experiment.toml in it")
-    _check_kinds(folder)
-    if not folder.manifest_path.is_file():
-        return _before_the_manifest(folder, config)
-    manifest, rows = folder.manifest(), folder.metrics().get("round", [])
-    is_amended = manifest.get("config_sha256") in configs_of(folder.ledger_path)[:-1]
-    if "final" in manifest and not is_amended and not may_be_finished:
+    folder, path = RunFolder(directory), experiment_in(directory)
+    named = [
+        path, folder.manifest_path, folder.metrics_path, folder.ledger_path,
+        head_file(folder.ledger_path),
+        folder.checkpoint_path, folder.directory / "model.safetensors", folder.error_path,
+    ]  # fmt: skip
+    for one in [*named, *filter(is_draft, directory.iterdir())]:
+        if os.path.lexists(
+            one
+        ):  # no write of a run can replace a folder, a pipe, a link to nothing
+            check_regular(one, "a regular file", most=1 << 40)
+    past, rows = evidence_of(directory, config), folder.metrics().get("round", [])
+    saved, ledger, covered = past.checkpoint, past.ledger, past.odometer.covered
+    config = past.config
+    if not past.manifest:
+        if rows or saved or (ledger is not None and ledger.head.sequence > 0):
+            raise refused(directory, "expected the manifest.json of what was released", "none")
+        return past
+    if "final" in past.manifest and not past.is_amended and not may_be_finished:
         raise refused(
             directory, "expected an unfinished run",
             "a finished one; it goes on after: manifed run --resume "
             f"{shlex.quote(str(directory))} --rounds N",
         )  # fmt: skip
-    if not is_amended and manifest.get("config_sha256") != sha256(config):
-        raise refused(
-            directory, f"expected the config of the run ({manifest.get('config_sha256')})",
-            f"{sha256(config)}; resume with the same settings",
-        )  # fmt: skip
-    folder.check_unedited(manifest.get("experiment_sha256"))
-    if not folder.ledger_path.is_file():
+    if ledger is None:
         name = folder.ledger_path.name
         raise refused(directory, f"expected the run's {name}", "none; restore it")
-    evidence = _evidence(folder, config, manifest)
-    saved, covered = evidence.checkpoint, evidence.odometer.covered
     if saved is not None:
         last, rounds = saved.server_round, config.federation.num_rounds
         if config.training.setup_phases:
@@ -122,18 +90,11 @@ def read_past(directory: Path, config: Experiment, *, may_be_finished: bool = Fa
         if config.privacy.kind != "none" and covered < last:
             expected, found = f"expected rounds 1 to {last} in the ledger", f"1 to {covered}"
             raise refused(directory, expected, f"{found}; restore it")
-        if (told := saved.meta["tally"]["told"]) not in rows:  # it is older than the checkpoint
+        if (told := saved.meta.tally.told) not in rows:  # it is older than the checkpoint
             found = f"rows up to {int(rows[-1] or 0)}" if rows else "no row"
             expected = f"the row of round {told}"
             raise FolderDamaged(folder.metrics_path, expected, f"{found}; restore it")
-    return Past(
-        has_begun=True,
-        has_ledger=True,
-        odometer=evidence.odometer,
-        checkpoint=saved,
-        label=evidence.label,
-        is_amended=is_amended,
-    )
+    return past
 
 
 @contextmanager
@@ -162,43 +123,6 @@ def to_go_on(words: str) -> str:
     return f"{'manifed run' if is_installed else 'python simulation.py'} {words}"
 
 
-def _before_the_manifest(folder: RunFolder, config: Experiment) -> Past:
-    """A run that ended before it released anything: it can be started again in its place."""
-    for path in (folder.metrics_path, folder.checkpoint_path):
-        if path.exists():
-            raise refused(folder.directory, "expected manifest.json beside it", path.name)
-    has_ledger = folder.ledger_path.is_file()
-    ledger = _evidence(folder, config, {}).ledger
-    if ledger is not None and ledger.head.sequence > 0:
-        raise refused(folder.directory, "expected manifest.json", "a ledger with entries but none")
-    return Past(has_begun=False, has_ledger=has_ledger, odometer=Odometer(), checkpoint=None)
-
-
-def _evidence(folder: RunFolder, config: Experiment, manifest: Mapping[str, Any]) -> Evidence:
-    """What the folder proves; it must be of this config, and keyed by the key that is given."""
-    kept = config.output.ledger_head
-    found = judged(folder, config, manifest, heads=() if kept is None else (kept,))
-    if not found.is_of_config:
-        theirs = configs_of(folder.ledger_path)[-1]
-        raise refused(folder.directory, "expected a ledger of this config", f"one of {theirs}")
-    if found.ledger is not None and found.ledger.authenticity == "not checked":
-        key = found.ledger.key_id
-        raise refused(folder.directory, f"expected the ledger's key {key}", "no key was given")
-    return found
-
-
-def _check_kinds(folder: RunFolder) -> None:
-    """Refuse what no write of a run can replace or remove: a folder, a pipe, a link to nothing."""
-    named = [
-        folder.experiment_path, folder.manifest_path, folder.metrics_path, folder.ledger_path,
-        head_file(folder.ledger_path),
-        folder.checkpoint_path, folder.directory / "model.safetensors", folder.error_path,
-    ]  # fmt: skip
-    for path in [*named, *filter(is_draft, folder.directory.iterdir())]:
-        if is_there(path):
-            check_regular(path, "a regular file", most=1 << 40)
-
-
 # -- more rounds -----------------------------------------------------------------------------------
 def extend(directory: Path, num_rounds: int) -> str:
     """Give the run in a folder ``num_rounds`` rounds in all; what a person has to know of it.
@@ -212,8 +136,8 @@ def extend(directory: Path, num_rounds: int) -> str:
     """
     directory = real("--resume", directory)
     with held_or_refused(directory):
-        config = saved_config(directory)
-        past = read_past(directory, config, may_be_finished=True)
+        past = read_past(directory, load(experiment_in(directory)), may_be_finished=True)
+        config = past.config
         before, path = config.federation.num_rounds, RunFolder(directory).ledger_path
         if num_rounds == before:
             return "nothing to do: the run has these rounds already"
@@ -247,7 +171,7 @@ def extend(directory: Path, num_rounds: int) -> str:
             account.write(Entry(amends=amendment))
             head = account.ledger.head
     told = [f"privacy: {past.label}", f"rounds: {before} -> {num_rounds}"]
-    for one in promise.adversaries if promise.delta is not None else ():
+    for one in promise.adversaries:
         assert promise.delta is not None
         draws = _draws(promise, past.odometer, last, num_rounds)
         if not (promise.tariff.is_by_round or one.sees_cohorts):
@@ -265,7 +189,6 @@ def extend(directory: Path, num_rounds: int) -> str:
 
 def _check_price(promise: Promise, odometer: Odometer, last_round: int, num_rounds: int) -> None:
     """Refuse rounds that the budget does not pay on top of all that is charged already."""
-    promise.check_ledger(odometer)
     budget = promise.budget
 
     def is_dear(rounds: int) -> bool:

@@ -6,21 +6,20 @@ count yet. What is said is the server's own knowledge.
 """
 
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from manifed.errors import ConfigError, one_line
-from manifed.experiment.schema import Experiment, sha256
+from manifed.experiment.load import load
+from manifed.experiment.schema import sha256
 from manifed.federation.replies import KINDS
 from manifed.plan import budget_of, reporting_delta
-from manifed.privacy.accountant import NoValidBound
-from manifed.privacy.events import CLIENT_LEVEL, EXTERNAL, OF_MASKS, SERVER
-from manifed.privacy.odometer import Odometer
-from manifed.privacy.tariff import Tariff
-from manifed.runs.evidence import judged, saved_config
-from manifed.runs.folder import FolderDamaged, RunFolder, is_there, json_object
+from manifed.privacy.composition import NoValidBound
+from manifed.runs.evidence import evidence_of, experiment_in
+from manifed.runs.folder import RunFolder, json_object
 from manifed.runs.places import real
 from manifed.runs.resume import to_go_on
 
@@ -33,44 +32,50 @@ def status_of(directory: Path) -> dict[str, Any]:
             in it is not what a run writes; one line with the file.
     """
     directory = real("--resume", directory)
-    folder, config = RunFolder(directory), saved_config(directory)
-    holder = holder_of(directory)
-    manifest = folder.manifest() if is_there(folder.manifest_path) else {}
-    evidence, metrics = judged(folder, config, manifest), folder.metrics()
-    saved, odometer = evidence.checkpoint, evidence.odometer
-    rows, final = metrics.get("round") or [0], manifest.get("final")
-    if final is not None and rows[-1] != final["rounds"]:
-        expected = f"rows up to round {final['rounds']}, the last"
-        raise FolderDamaged(folder.metrics_path, expected, f"rows up to {rows[-1]:.0f}")
-    is_finished = final is not None and manifest.get("config_sha256") == sha256(config)
-    state = "finished" if is_finished else "stopped" if manifest else "not begun"
+    experiment = load(experiment_in(directory))
+    folder, holder = RunFolder(directory), holder_of(directory)
+    found = evidence_of(directory, experiment)
+    config, saved, final = found.config, found.checkpoint, found.manifest.get("final", {})
+    metrics, is_finished = folder.metrics(final.get("rounds")), final and not found.is_amended
+    delta, budget = reporting_delta(config.setting), budget_of(config.setting)
+    try:
+        spent = () if delta is None else found.odometer.spent(delta)
+    except NoValidBound as error:
+        raise ConfigError(f"ledger.jsonl: {error}") from None
+    state = "finished" if is_finished else "stopped" if found.manifest else "not begun"
     name = shlex.quote(str(directory))
     next_step = "wait" if holder is not None else to_go_on(f"--resume {name}")
     if is_finished:
         next_step = f"manifed report {name}; more rounds: {next_step} --rounds N"
-    error = manifest.get("stopped")
-    if not is_finished and is_there(folder.error_path):
+    error = found.manifest.get("stopped")
+    if not is_finished and os.path.lexists(folder.error_path):
         error = " ".join(str(json_object(folder.error_path).get(key)) for key in ("when", "what"))
     return {
-        "label": evidence.label,
-        "doubts": evidence.doubts,
+        "label": found.label,
+        "doubts": found.doubts,
         "directory": str(directory),
         "name": config.name,
         "state": state if holder is None else "running",
         "held_by": holder,
-        "round": int(rows[-1] or 0),
+        "round": int((metrics.get("round") or [0])[-1] or 0),
         "num_rounds": config.federation.num_rounds,
-        "charged": odometer.covered,
+        "charged": found.odometer.covered,
         "checkpoint": saved.server_round if saved else None,
-        "seconds": final["seconds"] if is_finished and final else None,
+        "seconds": final["seconds"] if is_finished else None,
         "failures": {kind: sum(n or 0 for n in metrics[kind]) for kind in KINDS if kind in metrics},
-        "missing": saved.meta["tally"]["missed"] if saved else {},
-        "spent": _spent(config, odometer),
-        "delta": reporting_delta(config.setting),
-        "budget": _budget(config, odometer),
+        "missing": saved.meta.tally.missed if saved else {},
+        "spent": {one["name"]: one["epsilon"] for one in spent},
+        "delta": delta,
+        "budget": budget
+        and {
+            "field": budget.field,
+            "epsilon": budget.epsilon,
+            "adversary": budget.adversary.name,
+            "delta": budget.delta,
+        },
         "last_error": None if error is None else one_line(str(error)),
         "config_sha256": sha256(config),
-        "ledger_head": str(evidence.ledger.head) if evidence.ledger else None,
+        "ledger_head": str(found.ledger.head) if found.ledger else None,
         "next_step": next_step,
     }
 
@@ -92,34 +97,8 @@ def holder_of(folder: Path) -> int | None:
     found = folder.stat()
     device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
-        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError):
+        locks = Path("/proc/locks").read_text(encoding="ascii", errors="replace")
+    except OSError:
         return None
-    for line in lines:
-        words = line.split()
-        if len(words) >= 6 and words[1] == "FLOCK" and words[5] == device:
-            return int(words[4])
-    return None
-
-
-def _spent(config: Experiment, odometer: Odometer) -> dict[str, float]:
-    delta, kind = reporting_delta(config.setting), config.privacy.kind
-    if delta is None:
-        return {}
-    own = {"client-level": (CLIENT_LEVEL,), "correlated": OF_MASKS}.get(kind, (SERVER, EXTERNAL))
-    try:
-        return {adversary.name: odometer.epsilon(adversary, delta) for adversary in own}
-    except NoValidBound as error:
-        raise ConfigError(f"ledger.jsonl: {error}") from None
-
-
-def _budget(config: Experiment, odometer: Odometer) -> dict[str, Any] | None:
-    budget, terms = budget_of(config.setting), odometer.terms
-    if budget is None:
-        return None
-    adversary, delta = budget.adversary, budget.delta
-    spent = odometer.epsilon(adversary, delta)
-    if terms is not None and terms.is_drawn:
-        spent = Tariff((terms,)).ahead(adversary, (odometer.rounds_counted,), delta)
-    return {"field": budget.field, "epsilon": budget.epsilon, "adversary": adversary.name,
-            "delta": delta, "spent": spent}  # fmt: skip
+    line = re.search(rf" FLOCK +\S+ +\S+ +(\d+) {device} ", locks)
+    return None if line is None else int(line[1])

@@ -1,8 +1,6 @@
 """Sequences of positive numbers, one a round k = 0, 1, ..., as frozen tables with a ``kind``.
 
-A schedule is public: it depends on k and its own constants, never on data. Where it is, or lies
-between, multiples of a power of k + offset, `Schedule.power` says so: series and conditions of
-convergence are read off that.
+A schedule is public: it depends on k and its own constants, never on data.
 
 The four schedules of stochastic optimisation with growing samples, as one table.
 
@@ -25,17 +23,6 @@ Array = NDArray[np.float64]
 _GUARD = 1e-9, 1e-12
 """What a value may lie above an integer, absolutely and relatively, and still count as it: the
 rounding of a power is not a sample more, on whatever processor."""
-WHOLE_SLACK = 2e-9
-"""A sample size is at least its power times (1 - this): the guard of `whole`, and roundings."""
-
-
-@dataclass(frozen=True)
-class Power:
-    """scale (k + offset)^exponent."""
-
-    scale: float
-    offset: float
-    exponent: float
 
 
 class Schedule(BaseModel):
@@ -46,12 +33,6 @@ class Schedule(BaseModel):
     @abstractmethod
     def values(self, k: Array) -> Array:
         """The values at rounds ``k`` >= 0, of its shape, float64."""
-        raise NotImplementedError
-
-    @property
-    @abstractmethod
-    def power(self) -> Power | None:
-        """The power law it is, before any rounding up to integers; None where it is none."""
         raise NotImplementedError
 
     def __call__(self, k: int) -> float:
@@ -71,11 +52,6 @@ class Polynomial(Schedule):
         """The power itself."""
         return self.scale * (k + self.offset) ** self.exponent
 
-    @property
-    def power(self) -> Power:
-        """Itself."""
-        return Power(self.scale, self.offset, self.exponent)
-
 
 class CeilPolynomial(Polynomial):
     """The least integer >= scale (k + offset)^exponent, and at least 1: a sample size."""
@@ -84,7 +60,7 @@ class CeilPolynomial(Polynomial):
     exponent: float = Field(ge=0, le=10)
 
     def values(self, k: Array) -> Array:
-        """Integers, as float64; `power` is that before rounding."""
+        """Integers, as float64."""
         return whole(super().values(k))
 
 
@@ -99,11 +75,6 @@ class Hyperbolic(Schedule):
         """Falls as 1 / k."""
         return self.scale / (1.0 + self.rate * k)
 
-    @property
-    def power(self) -> Power:
-        """(scale / rate) / (k + 1 / rate)."""
-        return Power(self.scale / self.rate, 1.0 / self.rate, -1.0)
-
 
 class Constant(Schedule):
     """The same value in every round."""
@@ -115,11 +86,6 @@ class Constant(Schedule):
     def values(self, k: Array) -> Array:
         """The value, k.shape times."""
         return np.full_like(k, self.value)
-
-    @property
-    def power(self) -> Power:
-        """Exponent 0."""
-        return Power(self.value, 1.0, 0.0)
 
 
 class Geometric(Schedule):
@@ -133,11 +99,6 @@ class Geometric(Schedule):
         """Leaves float64 for large k, upwards as infinity."""
         with np.errstate(over="ignore", under="ignore"):
             return self.scale * self.ratio**k
-
-    @property
-    def power(self) -> Power | None:
-        """Only with ratio 1."""
-        return Power(self.scale, 1.0, 0.0) if self.ratio == 1 else None
 
 
 AnySchedule = Annotated[

@@ -167,13 +167,11 @@ def send(peer: socket.socket, frame: bytes, seconds: float) -> None:
     Raises:
         Silent: not taken in time.
     """
-    deadline, view = time.monotonic() + seconds, memoryview(frame)
-    while view:
-        _wait(peer, deadline)
-        try:
-            view = view[peer.send(view[:_CHUNK]) :]
-        except OSError as error:
-            raise Silent(_said(error)) from None
+    peer.settimeout(seconds)  # of the whole of `sendall`, not of a part of the frame
+    try:
+        peer.sendall(frame)
+    except OSError as error:
+        raise Silent(_said(error)) from None
 
 
 class Incoming:
@@ -214,7 +212,9 @@ class Incoming:
         """So many bytes; b"" where the other side has closed before the first and ``may_end``."""
         found, began = bytearray(), time.monotonic()
         while len(found) < count:
-            _wait(self._peer, began + self._seconds)
+            if (left := began + self._seconds - time.monotonic()) <= 0:
+                raise Silent("a whole frame did not pass in time")
+            self._peer.settimeout(left)
             try:
                 part = self._peer.recv(min(_CHUNK, count - len(found)))
             except OSError as error:
@@ -252,14 +252,6 @@ def ask(
     if frame is None:
         raise Silent("the site closed the connection")
     return read_reply(frame)
-
-
-def _wait(peer: socket.socket, deadline: float) -> None:
-    """Let the next call on ``peer`` wait until the deadline and no longer."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise Silent("a whole frame did not pass in time")
-    peer.settimeout(left)
 
 
 def _said(error: OSError) -> str:

@@ -19,11 +19,11 @@ from manifed.experiment.assembly import load_shards, starts
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, Seat, run_update
-from manifed.mechanisms import example_mechanism
+from manifed.plan import example_mechanism
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
-from manifed.problems.problem import Problem
+from manifed.problems.problem import Problem, point_of
 from reproduction.figure_files import curve_path
 
 
@@ -104,7 +104,7 @@ def _run(
         {k: t.expand(rows, *t.shape) for k, t in data.tensors.items()}, data.feature_ndim
     )
     start, shape = config.problem.start, problem.point_shape(data)
-    x = torch.stack([start.point(problem.manifold, shape, starts(seed)) for seed in seeds])
+    x = torch.stack([point_of(start, problem.manifold, shape, starts(seed)) for seed in seeds])
     source = NoiseSource.from_seed(config.federation.seed)
     spent, excess = [0.0], [_costs(problem, x, data) - least]
     for r in range(1, config.federation.num_rounds + 1):

@@ -44,7 +44,7 @@ def reference() -> Array:
     data = config.data.load(None, SEED)
     target = data.examples["target"].numpy().reshape(1, n, d)
     task, source = LeastSquares(target), NoiseSource.from_seed(SEED)
-    weights, x = training.network.mixing.to_dense().numpy(), task.start[0]
+    weights, x = training.network.mixed(torch.eye(n).double()).numpy(), task.start[0]
     for t in range(ROUNDS):
         draws = Draws(source, tuple(range(n)), t + 1, 0, 0, "cpu")
         own = draws.normals((d,), Stream.GRADIENT_NOISE, 0).numpy()

@@ -84,6 +84,7 @@ def models_in_numpy(config, clip=None, noise=lambda t: (0.0, 0.0)):
         masks, own = noise(t + 1)
         eta = training.step_size / (1 + t / (training.decay_rounds or np.inf))
         x = reference.mixed(
-            reference.half_steps(x, g, masks, own, eta), training.network.mixing.to_dense().numpy()
+            reference.half_steps(x, g, masks, own, eta),
+            training.network.mixed(torch.eye(len(x)).double()).numpy(),
         )
     return x

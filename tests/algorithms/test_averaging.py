@@ -12,7 +12,6 @@ from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
-from manifed.experiment.schema import sha256
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.hyperbolic import Lorentz
@@ -135,14 +134,6 @@ def test_momentum_is_carried_to_the_new_point():
     carried = sphere.transp(x, one["x"], sphere.proju(x, moves[0]))
     expected = sphere.expmap(one["x"], u + 0.9 * carried)
     torch.testing.assert_close(two["x"], expected, rtol=0, atol=1e-14)
-
-
-def test_a_server_without_them_keeps_one_iterate():
-    x = Sphere().origin(3)
-    assert set(TangentMean().initial(x).tensors) == {"x", "output"}
-    plain = load(QUICKSTART, ["strategy={kind='tangent-mean'}"])
-    assert plain.strategy.average is None
-    assert sha256(plain) != sha256(load(QUICKSTART, ["strategy={momentum=0.5}"]))
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,24 @@
 """A client refuses what comes down from elsewhere than its phase says, and shows no data."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
 from flwr.app import Message, MessageType
 
+from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.broadcast import BadBroadcast, check_broadcast, check_tangent
-from manifed.algorithms.payloads import Point
+from manifed.algorithms.payloads import Displacement, Point
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
 from manifed.federation.replies import Header
-from manifed.federation.stack import StackTransport
+from manifed.federation.stack import Asked, StackTransport
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import pack
+from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.sphere import Sphere
@@ -57,11 +60,11 @@ def test_a_point_on_the_sphere_to_rounding_is_answered(size: float):
 def test_a_stacked_cohort_refuses_the_same_points():
     stacked = StackTransport(client_side(CONFIG), at_once=None, memory_budget_mb=256)
     header, phase = Header("", 1, 0, "train", -1), CONFIG.training.phases[0]
-    refused = stacked.exchange(header, phase, Point(1000 * honest()), (0, 2), {})
+    refused = stacked.exchange(Asked(header, phase, Point(1000 * honest()), (0, 2), {}))
     assert refused.partitions == ()
     assert set(refused.failures) == {0, 2}
     assert refused.failures[0].text.startswith("BadBroadcast: Expected the broadcast x on Sphere")
-    assert stacked.exchange(header, phase, Point(honest()), (0, 2), {}).partitions == (0, 2)
+    assert stacked.exchange(Asked(header, phase, Point(honest()), (0, 2), {})).partitions == (0, 2)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -108,3 +111,37 @@ def test_a_server_that_only_adds_up_steps_stays_where_clients_accept_it(manifold
         c = torch.randn(shape, generator=generator, dtype=torch.float64)
         x = manifold.expmap(x, 0.1 * manifold.from_coords(x, c))
     assert float(manifold.membership_defect(x)) <= 1e-12
+
+
+GOOD = {
+    "sphere": (Sphere(), torch.tensor([0.6, 0.8, 0.0], dtype=torch.float64)),
+    "flat": (Euclidean(), torch.tensor([3.0, -4.0, 1e50], dtype=torch.float64)),
+    "frames": (Stiefel(), torch.eye(3, 2, dtype=torch.float64)),
+}
+SPOILS = {
+    "none": lambda x: x,
+    "nan": lambda x: x * float("nan"),
+    "infinite": lambda x: x / 0.0,
+    "too long": lambda x: x * 1e160,
+    "off": lambda x: x * 1.001,
+    "a little off": lambda x: x * (1 + 1e-12),
+}
+
+
+def passes(phase, x, manifold):
+    try:
+        check_broadcast(phase, Point(x), manifold)
+    except BadBroadcast:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("place", ["point", "point-nearby", "ambient"])
+@pytest.mark.parametrize("name", GOOD)
+def test_rows_pass_together_only_if_each_passes(name, place):
+    manifold, x = GOOD[name]
+    phase = Phase("train", Point, Displacement, (place,))
+    for first, second in itertools.product(SPOILS.values(), repeat=2):
+        rows = [first(x), x, second(x)]
+        each = all(passes(phase, row, manifold) for row in rows)
+        assert passes(phase, torch.stack(rows), manifold) == each

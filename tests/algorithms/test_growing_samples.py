@@ -1,7 +1,6 @@
 """Growing samples: every way is the plain loop, priced as the series says, and never bare."""
 
 import math
-import sys
 from dataclasses import replace
 from functools import cache
 from typing import ClassVar
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
-from manifed.experiment.load import load, parse
+from manifed.experiment.load import parse
 from manifed.federation.client import Seat, run_update
 from manifed.manifolds import Euclidean, Scaled
 from manifed.manifolds.base import Manifold
@@ -116,7 +115,7 @@ class Stream6:
 def shown_in_numpy(config):
     """What every node showed last, by the plain loop: y_K of Algorithm 1, x_K of Algorithm 2."""
     training, stream = config.training, Stream6(config)
-    weights = training.network.weights.toarray()
+    weights = training.network.weights
     setting = Setting(
         training.perturbation, training.schedules, weights, training.mode,
         2 * CLIP, 2, training.grad_point,
@@ -139,16 +138,6 @@ def test_every_way_is_the_plain_loop(case, way):
     config = experiment(case)
     found = reports_of(config, way)[-1].state["x"].numpy()
     assert np.abs(found - expected(case)).max() <= 1e-12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["output, paper", "output, mixed", "gradient"])
-def test_thirty_nodes_over_messages_are_the_plain_loop(case, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "NODES", 30)
-    config = experiment(case)
-    found = reports_of(config, "messages")[-1].state["x"].numpy()
-    assert found.shape == (30, 4)
-    assert np.abs(found - shown_in_numpy(config)).max() <= 1e-12
 
 
 def of_series(config, rounds):
@@ -384,26 +373,6 @@ def test_samples_in_order_are_each_used_once_and_then_end_or_begin_again():
     assert rows_of(4, 10, stop) == [6, 7, 8, 9]
     with pytest.raises(ValueError, match="round 5 takes 5 examples after 10 that were used, and a"):
         rows_of(5, 14, stop)
-
-
-@pytest.mark.slow
-def test_a_network_is_a_vector_that_alone_and_stacked_nodes_move_alike(monkeypatch):
-    """A module without manifolds lies in R^d; its gradients are torch.func's."""
-    monkeypatch.setenv("MANIFED_PLUGINS", "reproduction")
-    sets = ["federation.num_rounds=1", "data.num_examples=20", "problem.compute=float64"]
-    config = load("configs/examples/growing_cnn.toml", sets)
-    found = [reports_of(config, way)[-1].state["x"] for way in ("memory", "stacked")]
-    assert found[0].shape == (5, 6090)
-    assert float((found[0] - initial_point(config)).abs().max()) > 1e-3
-    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
-
-
-def test_a_network_on_a_manifold_is_refused():
-    with pytest.raises(ConfigError, match="a 'module' without manifolds"):
-        load(
-            "configs/examples/growing_cnn.toml",
-            ["problem.model=tests.experiment.own_nets:orthogonal"],
-        )
 
 
 def realised_of_one_record(case, rounds, place, num_examples):

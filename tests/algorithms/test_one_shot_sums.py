@@ -21,7 +21,7 @@ from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
-from manifed.problems.frechet import FrechetMean, GeometricMedian
+from manifed.problems.frechet import FrechetMean
 from manifed.problems.linear import LeastSquares
 from manifed.problems.pca import PrincipalEigenvector
 from manifed.setting import ExampleLevel, Multiplier
@@ -163,11 +163,6 @@ def test_the_noise_is_what_is_charged(kind, d, rounds, wrong, relation):
     assert is_law(whole - diagonal, beside)
     assert not is_law(whole, on + beside, 1 - wrong)
     assert not is_law(whole, on + beside, 1 + wrong)
-
-
-def test_a_median_is_no_function_of_the_logarithms():
-    assert GeometricMedian(SPDLogEuclidean()).sufficient_statistic is None
-    assert FrechetMean(SPDLogEuclidean()).sufficient_statistic is not None
 
 
 def test_without_noise_the_mean_of_logarithms_is_the_frechet_mean():

@@ -8,13 +8,13 @@ import torch
 from scipy import stats
 
 from manifed.algorithms.rsgd import RSGD
-from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
+from manifed.oracles.minibatch import Full
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
-from tests.conformance.client_cases import batch, shards, start
+from tests.conformance.client_cases import shards, start
 
 FALSE_POSITIVE = 1e-6
 TRAINING = RSGD(step_size=1.0, minibatch=Full())
@@ -76,15 +76,3 @@ def test_one_bad_record_neither_shows_as_nan_nor_moves_the_mean_by_more_than_its
     broken = oracle_of(Examples(tensors, shard.feature_ndim), mechanism).gradient(x)
     assert bool(torch.isfinite(broken).all())
     assert float((broken - mean).norm()) <= 0.3 / len(shard) * (1 + 1e-12)
-
-
-@pytest.mark.parametrize(
-    "scheme", [Full(), Poisson(batch_size=5), WithoutReplacement(batch_size=9)]
-)
-def test_padding_never_takes_part(scheme):
-    sizes = torch.tensor([3, 12, 7])
-    for step in range(50):
-        draws = Draws(NoiseSource.from_seed(2), (0, 1, 2), 1)
-        positions, weights = batch(scheme, sizes.tolist(), draws, step)
-        rows = torch.arange(12).expand(3, 12) if positions is None else positions
-        assert bool((rows[weights > 0] < sizes.unsqueeze(1).expand_as(rows)[weights > 0]).all())

@@ -9,15 +9,12 @@ from manifed.algorithms.algorithm import remembered
 from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.manifolds.poincare import PoincareBall
 from manifed.manifolds.sphere import Oblique, Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full, WithoutReplacement
 from manifed.problems.examples import Examples
 from manifed.problems.pca import KPCA
-from manifed.problems.problem import Problem
 from manifed.problems.synthetic import SyntheticPCA
-from manifed_extras.fixed_rank import FixedRank
 from manifed_extras.rotations import SpecialOrthogonal
 from tests.conformance.federated_loop import Linear, federate, last
 
@@ -118,38 +115,7 @@ def test_the_optimum_with_its_own_corrections_is_a_fixed_point():
     assert float(end.uploads.tensors()["u"].norm()) <= 1e-11
 
 
-@pytest.mark.slow
-def test_the_optimum_is_found_again_where_averaging_drifts_away():
-    problem, shards = KPCA(3), pca_shards()
-    x = problem.optimum(shards).x
-    sizes = [
-        float(problem.gradient_norm(p.state["anchor"], shards))
-        for p in federate(problem, shards, UPDATE, UPDATE, x, 200)
-    ]
-    assert max(sizes[:5]) > 5e-2
-    assert sizes[-1] < 1e-4
-    rival = RSGD(step_size=2e-3, local_steps=5, minibatch=Full(), maps="retraction")
-    mean = TangentMean(weights="uniform")
-    end = last(federate(problem, shards, rival, mean, x, 200))
-    assert float(problem.gradient_norm(end.state["x"], shards)) > 0.2
-
-
 # -- every manifold with a projection ---------------------------------------------------------
-class Approximation(Problem):
-    """f_j(X) = 1/2 |X - A_j|^2 over matrices of fixed rank."""
-
-    def __init__(self):
-        self._manifold = FixedRank(7, 5, 2)
-
-    @property
-    def manifold(self):
-        return self._manifold
-
-    def rgrads(self, x, examples):
-        points, m = x.unsqueeze(-3), self._manifold
-        left, right, _ = m.unpack(points)
-        gap = m.dense(points) - examples["a"]
-        return m.proju(points, m.pack(gap @ right, gap.mT @ left, left.mT @ gap @ right))
 
 
 def heterogeneous(shape, clients=4, rows=3, seed=1):
@@ -178,22 +144,3 @@ def test_it_converges_where_averaging_stalls(manifold, shape):
     mean = TangentMean(weights="uniform")
     far = last(federate(problem, shards, rival, mean, x, 150)).state["x"]
     assert float(manifold.norm(far, problem.gradient(far, shards))) > 1e-3
-
-
-def test_on_fixed_rank_it_projects_dense_matrices():
-    problem, shards = Approximation(), heterogeneous((7, 5))
-    manifold = problem.manifold
-    mean = torch.stack([s["a"] for s in shards]).mean((0, 1))
-    packed = manifold.random(*manifold.point_shape, generator=torch.Generator().manual_seed(0))
-    update = Projected(step_size=0.1, local_steps=4)
-    end = last(federate(problem, shards, update, update, manifold.dense(packed), 100))
-    best = manifold.dense(manifold.from_dense(mean))
-    torch.testing.assert_close(end.state["anchor"], best, rtol=0, atol=1e-5)
-    model = update.model(end.state, manifold)
-    assert tuple(model.shape) == manifold.point_shape
-
-
-def test_a_manifold_without_the_ambient_metric_has_no_reach():
-    """What is refused by name: tests/federation/test_projection_mean.py."""
-    assert PoincareBall().reach is None
-    assert Stiefel(metric="canonical").reach is None

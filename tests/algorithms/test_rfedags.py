@@ -5,22 +5,15 @@ from itertools import product
 import pytest
 import torch
 
-import manifed
 from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.rfedags import RFedAGS
-from manifed.algorithms.rsgd import RSGD
-from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
-from manifed.federation.cohorts import PoissonCohort
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.sphere import Sphere
-from manifed.oracles.minibatch import Full
 from manifed.privacy.mechanism import ClientMechanism
 from manifed.problems.examples import Examples
-from manifed.problems.pca import KPCA
-from tests.algorithms.test_projected import pca_shards, start
 from tests.conformance.federated_loop import Linear, federate, last
 
 F64 = torch.float64
@@ -49,8 +42,8 @@ def test_a_stream_is_the_sum_of_transported_steps():
 
 def test_the_direction_is_the_mean_over_all_clients_in_expectation():
     """Over all cohorts of independent coins, by enumeration."""
-    chance, weights = (0.9, 0.5, 0.2), (1.0, 2.0, 6.0)
-    ags = RFedAGS(step_size=1.0, participation=chance, client_weights=weights)
+    chance = (0.9, 0.5, 0.2)
+    ags = RFedAGS(step_size=1.0, participation=chance)
     streams, x = normals(3, 4), torch.zeros(4, dtype=F64)
     expected = torch.zeros(4, dtype=F64)
     for coins in product((0, 1), repeat=3):
@@ -58,8 +51,7 @@ def test_the_direction_is_the_mean_over_all_clients_in_expectation():
         rows = tuple(i for i, coin in enumerate(coins) if coin)
         seen = Collected({}, Displacement(streams[list(rows)]), rows, 3, lambda: 0.5)
         expected += law * ags.step(ags.start(x), "train", seen, 1, Euclidean())["x"]
-    w = torch.tensor(weights, dtype=F64)
-    torch.testing.assert_close(expected, (w[:, None] * streams).sum(0) / w.sum(), rtol=0, atol=1e-7)
+    torch.testing.assert_close(expected, streams.mean(0), rtol=0, atol=1e-7)
 
 
 def test_an_estimate_is_the_share_of_rounds_this_one_included():
@@ -71,28 +63,6 @@ def test_an_estimate_is_the_share_of_rounds_this_one_included():
     state = ags.step(state, "train", seen[1], 2, Euclidean())
     torch.testing.assert_close(state["x"], torch.full((2,), 0.5 + 0.5 + 1.0, dtype=F64))
     assert state["present"].tolist() == [2.0, 1.0]
-
-
-@pytest.mark.slow
-def test_clients_that_come_seldom_count_as_much_as_others():
-    """The plain mean of those present settles elsewhere; both ways to know p_i do not."""
-    problem, shards, x = linear(4)
-    chance = (1.0, 0.25, 0.25, 0.25)
-    coins = torch.rand(400, 4, generator=torch.Generator().manual_seed(4))
-    members = [tuple(i for i in range(4) if coins[r, i] < chance[i]) for r in range(400)]
-    best = Sphere().projx(torch.stack([s["a"].mean(0) for s in shards]).mean(0))
-
-    def off(training, server):
-        rounds = federate(
-            problem, shards, training, server, x, 400, cohort=lambda r: members[r - 1]
-        )
-        tail = [one.state["x"] for one in rounds][200:]
-        return float(Sphere().dist(Sphere().projx(torch.stack(tail).mean(0)), best))
-
-    fields = {"step_size": 0.05, "local_steps": 2}
-    known, estimated = RFedAGS(participation=chance, **fields), RFedAGS(**fields)
-    plain = off(RSGD(minibatch=Full(), **fields), TangentMean(weights="uniform"))
-    assert max(off(known, known), off(estimated, estimated)) < 0.5 * plain
 
 
 def test_at_client_level_a_stream_is_clipped_and_the_cohorts_p_divides():
@@ -108,23 +78,6 @@ def test_at_client_level_a_stream_is_clipped_and_the_cohorts_p_divides():
     assert 0 < float(Sphere().dist(x, short.state["x"])) <= 0.01 * (1 + 1e-9)
 
 
-def test_a_private_fit_is_charged_as_its_gradients():
-    problem, shards = KPCA(2), pca_shards()
-    ags = RFedAGS(step_size=0.01, local_steps=3, maps="retraction", participation=0.5)
-    plain = RSGD(step_size=0.01, local_steps=3, minibatch=Full(), maps="retraction")
-    privacy = manifed.ExampleLevel(
-        l2_norm_clip=1.0, noise=manifed.Multiplier(noise_multiplier=4.0), delta=1e-5
-    )
-    x, cohort = start(problem, shards), PoissonCohort(sampling_probability=0.5)
-    found = [
-        manifed.fit(problem, shards, one, rounds=4, privacy=privacy, cohort=cohort, start=x)
-        for one in (ags, plain)
-    ]
-    prices = [[a["epsilon"] for a in one.statement["adversaries"]] for one in found]
-    assert prices[0] == prices[1]
-    assert not torch.equal(found[0].model, x)
-
-
 BASE = "configs/quickstart.toml"
 AGS = "training={kind='rfedags',step_size=0.5"
 POISSON = "federation.cohort={kind='poisson',sampling_probability=0.5}"
@@ -134,7 +87,6 @@ CLIENT = (
 )
 REFUSED = {
     "number": ((f"{AGS},participation=[1.0,0.5]}}",), ["participation", "10", "2"]),
-    "weights": ((f"{AGS},client_weights=[1.0]}}",), ["client_weights", "10", "1"]),
     "too likely": ((f"{AGS},participation=0.6}}", POISSON), ["participation", "0.5", "0.6"]),
     "unpriced": ((f"{AGS}}}", POISSON), ["participation", "poisson", "0.5"]),
     "client level": ((f"{AGS},participation=1.0}}", CLIENT), ["client-level", "remove"]),

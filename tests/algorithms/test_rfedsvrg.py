@@ -15,17 +15,6 @@ from tests.conformance.federated_loop import SOURCE, federate, last
 UPDATE = RFedSVRG(step_size=2e-3, local_steps=5, maps="retraction")
 
 
-@pytest.mark.parametrize("maps", ["exact", "retraction"])
-def test_one_local_step_is_centralised_riemannian_descent(maps):
-    problem, shards = KPCA(3), pca_shards()
-    x, manifold = start(problem, shards), problem.manifold
-    move = manifold.expmap if maps == "exact" else manifold.retr
-    update = RFedSVRG(step_size=1e-3, maps=maps)
-    for played in federate(problem, shards, update, update, x, 5):
-        x = move(x, -1e-3 * local_gradients(problem, x, shards).mean(0))
-        assert float((played.state["x"] - x).abs().max()) <= 1e-11
-
-
 def test_it_is_the_printed_recursion():
     """The reused first gradient is the one that the recursion evaluates."""
     problem, shards, manifold = KPCA(3), pca_shards(), Stiefel()
@@ -41,15 +30,6 @@ def test_it_is_the_printed_recursion():
     torch.testing.assert_close(end.uploads.u, u, rtol=0, atol=1e-12)
     expected = manifold.retr(x, u.mean(0))
     torch.testing.assert_close(end.state["x"], expected, rtol=0, atol=1e-12)
-
-
-def test_it_converges_from_the_start_and_stays_at_the_optimum():
-    problem, shards = KPCA(3), pca_shards()
-    best = problem.optimum(shards).x
-    stays = last(federate(problem, shards, UPDATE, UPDATE, best, 10)).state["x"]
-    assert float((stays - best).norm()) <= 1e-11
-    end = last(federate(problem, shards, UPDATE, UPDATE, start(problem, shards), 250)).state["x"]
-    assert float(problem.gradient_norm(end, shards)) < 1e-2
 
 
 def test_a_client_that_missed_the_first_phase_says_so():

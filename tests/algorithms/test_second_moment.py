@@ -76,14 +76,6 @@ def test_without_noise_it_is_the_optimum_of_the_weighted_objective(problem):
     assert bool((largest > 0).all())
 
 
-def test_uniform_weights_are_those_of_one_vote_a_client():
-    uniform, data = SecondMoment(weights="uniform"), shards()
-    x = torch.eye(6, dtype=torch.float64)[0]
-    done = last(federate(PrincipalEigenvector(), data, uniform, uniform, x, 1)).state
-    expected = torch.stack([s["z"].mT @ s["z"] / len(s) for s in data]).mean(0)
-    torch.testing.assert_close(unpacked(done["mean"]), expected, rtol=1e-12, atol=1e-14)
-
-
 def test_negative_eigenvalues_do_not_lead():
     a = torch.diag(torch.tensor([-9.0, 1.0, 2.0], dtype=torch.float64))
     assert leading_eigenvectors(a, 2).tolist() == [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
@@ -91,7 +83,7 @@ def test_negative_eigenvalues_do_not_lead():
 
 def test_a_mean_without_eigenvectors_is_no_state():
     collected = Collected({"u": torch.full((21,), torch.nan)}, None, (), 1, lambda: 0.5)
-    state = ONE_SHOT.initial(torch.eye(6, dtype=torch.float64)[0])
+    state = ONE_SHOT.start(torch.eye(6, dtype=torch.float64)[0])
     with pytest.raises(torch.linalg.LinAlgError):
         ONE_SHOT.step(state, "train", collected, 1, PrincipalEigenvector().manifold)
 

@@ -1,7 +1,6 @@
 """The configs on files of one's own run with privacy, and docs/data.md runs as it is printed."""
 
 import csv
-import re
 import shutil
 import subprocess
 import sys
@@ -80,24 +79,3 @@ def test_the_nearest_private_mean_tells_the_classes_apart(folder, tmp_path, cent
         more += ["privacy.l2_norm_clip=1.0", "training.step_size=1.0"]
     made = in_memory(config_of(folder, "own_nearest_mean", tmp_path / "out", *more))
     assert float(last_row(made)["accuracy"]) >= 0.95
-
-
-@pytest.mark.slow
-def test_the_page_runs_as_printed(tmp_path):
-    for part in ("app", "strategies", "clients", "manifed", "configs"):
-        ignored = shutil.ignore_patterns("__pycache__", "files")
-        shutil.copytree(ROOT / part, tmp_path / "clone" / part, ignore=ignored)
-    shutil.copy(ROOT / "simulation.py", tmp_path / "clone")
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), re.DOTALL)
-    lines = [line for block in blocks for line in block.strip().splitlines()]
-    assert len(lines) == 2
-    for line in lines:
-        command = re.sub(r"^python", sys.executable, line)
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=tmp_path / "clone",
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, (line, done.stderr[-2000:])

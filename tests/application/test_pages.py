@@ -79,6 +79,15 @@ def test_a_tutorial_runs_as_printed(clone, monkeypatch, capfd, name):
         assert promised in whole
 
 
+@pytest.mark.slow
+def test_the_page_on_files_runs_as_printed(clone, monkeypatch):
+    monkeypatch.chdir(clone)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    blocks = FENCE.findall((ROOT / "docs" / "data.md").read_text())
+    lines = "".join(text for language, text in blocks if language == "bash").splitlines()
+    assert [run(line) for line in lines] == [0, 0]
+
+
 def test_every_tutorial_is_tested():
     others = {"own_manifold", "own_algorithm"}
     assert {path.stem for path in TUTORIALS.glob("*.md")} == set(PAGES) | others

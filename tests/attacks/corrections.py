@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.audit.bound import Scores, clients
+from manifed.audit.bound import Attack
 from manifed.audit.examples import SHORT_STEP, ExampleAttack
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy import accountant
@@ -83,7 +83,7 @@ class Witness(Oracle):
 
 
 @dataclass(frozen=True)
-class CorrectionAttack:
+class CorrectionAttack(Attack):
     """Variance reduction under attack: a record whose gradient is another after the first step.
 
     All other rows pull the iterate along e_2 with the full clip norm. The canary is orthogonal to a
@@ -104,21 +104,12 @@ class CorrectionAttack:
         """Epsilon of one client update."""
         return accountant.epsilon(self.training.releases(self.mechanism, self.size), delta)
 
-    def scores(self, trials: int, *, is_present: bool) -> Scores:
-        """One score a client."""
-        examples, most = self.examples(is_present=is_present), max(1, ROWS // self.size)
-        found = [
-            self._run(examples, partitions)
-            for partitions in clients(trials, most, is_present=is_present)
-        ]
-        return torch.cat(found).numpy()
-
     @property
     def _is_reversed(self) -> bool:
         """For two clips; where the change is clipped as one vector, the gradient grows."""
         return self.training.correction_clip == "each"
 
-    def examples(self, *, is_present: bool) -> Examples:
+    def examples(self, is_present: bool) -> Examples:
         assert self.mechanism.l2_norm_clip is not None
         pull = self.mechanism.l2_norm_clip
         rows = canary(4.0 * pull).expand(self.size, -1).clone()
@@ -128,9 +119,14 @@ class CorrectionAttack:
             rows[0] = (PULL + margin * POLE) * (1e4 / SHORT_STEP) ** 0.5
         return rows_of(rows)
 
-    def _run(self, examples: Examples, partitions: tuple[int, ...]) -> Tensor:
-        problem, count = PrincipalEigenvector(), len(partitions)
-        draws = Draws(self.source, partitions, 1, 0, 0, "cpu")
+    @property
+    def at_once(self) -> int:
+        return max(1, ROWS // self.size)
+
+    def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
+        """One score a client."""
+        problem, count = PrincipalEigenvector(), len(trials)
+        draws, examples = Draws(self.source, trials, 1, 0, 0, "cpu"), self.examples(is_present)
         x = POLE.expand(count, 4)
         queries = [self.training.queries(self.mechanism, self.size)] * count
         oracle = Witness(problem, Examples.stack([examples] * count), queries, draws)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manifed.algorithms.growing_samples import GrowingSamples, OwnAndMixed, OwnModel
 from manifed.algorithms.payloads import Point
-from manifed.audit.bound import Audited, Scores, clients
+from manifed.audit.bound import Attack, Audited
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.graphs.specs import Ring
 from manifed.oracles.minibatch import Query
@@ -42,8 +42,6 @@ class _Hill(LeastSquares):
 
 _ROWS = 400_000
 """Records that are held at once."""
-_MOST_SAMPLES, _MOST_ROUNDS = 1500, 64
-"""Attacked are the first rounds, this many, or as many as these samples allow."""
 _FLAT = 1e-6
 _FAR = 1e6
 """A target so far away, in clip norms, that its gradient is clipped wherever the model is."""
@@ -52,7 +50,7 @@ _SEEN = 4.0
 
 
 @dataclass(frozen=True)
-class CoupledAttack:
+class CoupledAttack(Attack):
     """One node's client updates of rounds 1, 2, ... on one of two coupled streams."""
 
     training: GrowingSamples
@@ -64,14 +62,13 @@ class CoupledAttack:
     change: float
     """How far apart two examples' gradients are: 2 S where they are clipped at S, else C."""
 
-    def scores(self, trials: int, *, is_present: bool) -> Scores:
-        """One score a node."""
-        most = max(1, _ROWS // self.training.schedules.size(self.num_rounds - 1))
-        found = [
-            self._log_ratio(partitions, is_present=is_present)
-            for partitions in clients(trials, most, is_present=is_present)
-        ]
-        return torch.cat(found).numpy()
+    def claim(self, delta: float) -> float:
+        """Epsilon of what the attacked rounds are charged as."""
+        return accountant.epsilon(charged(self), delta)
+
+    @property
+    def at_once(self) -> int:
+        return max(1, _ROWS // self.training.schedules.size(self.num_rounds - 1))
 
     # -- the streams -------------------------------------------------------------------------
     @property
@@ -127,9 +124,9 @@ class CoupledAttack:
         return Examples({"feature": feature, "target": target}, {"feature": 1, "target": 0})
 
     # -- the updates -------------------------------------------------------------------------
-    def _log_ratio(self, partitions: tuple[int, ...], *, is_present: bool) -> Tensor:
-        """Of what these nodes send in all rounds."""
-        count, sign = len(partitions), 1.0 if is_present else -1.0
+    def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
+        """One score a node: of what it sends in all rounds."""
+        count, sign = len(trials), 1.0 if is_present else -1.0
         problem = _Hill() if self._is_clipped else LeastSquares()
         setup = ClientSetup(problem, self.training, self.mechanism)
         zero = torch.zeros(count, 1, dtype=torch.float64)
@@ -139,12 +136,9 @@ class CoupledAttack:
         for k, (way, state) in enumerate(self._turns()):
             examples = self._examples(k, sign * way)
             size = len(examples)
-            stacked = Examples(
-                {key: t.expand(count, *t.shape) for key, t in examples.tensors.items()},
-                examples.feature_ndim,
-            )
+            stacked = Examples.stack([examples] * count)
             down = Point(zero) if is_output else OwnAndMixed(zero, zero)
-            seat = Seat(partitions, k + 1, 0, "mix")
+            seat = Seat(trials, k + 1, 0, "mix")
             done = run_update(setup, seat, down, memory, stacked, [size] * count, self.source)
             memory = done.memory
             assert isinstance(done.up, Point)
@@ -164,16 +158,6 @@ class CoupledAttack:
 
 
 # -- claims --------------------------------------------------------------------------------------
-def rounds_attacked(training: GrowingSamples, num_rounds: int) -> int:
-    """So many of the first rounds are attacked together."""
-    samples, most = 0, min(num_rounds, _MOST_ROUNDS)
-    for k in range(most):
-        samples += training.schedules.size(k)
-        if samples > _MOST_SAMPLES:
-            return max(k, 1)
-    return most
-
-
 def charged(attack: CoupledAttack) -> tuple[Release, ...]:
     """What the attacked rounds are charged as."""
     found: list[Release] = []
@@ -190,10 +174,9 @@ def of_published(
 
     Gradients move by exactly C in L1 at every point, as Definition 1 says.
     """
-    rounds = rounds_attacked(training, num_rounds)
     unit = Releases(algorithm=training.perturbation, schedules=training.schedules, sensitivity=1.0)
-    change = 1.0 / printed_epsilon(unit, rounds)
-    bare = CoupledAttack(training, ExampleMechanism(), rounds, source, 0.0, change)
+    change = 1.0 / printed_epsilon(unit, num_rounds)
+    bare = CoupledAttack(training, ExampleMechanism(), num_rounds, source, 0.0, change)
     return steep(bare, 1.0), 1.0
 
 
@@ -213,8 +196,8 @@ def of_rigorous(
     """Clipped gradients, as steep as records that count may be."""
     assert mechanism.l2_norm_clip is not None
     steepest = (training.lipschitz or 0.0) * (1 - 1e-9)
-    rounds = rounds_attacked(training, num_rounds)
-    return CoupledAttack(training, mechanism, rounds, source, steepest, 2 * mechanism.l2_norm_clip)
+    change = 2 * mechanism.l2_norm_clip
+    return CoupledAttack(training, mechanism, num_rounds, source, steepest, change)
 
 
 def audited_coupling(
@@ -234,12 +217,11 @@ def audited_coupling(
         )
         return Audited(name, attack, trials, how, lambda _: epsilon)
     attack = of_rigorous(training, mechanism, num_rounds, source)
-    events = charged(attack)
     how = (
         f"two streams, one example of each of {attack.num_rounds} batches is another; the charges "
         "of these rounds are the claim"
     )
-    return Audited(name, attack, trials, how, lambda delta: accountant.epsilon(events, delta))
+    return Audited(name, attack, trials, how)
 
 
 # -- what ships, and what was left out -------------------------------------------------------

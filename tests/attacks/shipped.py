@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from manifed.algorithms.decor import Decor
 from manifed.algorithms.one_shot import SecondMoment
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.audit.bound import Audited, Scores, find_all
+from manifed.audit.bound import Attack, Audited, find_all
 from manifed.audit.examples import SHORT_STEP, ExampleAttack, worst_case
 from manifed.audit.masks import MaskedAttack
 from manifed.audit.server import ClientAttack
@@ -87,7 +86,7 @@ class Likelihood(ExampleAttack):
 
 
 @dataclass(frozen=True)
-class ParticipationAttack:
+class ParticipationAttack(Attack):
     """Two clients, a cohort of one: the outsider sees from the model who took part."""
 
     source: NoiseSource
@@ -103,14 +102,14 @@ class ParticipationAttack:
         releases = self._local.training.releases(self.mechanism, SIZE)
         return participation.external_epsilon([(releases, 0.5, 1)], delta)
 
-    def scores(self, trials: int, *, is_present: bool) -> Scores:
+    at_once = 10_000
+
+    def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
         """The local score where the attacked client took part, else a score below all others."""
-        local = self._local.scores(trials, is_present=is_present)
-        cohort, first = FixedSize(cohort_size=1), 1 if is_present else 1 + trials
-        took_part = np.array(
-            [cohort.draw(2, first + i, 0, self.source) == (0,) for i in range(trials)]
-        )
-        return np.where(took_part, local, -1e9)
+        cohort = FixedSize(cohort_size=1)
+        took_part = [cohort.draw(2, 1 + trial, 0, self.source) == (0,) for trial in trials]
+        local = self._local.run(trials, is_present=is_present)
+        return local.where(torch.tensor(took_part), -1e9)
 
 
 def example_mechanisms(source: NoiseSource) -> list[Audited]:

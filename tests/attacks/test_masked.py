@@ -11,18 +11,12 @@ from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.graphs.specs import Ring
 from manifed.privacy.noise import NoiseSource
-from manifed.privacy.secldp import Correlated, Rounds, against
+from manifed.privacy.secldp import Correlated, against
 from tests.attacks.shipped import NOISE, MasksUsedTwice, as_a
 from tests.attacks.transcript import Heard, read
 
 SOURCE = NoiseSource.from_seed(11)
 RING, CLIP = MaskedAttack(Ring(), 8, NOISE, SOURCE), 1.0
-
-
-class Drawn(MaskedAttack):
-    """Own noise nearly off."""
-
-    drawn = Correlated(1e-9, 3.0)
 
 
 def test_the_canary_moves_one_message_by_the_clip_norm_and_no_other():
@@ -53,20 +47,6 @@ def test_the_best_test_separates_by_what_is_charged(coalition):
         assert abs(mean - sign) < 4.9 * spread
         variance = scores.var(ddof=1) / worst.precision
         assert 0.55 < variance < 1.6
-
-
-def test_the_claim_is_the_accountants_price_of_the_coalition():
-    attack = replace(RING, coalition=(0,), num_rounds=2)
-    worst = against(Ring().build(8), NOISE, (0,))
-    assert attack.claim(1e-5) == Rounds(2, 2 * CLIP).epsilon(worst, 1e-5)
-
-
-def test_what_a_colluder_takes_off_is_all_that_hides_a_node_between_two_of_them():
-    attack = as_a(Drawn, RING, coalition=(0, 2), copies=1)
-    sent = attack.nodes.messages(1, is_present=True)
-    known = 3.0 * attack.nodes.shared((0, 2), 1)
-    assert float(sent[1] - known[1]) == pytest.approx(CLIP * (attack.victim == 1), abs=1e-2)
-    assert attack.nodes.shared((0,), 1)[2:7].tolist() == [0.0] * 5
 
 
 def test_fresh_masks_of_a_config_are_attacked_and_other_masks_refused():

@@ -57,11 +57,6 @@ CASES = [
         _ADD,
     ),
     ClientCase(
-        "rsgd-random-output",
-        RSGD(step_size=0.1, local_steps=4, minibatch=Full(), output="random-output"),
-        _ADD,
-    ),
-    ClientCase(
         "scheduled-rsgd",
         ScheduledRSGD(
             step_size=0.1, minibatch=Full(), noise_multipliers=Geometric(scale=1.0, ratio=1.05)
@@ -93,7 +88,6 @@ CASES = [
             inner_steps=3,
             minibatch=WithoutReplacement(batch_size=1),
             correction_clip="each",
-            reference_share=0.2,
             output="random-iterate",
         ),
         _REPLACE,

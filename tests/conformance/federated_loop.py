@@ -118,7 +118,7 @@ def federate(
         needs_everyone=False,
         mechanism=client_mechanism,
     )
-    for report in run_rounds(plan, strategy.initial(x), transport, num_rounds=num_rounds):
+    for report in run_rounds(plan, strategy.start(x), transport, num_rounds=num_rounds):
         yield Played(report.server_round, report.state, transport.memory, transport.uploads)
 
 

@@ -19,8 +19,7 @@ from manifed.problems.examples import KEY, Examples
 from manifed.problems.frechet import FrechetMean, GeometricMedian
 from manifed.problems.hyperbolic import HyperbolicPrediction
 from manifed.problems.linear import LeastSquares, Logistic
-from manifed.problems.module_problem import module_problem
-from manifed.problems.module_spec import made
+from manifed.problems.module_problem import ModuleProblem, made
 from manifed.problems.pca import KPCA, PrincipalEigenvector
 from manifed.problems.problem import Problem
 from manifed.problems.statistics import GramMatrices, LabelledGrams, LogSums, SecondMoments
@@ -247,7 +246,7 @@ def module_cases():
         whole = frozenset({"label"}), keyed = False, is_dear = True,
     ):  # fmt: skip
         def build():
-            return module_problem(made(model, 0), loss, dtype=dtype, clip_shares=shares)
+            return ModuleProblem(made(model, 0), loss, dtype=dtype, clip_shares=shares)
 
         feature = {"feature": shape, "label": ()} | ({KEY: ()} if keyed else {})
         classes = 3 if "label" in whole else 0

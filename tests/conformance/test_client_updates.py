@@ -56,12 +56,6 @@ def test_a_cohort_is_its_clients_one_by_one(case):
             torch.testing.assert_close(together[name][i], u, rtol=0, atol=1e-12)
 
 
-def test_grouping_does_not_matter(case):
-    whole, part = cohort(case, [0, 1, 2]).up, cohort(case, [2, 0]).up
-    for name, u in part.items():
-        torch.testing.assert_close(whole[name][[2, 0]], u, rtol=0, atol=1e-12)
-
-
 def test_the_same_address_gives_the_same_update(case):
     shard = shards()[0]
     first, second = single(case, 0, shard), single(case, 0, shard)
@@ -121,12 +115,3 @@ def test_nothing_unnoised_leaves_under_a_mechanism(case):
         for name, u in loud.items():
             is_broadcast_point = float(u.norm()) == 0.0
             assert is_broadcast_point or float((u - quiet[name]).norm()) > 1e-6
-
-
-@of(lambda case: not is_private(case))
-def test_identical_clients_are_one_client_without_noise(case):
-    x, shard = start(), shards()[0]
-    stacked = Examples.stack([shard, shard])
-    up = play(case, (0, 1), x.expand(2, -1), stacked, [12, 12], SOURCE, ROUND).up
-    for u in up.values():
-        torch.testing.assert_close(u[0], u[1], rtol=0, atol=1e-13)

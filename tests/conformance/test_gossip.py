@@ -76,7 +76,7 @@ def test_an_upload_of_another_layout_is_dropped(monkeypatch):
 def test_only_the_clients_asked_get_their_own_rows():
     config = experiment()
     plan, state = plan_of(config), reports_of(config)[-1].state
-    now = begin(replace(plan, needs_everyone=False), state, 6, 0, free)
+    now = begin(replace(plan, needs_everyone=False), state, 6, 0)
     assert torch.equal(sent(now._replace(asked=(4, 1))).rows.x, state["x"][[4, 1]])
 
 

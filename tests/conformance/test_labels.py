@@ -27,10 +27,12 @@ from manifed.privacy.label import (
     label_of,
 )
 from manifed.problems.pca import PrincipalEigenvector
+from manifed.runs import report as figures
 from manifed.runs.folder import RunFolder
-from manifed.runs.report import figures
 from manifed.site import process
-from tests.conformance.test_commands import LEAVES, invoke
+from tests.command import invoke
+from tests.conformance.test_commands import LEAVES
+from tests.privacy.test_series import CONFIG as SCHEDULES
 from tests.runs.test_cli import QUICKSTART
 from tests.site.sites import DELTA, Peer, site_of, write
 
@@ -70,6 +72,7 @@ def places(runs, tmp_path):
     theirs = ["--local-epsilon", "0.1", "--local-delta", "1e-4", "--clients", "9", "--rounds", "5"]
     target = ["--target-epsilon", "1", "--target-delta", "1e-5", "--steps", "1"]
     site = ["--partition", 0, "--max-epsilon", 50, "--delta", DELTA, "--socket", tmp_path / "s"]
+    (schedules := tmp_path / "schedules.toml").write_text(SCHEDULES)
     masks = ["--graph", "ring", "--nodes", "6", "--clip", 1, "--sigma-cdp", 4, "--sigma-cor", 9]
     return {
         ("audit",): (PLANNED, ["audit", QUICKSTART, "--trials", 60, *sets,
@@ -83,7 +86,7 @@ def places(runs, tmp_path):
                                          "--delta", "1e-5"]),
         ("privacy", "secldp"): (PLANNED, ["privacy", "secldp", *masks, "--rounds", 3,
                                           "--delta", "1e-5"]),
-        ("privacy", "series"): (PLANNED, ["privacy", "series", "--example", 1, "--rounds", 9]),
+        ("privacy", "series"): (PLANNED, ["privacy", "series", schedules, "--rounds", 9]),
         ("privacy", "statement"): (SEEDED, ["privacy", "statement", QUICKSTART, *sets]),
         ("report",): (SEEDED, ["report", tmp_path / "seed", "--out", tmp_path / "page"]),
         ("run",): (SEEDED, ["run", QUICKSTART, *sets, "--plain", "--out", tmp_path / "new"]),
@@ -120,7 +123,7 @@ def test_every_command_says_first_what_its_epsilon_is(command, places, tmp_path,
         with site_of(tmp_path, write(tmp_path)) as site:
             Peer(site, write(tmp_path)).ask(1)
     done = invoke(*words, "--json")
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, done.stderr
     *_, document = done.stdout.splitlines()
     if SHOWN.search(document):
         assert json.loads(document)["label"] == label
@@ -174,9 +177,9 @@ def test_a_table_of_a_sweep_has_a_column_of_labels(tmp_path):
     both = ["--set", 'privacy.noise_source="seed","os"']
     words = ["sweep", QUICKSTART, *sets, *both, "--measure", "epsilon", "--json"]
     done = invoke(*words, "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, done.stderr
     assert sorted(columns(tmp_path / "out" / "sweep.csv")) == sorted([SEEDED, RELEASE])
-    table = [line for line in done.stderr.splitlines() if line.startswith("noise_source=")]
+    table = [line for line in done.stderr.splitlines() if line.startswith("| noise_source=")]
     assert len(table) == 2
     for line in table:
         assert (SEEDED if "=seed" in line else RELEASE) in line
@@ -201,7 +204,7 @@ def test_what_a_fit_leaves_has_its_label(tmp_path):
 SHOWING = {
     "cli/privacy.py": "`privacy: LABEL` is the first line of every command in it",
     "runs/resume.py": "the same as of commands",
-    "runs/report/figures.py": "titles of fits and axes of epsilon begin with the label",
+    "runs/report.py": "titles of fits and axes of epsilon begin with the label",
     "runs/statement.py": "below the verdict",
     "site/process.py": "the ready line has the label before what was spent",
 }

@@ -52,14 +52,3 @@ def test_squared_tangent_noise_is_chi_square_and_rejects_wrong_stddevs(case):
     assert low <= total <= high
     for mutant in (0.98, 1.02):
         assert not low <= mutant**2 * total <= high, f"stddev x {mutant} was accepted"
-
-
-@ALL
-def test_tangent_noise_has_the_shape_of_the_points_and_its_own_generator(case):
-    m, x = case.manifold, case.points(23, 2)
-    u = m.tangent_gaussian(x, 0.3, generator(24))
-    assert torch.equal(u, m.tangent_gaussian(x, 0.3, generator(24)))
-    assert u.shape == x.shape
-    assert m.check_vector_on_tangent(x, u, atol=1e-11, rtol=1e-11)
-    with pytest.raises(ValueError, match="Generator"):
-        m.tangent_gaussian(x, 0.3, None)

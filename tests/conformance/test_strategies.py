@@ -17,7 +17,7 @@ from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.federation.replies import Replies
-from manifed.federation.rounds import Mean, begin, free, run_rounds
+from manifed.federation.rounds import Mean, begin, run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.flower.apps import server_app_of, strategy_of
 from manifed.flower.client import client_app_of
@@ -224,7 +224,7 @@ def parts():
     def make(**policy):
         plan = plan_of(config)
         changed = type(plan)(**{**vars(plan), "policy": plan.policy.model_copy(update=policy)})
-        made = Counting.of_plan(changed, config.training)
+        made = Counting.of_plan(changed)
         made.go_on_at(1, plan.server_update.start(initial_point(config)), {}, lambda _: 0)
         return made
 
@@ -318,9 +318,9 @@ def test_the_subclass_of_the_page_aggregates_in_its_own_way():
     exec(block, said := {})
     config = config_of()
     plan, x = plan_of(config), initial_point(config)
-    made = said["Trimmed"].of_plan(plan, config.training)
+    made = said["Trimmed"].of_plan(plan)
     u = plan.manifold.tangent_gaussian(x.expand(4, *x.shape), 1.0, torch.Generator().manual_seed(0))
-    now = begin(plan, plan.server_update.start(x), 1, 0, free)
+    now = begin(plan, plan.server_update.start(x), 1, 0)
     found = made.aggregate(now, Replies((0, 1, 2, 3), Displacement(u))).fields["u"]
     middle = (u.sum(0) - u.amax(0) - u.amin(0)) / 2
     torch.testing.assert_close(found, plan.manifold.proju(x, middle), rtol=1e-12, atol=1e-15)
@@ -354,7 +354,7 @@ def test_a_run_goes_through_the_strategy_that_it_is_given(tmp_path):
     config = config.model_copy(update={"output": output})
 
     def make(job):
-        return Still.of_plan(job.plan, config.training, job.account, job.num_rounds)
+        return Still.of_plan(job.plan, job.account, job.num_rounds)
 
     context = Context(1, 1, {}, RecordDict(), {})
     server_app_of(lambda _: config, make)(grid_of(config), context)

@@ -14,16 +14,20 @@ REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """
 import signal, sys
 from pathlib import Path
-from app import {engine}
+from app.deployment import {engine}
+from manifed.runs.interrupt import Ended
 from tests.deployment.tiny_run_config import tiny_run_config
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & may have switched it off
 print("begun", flush=True)
-{engine}.run(
-    run_config=tiny_run_config(2, Path(sys.argv[1]), "rounds=100000"), num_supernodes=2,
-    project=Path(sys.argv[2]), timeout=600,
-    on_line=lambda line: print(line, flush=True),
-)
+try:
+    {engine}(
+        run_config=tiny_run_config(2, Path(sys.argv[1]), "rounds=100000"), num_supernodes=2,
+        project=Path(sys.argv[2]), timeout=600,
+        on_line=lambda line: print(line, flush=True),
+    )
+except Ended as ended:
+    sys.exit(ended.code)
 """
 
 

@@ -73,9 +73,8 @@ def test_without_tls_the_first_line_says_what_is_not_protected(tiny_project, tmp
 
 
 def test_ctrl_c_ends_every_process_and_removes_the_home(tiny_project, tmp_path):
-    code, started, lines = interrupted("deployment", tiny_project, tmp_path / "out", signal.SIGINT)
-    assert "KeyboardInterrupt" in "".join(lines)
-    assert code in {130, 1, -signal.SIGINT}
+    code, started, lines = interrupted("run", tiny_project, tmp_path / "out", signal.SIGINT)
+    assert code == 130
     assert len(started) >= 6  # a SuperLink and two SuperNodes, a SuperExec each
     assert all_gone(started, 1.0)
     (home,) = set(re.findall(r"(\S*/mf-[^/]+)/flwr/apps", "".join(lines)))
@@ -92,7 +91,7 @@ def test_a_killed_engine_leaves_no_process_and_no_home(
     with TemporaryDirectory(prefix="mf-", dir="/tmp") as homes:  # a short name, as Ray asks for
         monkeypatch.setenv("TMPDIR", homes)
         code, started, _ = interrupted(
-            "deployment", tiny_project, tmp_path / "out", signal.SIGKILL, until, after, mark
+            "run", tiny_project, tmp_path / "out", signal.SIGKILL, until, after, mark
         )
         assert code == -signal.SIGKILL
         assert started

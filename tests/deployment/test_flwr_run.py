@@ -12,11 +12,11 @@ import pytest
 
 from app import deployment
 from app.processes import free_ports, private_flower, stage
-from app.superlink import CONNECTION, start_superlink, status_of, submit
+from app.superlink import CONNECTION, start_superlink, submit
 from manifed.errors import EngineFailed
 from manifed.experiment.load import load
 from manifed.flower.run_config import run_config_of
-from manifed.runs.manifest import LIBRARY, code_sha256, source_sha256
+from manifed.runs.manifest import LIBRARY, source_sha256
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart.toml"
@@ -42,28 +42,6 @@ def project(tmp_path):
     with (folder / "manifed" / "__init__.py").open("a") as file:
         file.write("\n# a version of its own\n")
     return folder
-
-
-@pytest.fixture
-def simulation(project, tmp_path, monkeypatch, leaves_nothing):
-    """A SuperLink with Flower's simulation engine; run folders appear in ``tmp_path / "runs"``."""
-    monkeypatch.chdir(tmp_path)
-    with private_flower(project) as flower:
-        _, address = start_superlink(
-            flower, ["--insecure", "--simulation", "--isolation", "subprocess"]
-        )
-        flower.connect(CONNECTION, address)
-        yield flower
-
-
-def _flwr_run(flower, run_config, nodes=10):
-    """Status and details after ``flwr run . --run-config RUN_CONFIG``."""
-    given = ["--run-config", run_config] if run_config is not None else []
-    nodes_of = ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
-    said = flower.call("flwr", "run", str(flower.app), CONNECTION, *given, *nodes_of)
-    (run_id,) = re.findall(r"Successfully started run (\d+)", said)
-    flower.call("flwr", "log", run_id, CONNECTION, "--stream", timeout=300)
-    return status_of(flower, run_id)
 
 
 @pytest.mark.ray
@@ -109,21 +87,6 @@ def _ended(flower, *command):
 def _newest_manifest(folder):
     newest = max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     return json.loads((newest / "manifest.json").read_text())
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_the_run_config_changes_what_it_names_and_nothing_else(simulation, project, tmp_path):
-    keys = "num-server-rounds=2 num-clients=3 seed=5 epsilon=1.5 delta=1e-6 step-size=0.1"
-    status, details = _flwr_run(simulation, keys, nodes=3)
-    assert status == "finished:completed", details
-    manifest = _newest_manifest(tmp_path)
-    config = manifest["config"]
-    assert (manifest["final"]["rounds"], config["federation"]["num_clients"]) == (2, 3)
-    assert (config["federation"]["seed"], config["training"]["step_size"]) == (5, 0.1)
-    noise = config["privacy"]["noise"]
-    assert (noise["epsilon"], noise["delta"]) == (1.5, 1e-6)
-    assert manifest["code_sha256"] == source_sha256(project / "manifed") != code_sha256()
 
 
 @pytest.mark.deployment

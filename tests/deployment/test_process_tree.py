@@ -95,16 +95,6 @@ def test_an_id_that_was_used_again_is_not_the_process_that_was_seen(mark):
     assert family(mark, (), [ProcessId(mine.pid, "another start")]) == set()
 
 
-def test_ps_and_proc_agree_on_who_lives_and_on_their_parents():
-    if not Path("/proc/self/stat").exists():
-        pytest.skip("no /proc here")
-    from app.process_tree import _from_proc, _from_ps
-
-    by_ps = {p.pid: parent for p, parent in _from_ps().items()}
-    by_proc = {p.pid: parent for p, parent in _from_proc().items()}
-    assert by_ps[os.getpid()] == by_proc[os.getpid()] == os.getppid()
-
-
 def test_what_a_killed_process_started_is_ended_by_its_heir(mark, tmp_path):
     home = tmp_path / "home"
     (home / "keys").mkdir(parents=True)

@@ -1,10 +1,9 @@
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from app.processes import environment, private_flower, signals
+from app.processes import environment, private_flower
 from manifed.errors import EngineFailed
 
 
@@ -69,12 +68,3 @@ def test_a_short_command_that_fails_or_hangs_is_reported(tiny_project):
             flower.call("python", "-c", "import time; time.sleep(60)", timeout=0.5)
         assert caught.value.status == "timeout"
         assert flower.call("python", "-c", "print('said')") == "said\n"
-
-
-def test_ignored_signals_stay_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
-    try:
-        with signals({signal.SIGHUP: signal.SIG_DFL}):
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)

@@ -55,7 +55,10 @@ def test_where_the_files_lie_is_no_part_of_the_hash(own):
         ('data.paths="a.csv"', "data.paths: expected a list, or a pattern"),
         ('data.range=["a", 1]', "data.range"),
         ("data.range=[]", "range: expected one pair, or one for each column of .2., got 0"),
-        ('data.paths=["a\\u0000.csv", "b.csv", "c.csv"]', "data.paths: expected text without NUL"),
+        (
+            'data.paths=["a\\u0000.csv", "b.csv", "c.csv"]',
+            r"data\.paths\.0: expected text without NUL",
+        ),
         ('data.labels="age"', "did you mean 'label'"),
     ],
 )

@@ -7,10 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from manifed.cli import main
-from manifed.cli.main import register
 from manifed.errors import ConfigError
 from manifed.experiment import planner
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
@@ -22,7 +19,8 @@ from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.hyperbolic import Lorentz
-from manifed.mechanisms import example_mechanism
+from manifed.plan import example_mechanism
+from tests.command import invoke
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BEST = CONFIGS / "best.toml"
@@ -100,14 +98,14 @@ def test_a_plan_reads_no_record(monkeypatch):
     ("override", "message"),
     [
         ("training.decay=1e-16", r"training.decay: .*greater than or equal to 0.001, got 1e-16"),
-        ("training.step_size=1", r"training.step_size: Extra inputs are not permitted"),
+        ("training.step_size=1", r"training.step_size: unknown key"),
         (
             "privacy.noise={kind='multiplier',noise_multiplier=1}",
             r"privacy.delta: required|'target'",
         ),
         ("problem={kind='kpca',num_components=64}", r"fewer than the 64 columns, got 64"),
         ("data={kind='synthetic-pca',dimension=1,num_clients=10}", r"manifold of dimension 0"),
-        ("federation.num_rounds=0", r"federation.num_rounds: expected the most rounds .* got 0"),
+        ("federation.num_rounds=0", r"federation.num_rounds: .*greater than or equal to 1, got 0"),
     ],
 )
 def test_what_has_no_plan_is_refused_in_one_line(override, message):
@@ -117,13 +115,12 @@ def test_what_has_no_plan_is_refused_in_one_line(override, message):
 
 
 def test_the_command_prints_the_methods_and_writes_the_best(tmp_path):
-    register()
     out, few = str(tmp_path / "planned.toml"), ["--set", "federation.num_rounds=8"]
-    done = CliRunner().invoke(main.app, ["plan", str(BEST), *few, "--out", out])
+    done = invoke("plan", BEST, *few, "--out", out)
     assert done.exit_code == 0, done.stderr
     assert done.stdout.index("second-moment") < done.stdout.index("rsgd")
     assert load(tmp_path / "planned.toml") == load(BEST, few[1:])
-    wrong = CliRunner().invoke(main.app, ["plan", str(BEST), "--set", "privacy={kind='none'}"])
+    wrong = invoke("plan", BEST, "--set", "privacy={kind='none'}")
     assert wrong.exit_code == 2
     assert wrong.stderr.count("\n") == 1
 
@@ -171,7 +168,7 @@ def test_errors_of_a_linear_system_are_those_of_a_simulation(momentum, ratio, fi
     """All shares of noises and start by running the system on unit vectors."""
     h, eta, rounds = np.array([0.5, 2.0]), 0.3, 8
     descent = Descent(np.array([eta]), rounds, momentum, ratio, first)
-    variance, start = descent.errors(h)
+    variance, start = descent.errors(eta * h[None])
     for j, curvature in enumerate(h):
         shares = []
         for unit in range(rounds + 1):
@@ -194,7 +191,7 @@ def cloud(away, clip, bow, *, spread=0.1):
 def test_a_flat_mean_needs_one_round_and_costs_what_its_noise_does():
     flat = cloud(0.3, 10.0, 0.0)
     once = flat.descent_gaps(Descent(np.array([0.5]), 1), 0.02)[0, 0]
-    assert once == pytest.approx(flat.shifted_gap(0.02 / 2)[0])
+    assert once == pytest.approx(flat.one_shot_gap(0.02 / 2)[0])
     many = flat.descent_gaps(Descent(np.array([0.5]), 50, from_round=1), 0.02)[0, 0]
     assert many == pytest.approx(once, rel=0.05)
 
@@ -242,9 +239,8 @@ def test_a_bent_space_says_nothing_of_settings_that_leave_it():
 def test_no_step_is_so_long_that_a_linear_model_of_such_rows_is_unstable(kind, smoothness):
     sets = [*KINDS[kind], "privacy.noise.delta=1e-4", "privacy.l2_norm_clip=2"]
     planned = plan(parse(planner.stand_in(table_of(BEST, sets))), Auto(), 100)
-    found = [option for option in planned if option.training.kind != "noisy-gram"]
-    assert found
-    for option in found:
+    assert planned
+    for option in planned:
         assert option.training.step_size <= 2 / smoothness * (1 + 5e-3)
 
 
@@ -290,18 +286,6 @@ def test_auto_serves_every_kind_of_problem(kind):
     assert all(math.isfinite(option.gap) for option in found if option.gap is not None)
     is_safe = [option.gap is None for option in found] == [True]
     assert is_safe == (kind == "geometric-median")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("epsilon", [0.5, 2.0])
-def test_the_best_methods_are_predicted_within_a_factor_of_two(epsilon):
-    for option in options(f"privacy.noise.epsilon={epsilon}")[:4]:
-        table = table_of(BEST, [f"privacy.noise.epsilon={epsilon}"])
-        found = []
-        for seed in range(4):
-            table["federation"]["seed"] = seed
-            found.append(gap(parse(planner.with_option(table, option))))
-        assert 0.5 < option.gap / (sum(found) / len(found)) < 2.0, (option, found)
 
 
 @pytest.mark.slow

@@ -7,13 +7,10 @@ import pytest
 import torch
 from flwr.app import Error, Message
 
-from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
-from manifed.federation import rounds
-from manifed.federation.replies import Failure, Replies
 from manifed.federation.rounds import CLIP, run_rounds
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
@@ -132,19 +129,6 @@ def test_a_failed_reply_is_the_zero_vector_and_the_round_goes_on(name):
             assert set(report.participants) == set(drawn) - {VICTIM}
 
 
-def test_the_policy_that_looked_at_replies_is_caught(monkeypatch):
-    def judged(now, replies):
-        policy, size = now.plan.policy, len(now.cohort)
-        if now.asked and not policy.is_enough(replies, size, needs_everyone=False):
-            raise RoundFailed(policy.explain(replies, size))
-        return replies
-
-    config = config_of(*COHORTS["poisson"])
-    monkeypatch.setattr(rounds, "_judged", judged)
-    with pytest.raises(RoundFailed, match=r"client 1: Expected finite entries.*\(node 3\)"):
-        outsider_sees(config, "nan")
-
-
 @pytest.mark.parametrize(
     ("how", "is_computed"), [("nan", True), ("missing", False), ("error", False)]
 )
@@ -185,17 +169,6 @@ def test_a_stacked_cohort_does_alike(error, monkeypatch):
 def test_a_policy_that_would_show_a_failure_is_refused(policy):
     with pytest.raises(ConfigError, match=rf"on_failure: expected 'proceed'.*got '{policy}'"):
         config_of(PRIVATE, f"federation.replies.on_failure={policy}")
-
-
-def test_rows_of_zeros_stand_where_replies_are_missing():
-    u = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
-    replies = Replies((0, 3), Displacement(u), dict.fromkeys((1, 2), Failure("late", "a")))
-    whole = replies.zero_filled((0, 1, 2, 3))
-    assert whole.partitions == (0, 1, 2, 3)
-    assert whole.failures == replies.failures
-    assert whole.uploads.u.tolist() == [[1, 2], [0, 0], [0, 0], [3, 4]]
-    nobody = Replies((), Displacement(u[:0]), {1: Failure("late", "a")}).zero_filled((1,))
-    assert nobody.uploads.u.tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize("said", ["os", "nonsense", None])

@@ -93,8 +93,8 @@ WRONG = {
     ),
     "another size": ({"num-examples": 99}, r"node 3: client 1 declares 99 .* accounting uses 6"),
     "a negative partition": ({"partition-id": -1}, r"node 3: partition-id -1 is outside 0\.\.2"),
-    "a bool": ({"partition-id": True}, r"node 3: expected partition-id of type int, got True"),
-    "more": ({"more": 1}, r"node 3: expected a 'header' record"),
+    "a bool": ({"partition-id": True}, r"node 3: Expected partition-id of type int, got True"),
+    "more": ({"more": 1}, r"node 3: Expected a 'header' record"),
 }
 
 

@@ -18,10 +18,8 @@ from manifed.federation.client import Seat, Uncharged, run_update
 from manifed.federation.held_out import (
     EVALUATE,
     FALSE_ALARM,
-    Believed,
     PrivateEvaluation,
     StopWhen,
-    Totals,
     ratio,
 )
 from manifed.federation.replies import Failure
@@ -30,9 +28,8 @@ from manifed.flower.apps import run
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.manifolds.sphere import Sphere
-from manifed.mechanisms import example_mechanism
 from manifed.oracles.oracle import Draws
-from manifed.plan import planned_statement
+from manifed.plan import example_mechanism, planned_statement
 from manifed.privacy import gaussian
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.mechanism import ExampleMechanism, Noise
@@ -297,9 +294,9 @@ class Says(StackTransport):
         super().__init__(client_side(config))
         self.site, self.totals = site, totals
 
-    def exchange(self, header, phase, *rest):
-        found = super().exchange(header, phase, *rest)
-        if phase is not EVALUATE:
+    def exchange(self, asked):
+        found = super().exchange(asked)
+        if asked.phase is not EVALUATE:
             return found
         if self.totals is None:
             return found.without({self.site: Failure("late", "no reply")})
@@ -340,7 +337,6 @@ def test_an_honest_site_is_refused_with_probability_1e_9_at_most(dtype, relation
     stddev = RULE.stddev(mechanism)
     margin = stats.norm.isf(FALSE_ALARM / 6) * stddev  # six one-sided questions
     assert FALSE_ALARM == 1e-9
-    believed = Believed(RULE, mechanism, (400, 400))
     most, least = (100, 100) if relation == "replace-one" else (400, 0)
     both = math.sqrt(2) * margin  # a difference of two noised sums
     for share, wanted in ((0.99, set()), (1.01, {1})):
@@ -351,5 +347,5 @@ def test_an_honest_site_is_refused_with_probability_1e_9_at_most(dtype, relation
             *([0.0, sign * (100 + share * both), 100.0] for sign in (1, -1)),
         ):
             u = torch.tensor([[0.0, 0.0, 100.0], totals], dtype=dtype)
-            found = believed.refused({}, EVALUATE.name, Totals(u), (0, 1))
+            found = RULE.refused(mechanism, (400, 400), u, (0, 1))
             assert set(found) == wanted, (totals, share)

@@ -18,7 +18,7 @@ def taken(manifold, x, stacked, space="tangent"):
     """What the server keeps of uploads (C, *point) at the broadcast point x."""
     expected = Expectation(x, {"u": space}, manifold)
     partitions = tuple(range(10, 10 + stacked.shape[0]))
-    return expected.checked(Replies(partitions, Displacement(stacked), {}, 0, 0))
+    return expected.checked(Replies(partitions, Displacement(stacked)))
 
 
 def tangents(manifold, x, count=5):

@@ -40,6 +40,11 @@ LINES = {
     "data": {"kind": "synthetic-least-squares", "num_clients": 13, "rows": 5},
 }
 FAR = {**RSGD, "step_size": 1e-3}
+HELD_OUT = {
+    "problem": {"kind": "least-squares"},
+    "data": {"kind": "synthetic-least-squares", "num_clients": 13, "rows": 10},
+    "evaluation": {"kind": "private", "hold_out": 0.4, "loss_range": [0.0, 10.0]},
+}
 FRAMES = {
     "problem": {"kind": "kpca", "num_components": 2},
     "data": {"kind": "synthetic-pca", "num_clients": 13, "rows": 6, "dimension": 9},
@@ -47,6 +52,7 @@ FRAMES = {
 
 
 def table(parts, training, privacy=None, federation=None, **engine):
+    """A config whose clients are stacked; ``parts`` are tables of it as they are."""
     return {
         "name": "workers",
         **parts,
@@ -73,6 +79,7 @@ CASES = {
     "at client level": (
         LINES, RSGD, CLIENT, {"cohort": {"kind": "poisson", "sampling_probability": 0.5}},
     ),
+    "what hold-outs say": (HELD_OUT, RSGD, PRIVATE),
     "gossip": (LINES, {"kind": "gossip", "graph": {"kind": "ring"}, "step_size": 0.02}),
 }  # fmt: skip
 
@@ -104,6 +111,9 @@ def assert_same(found, expected):
         assert mine.failures == theirs.failures
         assert (mine.bytes_up, mine.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
         assert mine.noise_origins == theirs.noise_origins
+        assert (mine.held_out is None) == (theirs.held_out is None)
+        if mine.held_out is not None:
+            assert torch.equal(mine.held_out[0], theirs.held_out[0])
 
 
 @pytest.mark.usefixtures("ray")
@@ -124,19 +134,6 @@ def test_an_upload_that_cannot_be_used_and_one_that_fails_are_their_clients_fail
     }  # fmt: skip
     for count in (1, 2, 4):
         assert_same(played(table(LINES, RSGD, workers=count)), expected)
-
-
-def test_what_hold_outs_say_is_that_of_one_process(ray):
-    held = {"kind": "private", "hold_out": 0.4, "loss_range": [0.0, 10.0]}
-    many = {**LINES, "data": {**LINES["data"], "rows": 10}}
-    given = table(many, RSGD, PRIVATE) | {"evaluation": held}
-    expected = played(given)
-    assert expected[-1].held_out is not None
-    given["engine"]["workers"] = 2
-    found = played(given)
-    assert_same(found, expected)
-    assert torch.equal(found[-1].held_out[0], expected[-1].held_out[0])
-    assert len(ray.actors) == 2
 
 
 @pytest.mark.usefixtures("ray")
@@ -278,10 +275,9 @@ def test_of_a_named_data_set_the_driver_keeps_sizes_alone(monkeypatch):
 
 
 FOUR_BYTES = {**LINES, "data": {**LINES["data"], "rows": 500}}
-CHUNKED = {name: table(*case, workers=2) | OFF for name, case in CASES.items()} | {
+CHUNKED = {name: OFF | table(*case, workers=2) for name, case in CASES.items()} | {
     "float32": table(FOUR_BYTES, RSGD, dtype="float32", workers=2) | OFF,
-    "held out": table(FOUR_BYTES, RSGD, PRIVATE, workers=2)
-    | {"evaluation": {"kind": "private", "hold_out": 0.4, "loss_range": [0.0, 10.0]}},
+    "held out": table(HELD_OUT | FOUR_BYTES, RSGD, PRIVATE, workers=2),
 }
 
 

@@ -1,7 +1,9 @@
 """Workers on real Ray: two nodes of a cluster in this machine, one of which dies."""
 
+import gc
 import os
 import signal
+import warnings
 from contextlib import suppress
 
 import pytest
@@ -40,6 +42,9 @@ def cluster(tmp_path_factory):
     yield here
     ray.shutdown()
     here.shutdown()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray leaves files open: a later test would be blamed
+        gc.collect()
 
 
 class Others:

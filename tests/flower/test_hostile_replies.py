@@ -11,7 +11,7 @@ from manifed.federation import replies
 from manifed.federation.replies import Expectation, Failure, Replies, plain
 from manifed.flower import handshake, records, transport
 from manifed.flower.inline import InlineGrid
-from manifed.flower.records import BadMessage, tensors_from_record
+from manifed.flower.records import tensors_from_record
 from manifed.manifolds.sphere import Sphere
 from tests.robustness.hostile_replies import HOSTILE, cases, run, verdict
 
@@ -66,7 +66,7 @@ def the_last_reply_wins(sent, answers):
     }
 
 
-def whatever_numpy_loads(name, array):
+def whatever_numpy_loads(name, array, *_):
     return torch.from_numpy(array.numpy().copy())
 
 
@@ -88,15 +88,6 @@ FAULTS = [
 def test_a_planted_fault_is_caught(module, name, fault, case, monkeypatch):
     monkeypatch.setattr(module, name, fault)
     assert verdict(ALL[case]) != "ok"
-
-
-def test_bytes_behind_an_array_are_refused():
-    array = Array(np.zeros(4))
-    array.data += bytes(10**6)
-    record = ArrayRecord()
-    record["u"] = array
-    with pytest.raises(BadMessage, match=r"Expected u as .* and 32 bytes, got 1000160 bytes"):
-        tensors_from_record(record)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -16,7 +16,7 @@ from manifed.experiment.load import load
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.flower import inline
 from manifed.flower.inline import InlineGrid
-from manifed.mechanisms import example_mechanism
+from manifed.plan import example_mechanism
 from manifed.privacy.noise import NoiseSource
 from tests.conformance.federated_loop import broken
 

@@ -8,7 +8,7 @@ from flwr.common.serde import recorddict_to_proto
 
 from manifed.algorithms.projected import Projected
 from manifed.cli.launch import Request, launch
-from manifed.errors import ConfigError, RoundFailed
+from manifed.errors import RoundFailed
 from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import load
 from manifed.flower.records import pack
@@ -85,16 +85,6 @@ def test_a_private_projected_run_spends_what_the_accountant_says(tmp_path, unit,
     plain = run(tmp_path, "projected", *sets[1:], name="plain")
     gap = folder.load_tensors("model")["x"] - plain.load_tensors("model")["x"]
     assert float(gap.norm()) > 1e-6
-
-
-def test_corrected_uploads_at_client_level_are_refused_in_one_line_before_anything_is_written(
-    tmp_path,
-):
-    words = "training.upload: expected 'plain'.*got 'corrected'"
-    with pytest.raises(ConfigError, match=words) as caught:
-        run(tmp_path, "projected", *private("client", "corrected"))
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_benchmark_counts_the_bytes_of_the_messages_that_flower_serialises(

@@ -13,7 +13,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.load import load, to_toml
 from manifed.problems.real import DOWNLOADED, DataMissing
 from manifed.runs.folder import RunFolder
-from manifed.runs.report.runs import read
+from manifed.runs.report import read
 from reproduction import pictures
 from reproduction.__main__ import PAPERS, main
 from reproduction.figure_files import FIGURES, curve_path, read_figure

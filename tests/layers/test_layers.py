@@ -20,8 +20,9 @@ from manifed.layers import (
     adapt,
 )
 from manifed.manifolds import SPD, Lorentz, PoincareBall
+from manifed.manifolds.linalg import packed, sym
 from manifed.problems.examples import Examples
-from manifed.problems.module_problem import module_problem
+from manifed.problems.module_problem import ModuleProblem
 from tests.problems.test_module_problem import Net
 
 CLASSES = 3
@@ -90,7 +91,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_each_example_are_those_of_autograd(name):
     made, feature = MODELS[name]
-    problem, shard = module_problem(made()), labelled(feature())
+    problem, shard = ModuleProblem(made()), labelled(feature())
     assert problem.point_shape(shard) == problem.start.shape
     x = problem.manifold.projx(problem.start + 0.05 * normals(*problem.start.shape, seed=3))
     assert problem.manifold.check_point_on_manifold(x, atol=1e-10)
@@ -106,28 +107,23 @@ def test_gradients_of_each_example_are_those_of_autograd(name):
         assert float(expected.norm()) > 1e-3
 
 
-@pytest.mark.parametrize(("wide", "narrow"), [(6, 4), (4, 4)])
-def test_an_orthogonal_layer_keeps_lengths_one_way_and_never_lengthens_the_other(wide, narrow):
-    up = OrthogonalLinear(narrow, wide, bias=False).double()
-    down = OrthogonalLinear(wide, narrow, bias=False).double()
-    short, long = normals(9, narrow), normals(9, wide)
+def test_an_orthogonal_layer_keeps_lengths_one_way_and_never_lengthens_the_other():
+    up = OrthogonalLinear(4, 6, bias=False).double()
+    down = OrthogonalLinear(6, 4, bias=False).double()
+    short, long = normals(9, 4), normals(9, 6)
     torch.testing.assert_close(up(short).norm(dim=-1), short.norm(dim=-1), rtol=1e-6, atol=0)
     assert bool((down(long).norm(dim=-1) <= long.norm(dim=-1) * (1 + 1e-6)).all())
-    assert up.bias is None
 
 
 def test_an_adapter_starts_as_the_layer_it_adapts_and_changes_it_by_its_rank():
-    linear = nn.Linear(6, 5).double()
-    feature = normals(7, 6)
-    before = linear(feature)
-    adapter = StiefelAdapter(linear, 2, scale=0.5).double()
-    assert torch.equal(adapter(feature), before)
-    assert not any(p.requires_grad for p in adapter.base.parameters())
+    linear, eye = nn.Linear(6, 5).double(), torch.eye(6, dtype=torch.float64)
+    adapter = StiefelAdapter(linear, 2).double()
+    assert torch.equal(adapter(eye), linear(eye))
     with torch.no_grad():
         adapter.coefficients.copy_(normals(2, 6, seed=4))
-    change = adapter(torch.eye(6, dtype=torch.float64)) - linear(torch.eye(6, dtype=torch.float64))
+    change = adapter(eye) - linear(eye)
     assert int(torch.linalg.matrix_rank(change)) == 2
-    torch.testing.assert_close(change.mT, 0.5 * adapter.frame @ adapter.coefficients)
+    torch.testing.assert_close(change.mT, adapter.frame @ adapter.coefficients)
 
 
 def test_adapting_a_model_copies_and_freezes_it_and_names_what_it_does_not_find():
@@ -152,23 +148,17 @@ def test_a_bilinear_map_of_covariances_gives_covariances():
         BiMap(4, 6)
 
 
-@pytest.mark.parametrize("layer", [ReEig(0.5), LogEig(flat=False), LogEig()], ids=repr)
+@pytest.mark.parametrize("layer", [ReEig(0.5), LogEig()], ids=repr)
 @pytest.mark.parametrize("eigenvalues", [(0.2, 0.4, 0.7, 2.0), (0.3, 0.3, 0.9, 0.9)], ids=str)
 def test_spectral_layers_and_their_gradients_also_at_equal_eigenvalues(layer, eigenvalues):
     basis = torch.linalg.qr(normals(4, 4))[0]
     w = torch.tensor(eigenvalues, dtype=torch.float64)
     matrix = ((basis * w) @ basis.mT).requires_grad_()
     raised = w.clamp_min(0.5) if isinstance(layer, ReEig) else w.log()
-    expected = (basis * raised) @ basis.mT
-    found = layer(matrix)
-    if found.dim() == 1:  # an isometry
-        torch.testing.assert_close(found.norm(), expected.norm(), rtol=1e-12, atol=0)
-    else:
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-
-    def of_symmetric(b):
-        return layer((b + b.mT) / 2)
-
+    expected, found = (basis * raised) @ basis.mT, layer(matrix)
+    expected = expected if isinstance(layer, ReEig) else packed(expected)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    of_symmetric = lambda b: layer(sym(b))  # noqa: E731
     assert torch.autograd.gradcheck(of_symmetric, (matrix,), eps=1e-5, rtol=1e-7, atol=1e-8)
 
 

@@ -50,11 +50,3 @@ def test_points_live_in_manifold_tensors_and_random_ones_need_a_generator(case):
     assert manifold.check_point_on_manifold(manifold.origin(2, *case.shape))
     with pytest.raises(ValueError, match="Generator"):
         manifold.random(*case.shape)
-
-
-def test_settings_tell_manifolds_apart():
-    assert Stiefel() == Stiefel("euclidean")
-    assert Stiefel() != Stiefel("canonical")
-    assert Euclidean() != Euclidean(ndim=2)
-    assert len({Stiefel(), Stiefel("euclidean"), Sphere(), Sphere()}) == 2
-    assert "canonical" in repr(Stiefel("canonical"))

@@ -21,7 +21,7 @@ from manifed.problems.class_means import ClassMeans
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import MANIFOLDS, FrechetMean
 from manifed.problems.hyperbolic import HyperbolicPrediction
-from manifed.problems.module_spec import ModuleSpec
+from manifed.problems.module_problem import ModuleSpec
 from manifed.problems.problem import Problem, ProblemSource
 
 DIGITS = 50

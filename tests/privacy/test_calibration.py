@@ -55,8 +55,8 @@ def test_any_price_can_be_the_target():
 @pytest.mark.parametrize(("target", "delta"), [(1e-3, 1e-9), (1.0, 1e-5), (50.0, 0.3)])
 def test_the_unsampled_answer_is_the_closed_form(target, delta):
     found = least_multiplier(lambda z: price("unsampled", z, 1, delta), target)
-    least = 1 / gaussian.largest_mu(target, delta)
-    assert least * (1 - 1e-9) <= found <= least * 1.005
+    spent, saved = (gaussian.delta(target, mu=f / found) for f in (1 - 1e-9, 1.005))
+    assert spent <= delta <= saved
 
 
 def test_a_run_without_releases_needs_no_noise():

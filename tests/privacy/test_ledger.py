@@ -5,14 +5,12 @@ import json
 import os
 import random
 import shutil
-import time
 import tracemalloc
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from benchmarks.ledger import append
 from manifed.errors import ConfigError
 from manifed.privacy.account import Account, ledger_key, opened
 from manifed.privacy.ledger import (
@@ -484,18 +482,3 @@ def test_an_append_is_bounded_in_memory_and_bytes_at_ten_thousand_clients(tmp_pa
         tracemalloc.stop()
     assert (path.stat().st_size - size) / 30 < 2_200
     assert grown < 100_000
-
-
-@pytest.mark.slow
-def test_two_thousand_rounds_of_a_thousand_clients_are_audited_in_three_seconds(
-    tmp_path, monkeypatch
-):
-    """With pricing; 25 s before (benchmarks/ledger.py)."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    path = tmp_path / "append.jsonl"
-    append(path, 1000, 2000)
-    begun = time.process_time()
-    found = audit_ledger(path, 1e-5)
-    assert time.process_time() - begun < 3
-    assert found["charges"] == found["consumed"] == 2010
-    assert [one["name"] for one in found["adversaries"]] == ["server", "external"]

@@ -1,8 +1,6 @@
 """Addresses are injective, draws depend on nothing but key and address, and nothing is reused."""
 
 import math
-import pickle
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import numpy as np
@@ -78,13 +76,13 @@ def test_field_widths_fill_the_block_exactly():
 
 def test_both_ends_of_an_edge_draw_the_same_numbers_and_no_others_do():
     place = {"stream": EdgeStream.PAIR_NOISE, "server_round": 3}
-    one = SOURCE.edge_normals((2, 25), edge=(7, 4), **place)
-    assert torch.equal(one, SOURCE.edge_normals((2, 25), edge=(4, 7), **place))
+    one = SOURCE.normals((2, 25), edge=(7, 4), **place)
+    assert torch.equal(one, SOURCE.normals((2, 25), edge=(4, 7), **place))
     ring = [(0, 1), (4, 7), (2**20 - 1, 0)]
-    many = SOURCE.edge_normals((2, 25), edge=ring, **place)
+    many = SOURCE.normals((2, 25), edge=ring, **place)
     assert torch.equal(many[1], one)
     others = [
-        SOURCE.edge_normals((2, 25), edge=(4, 7), **{**place, name: 1})
+        SOURCE.normals((2, 25), edge=(4, 7), **{**place, name: 1})
         for name in ("server_round", "attempt", "step")
     ]
     client = SOURCE.normals((2, 25), stream=Stream.SERVER_NOISE, partition=4, server_round=3)
@@ -169,9 +167,8 @@ EDGE = {"stream": EdgeStream.PAIR_NOISE, "edge": (0, 1), "server_round": 0}
     ],
 )
 def test_a_field_out_of_range_is_refused_by_name_in_one_line(place, change, message):
-    draw = SOURCE.normals if place is NODE else SOURCE.edge_normals
     with pytest.raises(ValueError, match=message) as refused:
-        draw((2,), **{**place, **change})
+        SOURCE.normals((2,), **{**place, **change})
     assert "\n" not in str(refused.value)
 
 
@@ -196,14 +193,6 @@ def test_summed_precision_is_the_sum_of_four_draws_over_two():
     source = NoiseSource(SOURCE.key, is_release=False, precision="summed")
     four = SOURCE.normals((5, 4), **NODE)
     assert (source.normals((5,), **NODE) - four.sum(-1) / 2).abs().max() <= 1e-15
-
-
-def test_a_source_survives_pickling_and_threads():
-    expected = SOURCE.normals((99,), **NODE)
-    assert torch.equal(pickle.loads(pickle.dumps(SOURCE)).normals((99,), **NODE), expected)
-    with ThreadPoolExecutor(4) as pool:
-        drawn = pool.map(lambda _: SOURCE.normals((99,), **NODE), range(200))
-        assert all(torch.equal(one, expected) for one in drawn)
 
 
 def test_a_torch_generator_is_reproducible_and_addressed():

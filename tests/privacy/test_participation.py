@@ -1,6 +1,5 @@
 """External and server prices hold when participation shows; Theorem 4.2 as printed does not."""
 
-import itertools
 import math
 from pathlib import Path
 
@@ -11,9 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from manifed.experiment.load import load
-from manifed.mechanisms import example_mechanism
-from manifed.privacy import accountant
-from manifed.privacy.accountant import NoValidBound
+from manifed.plan import example_mechanism
+from manifed.privacy import accountant, gaussian
 from manifed.privacy.participation import a_priori_epsilon, external_epsilon
 from manifed.privacy.published import Claim, guaranteed
 from tests.privacy.releases import poisson, release, subset
@@ -45,15 +43,10 @@ def test_many_rounds_are_the_binomial_mixture_of_closed_forms():
     rho, rounds, z = 0.2, 12, 3.0
     epsilon = external([release(z)], rho, rounds)
     delta = sum(
-        stats.binom.pmf(k, rounds, rho) * accountant.delta([release(z, count=k)], epsilon)
+        stats.binom.pmf(k, rounds, rho) * gaussian.delta(epsilon, mu=math.sqrt(k) / z)
         for k in range(rounds + 1)
     )
     assert 0.999e-5 < delta <= 1e-5
-
-
-def test_certain_participation_is_plain_composition():
-    exact = accountant.epsilon([release(4.0, count=30)], 1e-5)
-    assert external([release(4.0)], 1.0, 30) == exact
 
 
 def test_rounds_that_differ_compose():
@@ -126,26 +119,6 @@ def test_nothing_costs_nothing_and_no_noise_costs_everything():
         assert external([release(0.0)], rho, 2, 1e-3) == math.inf
 
 
-@pytest.mark.parametrize(
-    ("rho", "rounds", "delta", "message"),
-    [
-        (0.0, 3, 1e-5, "participation_probability"),
-        (1.2, 3, 1e-5, "participation_probability"),
-        (0.5, -1, 1e-5, "number of rounds"),
-        (0.5, 3, 2.0, "delta"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(rho, rounds, delta, message):
-    for call in (external, a_priori):
-        with pytest.raises(ValueError, match=message):
-            call(POISSON, rho, rounds, delta)
-
-
-def test_a_turn_without_a_bound_is_refused():
-    with pytest.raises(NoValidBound):
-        external([release(1.0), release(1.0, relation="replace-one")], 0.5, 3)
-
-
 # -- Theorem 4.2 as printed --------------------------------------------------------------------
 def claim(clients, cohort, epsilon=0.15, delta=1e-4, slack=1e-3):
     return Claim(epsilon, delta, clients, cohort, slack)
@@ -181,19 +154,18 @@ def test_the_published_bound_is_violated_by_the_counter_example_and_ours_is_not(
     assert true_delta(sound["epsilon"]) <= sound["delta"]
 
 
-@pytest.mark.parametrize(
-    ("clients", "cohort", "rounds"), itertools.product((20, 100), (1, 5), (50, 200))
-)
-def test_views_side_by_side_at_one_delta(clients, cohort, rounds):
-    views = claim(clients, cohort).compared(rounds)
+@pytest.mark.parametrize("cohort", [1, 5])
+def test_views_side_by_side_at_one_delta(cohort):
+    views = claim(100, cohort).compared(50)
     assert list(views) == ["published", "parallel", "external", "server"]
     assert len({view["delta"] for view in views.values()}) == 1
-    assert views["parallel"]["epsilon"] <= views["published"]["epsilon"]
-    assert (views["parallel"]["epsilon"] == views["published"]["epsilon"]) == (cohort == 1)
-    assert views["external"]["epsilon"] <= views["server"]["epsilon"]
-    if (clients, cohort, rounds) == (100, 1, 50):
-        assert views["external"]["epsilon"] == pytest.approx(0.2705, rel=5e-3)
-        assert 6 < views["external"]["epsilon"] / views["published"]["epsilon"] < 7
+    printed, parallel, external, server = (view["epsilon"] for view in views.values())
+    assert (parallel == printed) == (cohort == 1)
+    assert parallel <= printed
+    assert external <= server
+    if cohort == 1:
+        assert external == pytest.approx(0.2705, rel=5e-3)
+        assert 6 < external / printed < 7
 
 
 @pytest.mark.golden

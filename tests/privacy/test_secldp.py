@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
-from typer.testing import CliRunner
 
-from manifed.cli.main import app, register
 from manifed.graphs.graph import Graph, connectivity_bound
 from manifed.graphs.specs import Complete, ErdosRenyi, RandomRegular, Ring, Star, Torus
 from manifed.privacy.secldp import (
@@ -24,6 +22,7 @@ from manifed.privacy.secldp import (
     worst,
 )
 from reproduction.decor_prices import paper_slope, paper_total
+from tests.command import invoke
 
 GRAPHS = {s.kind: s.build(16) for s in (Ring(), Torus(), Complete(), Star())}
 DELTA = 1e-5
@@ -37,7 +36,9 @@ def random_graph(n, bits):
 def by_brute_force(graph, noise, gone):
     left = graph.without(gone)
     covariance = noise.sigma_cdp**2 * np.eye(left.num_nodes)
-    covariance += noise.sigma_cor**2 * left.incidence @ left.incidence.T
+    for i, j in left.edges:
+        covariance[[i, j], [i, j]] += noise.sigma_cor**2
+        covariance[[i, j], [j, i]] -= noise.sigma_cor**2
     return np.diag(np.linalg.inv(covariance))
 
 
@@ -146,18 +147,6 @@ def test_a_bound_for_coalitions_that_cannot_be_enumerated():
     assert found.precision < 1.0
 
 
-@pytest.mark.slow
-def test_two_thousand_nodes_are_priced_in_seconds():
-    import time
-
-    graph, noise = RandomRegular(degree=6).build(2000), Correlated(1.0, 1.0)
-    began = time.process_time()
-    found = worst(graph, noise, 0)
-    assert time.process_time() - began < 5.0  # on one core: 1 s
-    solved = np.linalg.solve(np.eye(2000) + graph.laplacian, np.eye(2000)[found.node])
-    assert found.precision == pytest.approx(solved[found.node], rel=1e-9)
-
-
 def test_a_run_is_a_gaussian_mechanism_with_the_effective_noise():
     found = worst(GRAPHS["ring"], Correlated(41.68411, 100.0), 0)
     exact = Rounds(1000, 2.0).epsilon(found, DELTA)
@@ -196,30 +185,25 @@ def test_pairs_on_budget_end_on_the_private_side():
 
 
 def test_the_command_prints_the_price_and_refuses_in_one_line(tmp_path):
-    register()
-    run = CliRunner().invoke
     given_ = ["privacy", "secldp", "--graph", "ring", "--nodes", "12", "--sigma-cdp", "0.7"]
     given_ += ["--sigma-cor", "1.9", "--clip", "1", "--collusion", "0", "--json"]
-    found = json.loads(run(app, given_).stdout.splitlines()[-1])
+    found = json.loads(invoke(*given_).stdout.splitlines()[-1])
     one = worst(Ring().build(12), Correlated(0.7, 1.9), 0)
     assert found["epsilon_step"] == pytest.approx(2 * one.precision)
     assert found["theorem_bound"] >= found["epsilon_step"]
     assert (found["worst_node"], found["adversary"]) == (one.node, "I")
-    whole = json.loads(
-        run(app, [*given_, "--rounds", "10", "--delta", "1e-5"]).stdout.splitlines()[-1]
-    )
+    whole = json.loads(invoke(*given_, "--rounds", "10", "--delta", "1e-5").stdout.splitlines()[-1])
     totals = [whole["totals"][name]["epsilon"] for name in ("I", "II", "III", "IV")]
     assert totals == sorted(totals)
     assert totals[0] == pytest.approx(Rounds(10, 2.0).epsilon(one, 1e-5))
     edges = tmp_path / "edges.txt"
     edges.write_text("0 1\n1 2\n")
     by_file = ["privacy", "secldp", "--graph", str(edges), "--nodes", "3"]
-    assert run(app, [*by_file, "--sigma-cdp", "1", "--sigma-cor", "1"]).exit_code == 0
+    assert invoke(*by_file, "--sigma-cdp", "1", "--sigma-cor", "1").exit_code == 0
     for extra in (
-        ["--sigma-cor", "-1"], ["--clip", "nan"], ["--collusion", "12"], ["--rounds", "3"],
-        ["--graph", "line"], ["--graph", "torus"], ["--rounds", "3", "--delta", "2"],
-        ["--batch", "3"],
+        ["--sigma-cor", "-1"], ["--clip", "nan"], ["--collusion", "12"], ["--delta", "2"],
+        ["--graph", "line"], ["--graph", "torus"],
     ):  # fmt: skip
-        bad = run(app, [*given_, *extra])
+        bad = invoke(*given_, *extra)
         assert bad.exit_code == 2
         assert len(bad.stderr.strip().splitlines()) == 1

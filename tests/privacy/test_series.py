@@ -5,9 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from manifed.cli.main import app, register
 from manifed.privacy import accountant
 from manifed.privacy.events import Release
 from manifed.schedules.schedule import (
@@ -20,6 +18,7 @@ from manifed.schedules.schedule import (
 )
 from reproduction import endless
 from reproduction.endless import Releases, epsilon_of_rho, printed_sum
+from tests.command import invoke
 
 TERMS = 20_000
 SHORT = 200
@@ -111,18 +110,6 @@ def test_the_total_is_bracketed_from_few_terms_and_from_many(releases):
     assert many.total_low <= many.total
 
 
-def test_the_gradient_tail_is_sharp():
-    few, many = example(2).series(SHORT), example(2).series(10**6)
-    assert few.total == pytest.approx(many.total, rel=2e-4)
-    assert many.total - many.total_low < 1e-8
-    cut = example(2, noise="gaussian").series(SHORT)
-    assert cut.total < cut.partial + 1.02 * (many_of_gaussian() - cut.partial_low)
-
-
-def many_of_gaussian():
-    return example(2, noise="gaussian").series(10**5).total
-
-
 @pytest.mark.parametrize("algorithm", ["output", "gradient"])
 def test_the_accountant_says_the_same_of_the_first_rounds(algorithm):
     common = {"unit": "example", "neighboring_relation": "replace-one"}
@@ -180,25 +167,19 @@ num_nodes = 6
 """
 
 
-def test_the_command_prices_examples_and_schedules_and_refuses_in_one_line(tmp_path):
-    register()
-    run = CliRunner().invoke
-    done = run(app, ["privacy", "series", "--example", "1", "--rounds", "20000", "--json"])
-    found = json.loads(done.stdout)
-    assert found["epsilon_K"] == example(1).series(TERMS).partial
+def test_the_command_prices_schedules_and_refuses_in_one_line(tmp_path):
     path = tmp_path / "series.toml"
     path.write_text(CONFIG)
-    done = run(app, ["privacy", "series", str(path), "--rounds", "1000", "--json"])
+    done = invoke("privacy", "series", path, "--rounds", "1000", "--json")
     found = json.loads(done.stdout)
     assert found["epsilon_K"] == pytest.approx(epsilon_of_rho(found["rho_K"], 1e-5))
     empty, falling = tmp_path / "empty.toml", tmp_path / "falling.toml"
     empty.touch()
     falling.write_text(CONFIG.replace("0.7", "-0.7"))
     for arguments in (
-        ["--example", "3"], [], [path, "--delta", "2"], [path, "--example", "1"], [tmp_path],
-        [empty], [falling],
+        [], [path, "--delta", "2"], [path, "--delta", "nan"], [tmp_path], [empty], [falling],
     ):  # fmt: skip
-        bad = run(app, ["privacy", "series", *map(str, arguments)])
+        bad = invoke("privacy", "series", *arguments)
         assert bad.exit_code == 2
         assert len(bad.stderr.strip().splitlines()) == 1
 
@@ -215,13 +196,6 @@ def test_the_script_of_infinitely_many_rounds_judges_conditions_and_budgets(
         monkeypatch.setattr("sys.argv", ["endless", *words])
         assert endless.main() == 0
         assert told in capsys.readouterr().out
-
-
-def test_a_record_that_is_used_once_costs_what_its_own_round_costs():
-    """Spec 002 6.2 (f): 0.2 of Example 2; of Example 1 0.497, that of the first round."""
-    assert example(2).once(10_000) == pytest.approx(0.2, rel=1e-9)
-    assert example(1).once(200_000) == pytest.approx(0.497, abs=1e-3)
-    assert example(1).once(1) == pytest.approx(example(1).series(1).partial, rel=1e-9)
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])

@@ -83,7 +83,7 @@ def test_records_have_the_law_of_the_paper():
     [
         ("training.samples=subsets", "each record is read once: it needs"),
         ("training.on_exhausted=recycle", "and on_exhausted = 'stop'"),
-        ("federation.partition={kind='equal'}", "every client has a stream of its own"),
+        ("federation.partition={kind='equal'}", "every client has data of its own"),
         (f"data.num_examples={2**47 + 1}", "less than or equal to 140737488355328"),
     ],
 )
@@ -97,9 +97,9 @@ class Dies(StackTransport):
 
     until = None
 
-    def exchange(self, header, *rest):
-        made = super().exchange(header, *rest)
-        if header.server_round == self.until:
+    def exchange(self, asked):
+        made = super().exchange(asked)
+        if asked.header.server_round == self.until:
             raise KeyboardInterrupt
         return made
 

@@ -223,7 +223,7 @@ def reference(config: Experiment, attempts: tuple[int, ...]) -> torch.Tensor:
     plan = plan_of(config)
     grid = InlineGrid(client_app_of(lambda _: config), config.federation.num_clients, {})
     start = plan.server_update.start(initial_point(config))
-    talk = Free.of_plan(plan, config.training)
+    talk = Free.of_plan(plan)
     talk.go_on_at(1, start, {}, lambda r: attempts[r - 1])
     talk.start(grid, num_rounds=config.federation.num_rounds)
     return plan.server_update.output(talk.state, plan.manifold)
@@ -314,14 +314,13 @@ def live_and_die(
 
 
 def _ran(request: Request) -> int:
-    from manifed.cli.launch import launch, outcome
+    from manifed.cli.launch import launch
+    from manifed.cli.options import outcome
 
     try:
         launch(request)
     except Exception as error:
-        known = outcome(error)
-        if known is None:
-            raise
-        sys.stderr.write(f"error: {known[0]}\n")
-        return known[1]
+        line, code = outcome(error)
+        sys.stderr.write(f"error: {line}\n")
+        return code
     return 0

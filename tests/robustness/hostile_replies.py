@@ -120,7 +120,7 @@ def run(case: Case | None) -> tuple[torch.Tensor, list[RoundReport]]:
     """The model and the rounds of the federation under one case."""
     config = experiment()
     plan = plan_of(config)
-    loop = Free.of_plan(plan, config.training)
+    loop = Free.of_plan(plan)
     loop.go_on_at(1, plan.server_update.start(initial_point(config)), {}, lambda _: 0)
     reports = list(loop.rounds(HostileGrid(case), ROUNDS))
     return loop.state["x"], reports

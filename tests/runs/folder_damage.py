@@ -272,7 +272,7 @@ def consistent_checkpoint(**changes: Callable) -> Change:
     def spoil(path):
         saved = checkpoint.load(path)
         parts = {"server_round": saved.server_round, "tensors": dict(saved.tensors)}
-        parts["meta"] = json.loads(json.dumps(saved.meta))
+        parts["meta"] = saved.meta.model_dump(mode="json")
         parts |= {name: change(parts[name]) for name, change in changes.items()}
         metadata = {"round": str(parts["server_round"]), "meta": parts["meta"]}
         if not isinstance(metadata["meta"], str):

@@ -4,11 +4,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from manifed.runs.checkpoint import Tally, load, save
+from manifed.runs.checkpoint import Meta, Tally, load, save
 from manifed.runs.folder import FolderDamaged
 
-META = {"config_sha256": "ab", "ledger_run_id": "cd", "ledger_head": "1:" + "0" * 64,
-        "last_accepted": {"1": 1}, "tally": Tally().state(), "epsilon": 0.1}  # fmt: skip
+META = Meta(
+    config_sha256="ab",
+    ledger_run_id="cd",
+    ledger_head="1:" + "0" * 64,
+    last_accepted={"1": 1},
+    tally=Tally.of_nothing(),
+    judged={},
+)
 
 
 def tensors():
@@ -38,8 +44,8 @@ def test_a_newer_checkpoint_replaces_the_older_unless_it_cannot_be_written(tmp_p
     path = tmp_path / "checkpoint.safetensors"
     save(path, 1, tensors(), META)
     save(path, 2, tensors(), META)
-    with pytest.raises(ValueError, match="JSON compliant"):
-        save(path, 3, tensors(), {"epsilon": math.nan})
+    with pytest.raises(ValueError, match="finite tensors"):
+        save(path, 3, {"x": torch.full((2,), math.nan)}, META)
     assert load(path).server_round == 2
     assert list(tmp_path.iterdir()) == [path]
 

@@ -9,24 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from manifed.cli import main as cli
-from manifed.cli.main import register
 from manifed.runs import resume
 from manifed.runs.folder import RunFolder
 from manifed.runs.manifest import process_began
 from manifed.runs.resume import to_go_on
+from tests.command import invoke
 from tests.runs.running import QUICKSTART, ROOT, one_line
 
 SMALL = ["--set", "federation.num_rounds=2", "--set", "output.plots=false", "--plain"]
-
-
-@pytest.fixture(scope="module")
-def manifed():
-    register()
-    runner = CliRunner()
-    return lambda *words: runner.invoke(cli.app, [str(word) for word in words])
 
 
 BAD = [
@@ -50,10 +41,10 @@ BAD = [
 
 @pytest.mark.parametrize(("words", "expected"), BAD, ids=lambda v: str(v[-1])[:40])
 def test_bad_input_is_one_line_and_code_2_and_writes_nothing(
-    manifed, tmp_path, monkeypatch, words, expected
+    tmp_path, monkeypatch, words, expected
 ):
     monkeypatch.delenv("MANIFED_DATA", raising=False)
-    result = manifed("run", QUICKSTART, *words, "--out", tmp_path / "run")
+    result = invoke("run", QUICKSTART, *words, "--out", tmp_path / "run")
     assert gc.isenabled()
     line = one_line(result.exit_code, result.stdout, result.stderr)
     for word in expected:
@@ -61,9 +52,9 @@ def test_bad_input_is_one_line_and_code_2_and_writes_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_ends_with_the_privacy_statement_and_its_json_is_alone(manifed, tmp_path):
-    result = manifed("run", QUICKSTART, *SMALL, "--out", tmp_path / "run", "--json")
-    assert result.exit_code == 0, result.output
+def test_a_run_ends_with_the_privacy_statement_and_its_json_is_alone(tmp_path):
+    result = invoke("run", QUICKSTART, *SMALL, "--out", tmp_path / "run", "--json")
+    assert result.exit_code == 0, result.stderr
     text, final = result.stderr.splitlines(), json.loads(result.stdout)
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert list(manifest)[-1] == "final"
@@ -74,21 +65,21 @@ def test_a_run_ends_with_the_privacy_statement_and_its_json_is_alone(manifed, tm
     assert "RELEASE:" not in statement
 
 
-def test_an_os_key_reads_as_a_release_and_no_privacy_as_none(manifed, tmp_path):
+def test_an_os_key_reads_as_a_release_and_no_privacy_as_none(tmp_path):
     sets = ["--set", "privacy.noise_source=os"]
-    release = manifed("run", QUICKSTART, *SMALL, *sets, "--out", tmp_path / "a")
+    release = invoke("run", QUICKSTART, *SMALL, *sets, "--out", tmp_path / "a")
     assert "RELEASE:" in release.stdout
     assert "SEEDED RUN" not in release.stdout
     plain = tmp_path / "plain.toml"
     plain.write_text(Path(QUICKSTART).read_text().split("[privacy]")[0])
-    nothing = manifed("run", plain, *SMALL, "--out", tmp_path / "b", "--json")
+    nothing = invoke("run", plain, *SMALL, "--out", tmp_path / "b", "--json")
     assert "NOT PRIVATE" in nothing.stderr
     assert json.loads(nothing.stdout)["epsilon"] is None
 
 
-def test_privacy_compare_shows_the_published_number_and_the_sound_ones(manifed):
+def test_privacy_compare_shows_the_published_number_and_the_sound_ones():
     words = "--local-epsilon 0.15 --local-delta 1e-4 --clients 100 --cohort-size 1 --rounds 50"
-    result = manifed("privacy", "compare", *words.split(), "--slack-delta", "1e-3", "--json")
+    result = invoke("privacy", "compare", *words.split(), "--slack-delta", "1e-3", "--json")
     views = json.loads(result.stdout)
     assert list(views) == ["label", "published", "parallel", "external", "server"]
     assert views["published"]["epsilon"] == pytest.approx(0.0426, rel=5e-3)
@@ -122,8 +113,8 @@ def test_whoever_is_interrupted_is_told_the_command_that_was_used(monkeypatch):
     assert to_go_on("--resume x") == "manifed run --resume x"
 
 
-def test_seconds_are_those_from_start_to_end(manifed, tmp_path):
-    done = manifed("run", QUICKSTART, *SMALL, "--out", tmp_path / "run", "--json")
+def test_seconds_are_those_from_start_to_end(tmp_path):
+    done = invoke("run", QUICKSTART, *SMALL, "--out", tmp_path / "run", "--json")
     (line,) = [one for one in done.stderr.splitlines() if one.startswith("seconds: ")]
     (whole,) = map(float, re.findall(r"[0-9]+\.[0-9]", line))
     assert json.loads(done.stdout)["seconds"] == pytest.approx(whole, abs=0.06)
@@ -131,5 +122,5 @@ def test_seconds_are_those_from_start_to_end(manifed, tmp_path):
     assert final["seconds"] < time.perf_counter() - process_began() < final["seconds"] + 60
     assert (
         f"seconds: {final['seconds']:.6g}"
-        in manifed("run", "--resume", tmp_path / "run", "--status").stdout
+        in invoke("run", "--resume", tmp_path / "run", "--status").stdout
     )

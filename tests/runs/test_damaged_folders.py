@@ -3,7 +3,6 @@
 A refusal has exit code 2, names the file, and leaves every byte and date of the folder as it was.
 """
 
-import json
 import shutil
 
 import pytest
@@ -126,7 +125,11 @@ def test_a_config_that_was_changed_after_the_end_is_refused(command, sound, tmp_
 
 def in_keys_of_format_2(path):
     saved = load(path)
-    metadata = {"format": "2", "round": str(saved.server_round), "meta": json.dumps(saved.meta)}
+    metadata = {
+        "format": "2",
+        "round": str(saved.server_round),
+        "meta": saved.meta.model_dump_json(),
+    }
     metadata["sha256"] = digest_of(saved.tensors, metadata)
     save_file(dict(saved.tensors), path, metadata)
 

@@ -178,7 +178,7 @@ def test_a_seeded_run_that_is_rewritten_as_a_release_is_refuted_by_its_checkpoin
     folder = copy("seed")
     seeded_called_a_release(folder)
     error = one_line(*read(reader, folder, tmp_path / "out", capsys))
-    assert "expected a checkpoint of this config" in error
+    assert "checkpoint.safetensors: expected for config_sha256" in error
 
 
 def test_one_edited_file_is_no_release(copy):

@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 import tomli_w
-from typer.testing import CliRunner
 
 from manifed.cli import launch as launching
-from manifed.cli import main as cli
 from manifed.cli.launch import Request, RunEnded, _networked, launch, resolve
-from manifed.cli.main import register
 from manifed.errors import ConfigError, EngineFailed
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
@@ -21,6 +18,7 @@ from manifed.flower import apps
 from manifed.flower import client as node
 from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import experiment_of, run_config_of
+from tests.command import invoke
 from tests.runs.running import QUICKSTART, run_in
 
 SETS = (
@@ -156,22 +154,20 @@ def test_what_flwr_run_carries_is_a_file_and_lines_of_toml():
     wanted = load(QUICKSTART, ["federation.num_rounds=7", "privacy.noise.epsilon=0.5"])
     assert sha256(config) == sha256(wanted)
     assert config.description == "a b"
-    with pytest.raises(ConfigError, match="one field a line"):
+    with pytest.raises(ConfigError, match="one a line"):
         experiment_of({**given, "overrides": "federation.num_rounds=7 privacy.noise.epsilon=0.5"})
     with pytest.raises(ConfigError, match="resolved"):
         experiment_of({**run_config_of(config), "overrides": "federation.num_rounds=7"})
 
 
 def test_the_printed_folder_is_one_line(tmp_path):
-    register()
     words = [w for s in SETS for w in ("--set", s)]
-    result = CliRunner().invoke(
-        cli.app, ["run", QUICKSTART, *words, "--plain", "--json", "--out", str(tmp_path / "a\nb")]
-    )
-    assert result.exit_code == 0, result.output
+    out = tmp_path / "a\nb"
+    result = invoke("run", QUICKSTART, *words, "--plain", "--json", "--out", out)
+    assert result.exit_code == 0, result.stderr
     (line,) = [x for x in result.stderr.splitlines() if x.startswith("run folder: ")]
     assert line.endswith("a\\nb'")
-    assert json.loads(result.stdout)["directory"] == str(tmp_path / "a\nb")
+    assert json.loads(result.stdout)["directory"] == str(out)
 
 
 def test_a_deployed_run_is_gone_on_with_by_the_config_that_names_its_files(tmp_path, monkeypatch):

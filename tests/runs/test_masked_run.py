@@ -3,7 +3,7 @@
 import itertools
 
 from manifed.cli.launch import Request
-from manifed.runs.report.runs import read
+from manifed.runs.report import read
 from reproduction.trials import run_silently
 
 

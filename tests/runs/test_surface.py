@@ -20,8 +20,8 @@ from manifed.flower.records import read_noise_origin
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from manifed.privacy.noise import NoiseSource
-from manifed.runs.report.public import viewed
-from manifed.runs.report.runs import read
+from manifed.runs.export import viewed
+from manifed.runs.report import read
 from manifed.runs.statement import (
     DECLARED,
     PLANNED,

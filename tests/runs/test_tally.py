@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from manifed.federation.plan import RoundReport
 from manifed.federation.replies import KINDS, Failure
 from manifed.runs import driver
 from manifed.runs.checkpoint import REASONS_A_CLIENT, STRETCHES_A_CLIENT, Tally
-from manifed.runs.report.runs import read
+from manifed.runs.interrupt import Ended
+from manifed.runs.report import read
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml")
 SMALL = (
@@ -53,7 +55,7 @@ def test_a_resumed_run_adds_up_to_the_same(tmp_path, monkeypatch):
 
     def stops_in_round_7(self, report):
         if report.server_round == 7:
-            raise KeyboardInterrupt
+            raise Ended(signal.SIGINT)
         tell(self, report)
 
     with monkeypatch.context() as patch:
@@ -78,7 +80,7 @@ def test_a_report_without_failures_is_pickled_and_copied():
 
 
 def test_failures_are_counted_by_client_and_reason_within_bounds():
-    tally = Tally()
+    tally = Tally.of_nothing()
     for server_round in range(1, 31):
         late, other = Failure("late", "boom"), Failure("absent", f"reason {server_round}")
         tally.add(report_of(server_round, {1: late, 3: other}))
@@ -92,11 +94,15 @@ def test_failures_are_counted_by_client_and_reason_within_bounds():
     assert summary["by_client"]["1"] == {"boom": 30}
     assert len(summary["by_client"]["3"]) == REASONS_A_CLIENT + 1
     assert summary["by_client"]["3"]["other reasons"] == 30 - REASONS_A_CLIENT
-    assert Tally(**json.loads(json.dumps(tally.state()))).state() == tally.state()
+    assert Tally.model_validate_json(tally.model_dump_json()) == tally
 
 
 def test_the_rounds_that_a_client_missed_are_listed_by_kind_within_bounds():
-    tally, gone, odd = Tally(), Failure("unavailable", "gone"), Failure("unusable", "odd")
+    tally, gone, odd = (
+        Tally.of_nothing(),
+        Failure("unavailable", "gone"),
+        Failure("unusable", "odd"),
+    )
     for server_round in (3, 4, 5, 9, 10):
         tally.add(report_of(server_round, {1: gone}))
     tally.add(report_of(11, {1: odd}))

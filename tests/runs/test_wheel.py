@@ -87,7 +87,7 @@ def test_the_wheel_holds_the_library_and_says_that_it_is_typed(wheel):
     for door in ("strategies", "clients"):
         in_tree |= {f"manifed/flower/{door}/{p.name}" for p in (ROOT / door).glob("*.py")}
     assert {name for name in names if name.startswith("manifed/")} == in_tree
-    assert {"manifed/py.typed", "manifed/runs/report/page.html"} <= in_tree
+    assert {"manifed/py.typed", "manifed/runs/page.html"} <= in_tree
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from manifed.oracles.minibatch import Full, WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.pca import KPCA
-from manifed.runs.manifest import communication
 from tests.algorithms.test_projected import pca_shards, start
 
 TAU = 5
@@ -81,7 +80,7 @@ def one_round(training, strategy):
     problem, shards = CountingKPCA(3), pca_shards()
     setup, manifold = ClientSetup(problem, training, ExampleMechanism()), problem.manifold
     x = start(KPCA(3), shards)
-    state, client, server = strategy.initial(x), Counter(), Counter()
+    state, client, server = strategy.start(x), Counter(), Counter()
     memory, up, down = training.initial_memory(x), 0, 0
     for phase in training.phases:
         sent = strategy.down(state, phase.name)
@@ -119,10 +118,7 @@ def test_the_account_is_the_table_of_the_paper():
         client, server, up, down = one_round(training, strategy)
         assert tuple(client[name] for name in names) == calls
         assert dict(server) == ({"projections": 1} if training is ours else {"retractions": 1})
-        sent = communication(training, (20, 5))
-        assert wire == (up, down, sent["phases"])
-        assert (up, down) == (sent["matrices_up"], sent["matrices_down"])
-        assert sent["bytes_up"] == wire[0] * 800
+        assert wire == (up, down, len(training.phases))
 
 
 def test_the_model_is_what_the_server_projected():

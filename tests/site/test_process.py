@@ -1,6 +1,5 @@
 """A hostile bundle against real site processes: nothing un-noised, and not beyond the limit."""
 
-import json
 import os
 import random
 import signal
@@ -12,7 +11,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -285,51 +284,3 @@ def strangers_at(tmp_path):
         while f"user {stranger} may not connect" not in site.log():
             assert time.monotonic() < deadline
             time.sleep(0.1)
-
-
-def test_a_hostile_text_and_frames_keep_no_honest_question_waiting_and_fill_no_memory(tmp_path):
-    rows(tmp_path / "site.csv", N)
-    config = write(tmp_path, FILE + NOISED)
-    other = write(tmp_path, FILE + NOISED.replace("4.0", "5.0"), "other.toml")
-    x, own, listed = initial_point(load(config)), sha256(load(config)), sha256(load(other))
-    endless = Question(listed, ".".join(["a"] * 25_000) + " = 1")
-
-    def talk(question: Question) -> float:
-        with socket.socket(socket.AF_UNIX) as peer, suppress(OSError):
-            peer.settimeout(60)
-            peer.connect(str(site.door))
-            peer.sendall(frame_of(question, {}))
-            peer.recv(1)
-        return time.monotonic()
-
-    def flood(size: int) -> None:
-        """The bytes of a frame whose body is far beyond what any point of the experiment needs."""
-        head = json.dumps({"kind": "question", **asdict(Question(own, "")), "header": None})
-        with socket.socket(socket.AF_UNIX) as peer, suppress(OSError):
-            peer.settimeout(60)
-            peer.connect(str(site.door))
-            lengths = len(head).to_bytes(4, "big") + size.to_bytes(8, "big")
-            peer.sendall(MAGIC + lengths + head.encode())
-            for _ in range(size >> 20):
-                peer.sendall(bytes(1 << 20))
-            time.sleep(1)
-
-    with started(tmp_path, config, "--allow-config", listed) as site, ThreadPoolExecutor(9) as pool:
-        began = time.monotonic()
-        hostile = [pool.submit(talk, endless) for _ in range(3)]
-        time.sleep(0.2)
-        assert isinstance(site.ask(1, x=x)[0], Update)
-        assert time.monotonic() - began < 5
-        assert max(task.result() for task in hostile) - began < 10
-        before = most_memory(site.process.pid)
-        list(pool.map(flood, [96 << 20] * 4))
-        assert isinstance(site.ask(2, x=x)[0], Update)
-        assert most_memory(site.process.pid) - before < 32 << 20
-
-
-def most_memory(pid: int) -> int:
-    """The most bytes that a process ever had resident."""
-    (line,) = [
-        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmHWM" in line
-    ]
-    return int(line.split()[1]) << 10

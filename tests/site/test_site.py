@@ -12,10 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
-from typer.testing import CliRunner
 
-from manifed.cli.main import app, register
 from manifed.errors import ConfigError
 from manifed.experiment.load import load, parse
 from manifed.experiment.schema import canonical, sha256
@@ -27,6 +24,7 @@ from manifed.site import process
 from manifed.site.account import Limits, Place, Refused, SiteAccount
 from manifed.site.protocol import Introduction, Question, Refusal, Update, about
 from manifed.site.site import claim
+from tests.command import invoke
 from tests.privacy.forging import entries_of, write_older
 from tests.site.sites import (
     CONFIG,
@@ -223,12 +221,11 @@ def test_nothing_is_planned_for_whoever_asks(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ({"name": int("9" * 40)}, "integers of at most 20 digits"),
-        ({"data": [1] * 20_000}, "lists of at most 16384 entries"),
+        ({"name": int("9" * 40)}, "expected an integer below 2^63"),
         ({"data": json.loads('{"a":' * 40 + "1" + "}" * 40)}, "nested at most 32 deep"),
         ({"output": {"plots": False}}, "reads another experiment from the text"),
         ({"engine": {"kind": "ray"}}, "reads another experiment from the text"),
-        ([1, 2], "a table"),
+        ([1, 2], "Expected a table"),
     ],
 )
 def test_a_text_that_is_listed_and_no_experiment_is_refused(part, said, tmp_path):
@@ -513,15 +510,6 @@ def test_a_swapped_file_is_noticed_and_its_digest_stays_in_the_folder(tmp_path):
     assert list(json.loads((folder / "data.json").read_text())) == ["sha256"]
 
 
-def test_what_is_answered_carries_fresh_noise_of_the_stated_size(tmp_path):
-    with peer_of(tmp_path) as peer:
-        ups = [peer.ask(1, run=str(i))[1]["u"] for i in range(12)]
-    spread = torch.stack(ups).std(0).norm() / (peer.x.numel() - 1) ** 0.5
-    stddev = 0.5 * 4.0 / 599  # step size x noise multiplier x clip / N_0
-    assert float(spread) == pytest.approx(stddev, rel=0.2)
-    assert len({tuple(up.flatten().tolist()) for up in ups}) == 12
-
-
 def test_a_torn_line_costs_nothing_because_nothing_was_computed(tmp_path):
     with peer_of(tmp_path) as peer:
         peer.ask(1)
@@ -533,12 +521,11 @@ def test_a_torn_line_costs_nothing_because_nothing_was_computed(tmp_path):
 
 
 def test_the_one_document_of_a_site_says_what_its_ready_line_says(tmp_path, monkeypatch):
-    register()
     monkeypatch.setattr(process, "serve", lambda *_: None)  # as if it were stopped at once
     words = ["site", "--config", write(tmp_path), "--ledger", tmp_path / "site", "--partition", 0]
     more = ["--max-epsilon", 50, "--delta", DELTA, "--socket", tmp_path / "socket", "--json"]
-    done = CliRunner().invoke(app, [str(word) for word in [*words, *more]])
-    assert done.exit_code == 0, done.output
+    done = invoke(*words, *more)
+    assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["socket"] == str(tmp_path / "socket")
     assert (document["epsilon"], document["max_epsilon"], document["delta"]) == (0.0, 50.0, DELTA)

@@ -217,19 +217,17 @@ def shown(price: Any) -> str:
 
 def of_releases(made: list[Made]) -> dict[str, str]:
     found = tuple(map(release_of, made))
-    told = {
+    return {
         f"{knows} {delta}": shown(lambda k=knows, d=delta: accountant.epsilon(seen_by(k, found), d))
         for knows in ("nothing", "one", "coalition", "everything")
         for delta in (0.0, *DELTAS, 1.0)
     }
-    return told | {"delta at 1": shown(lambda: accountant.delta(seen_by("nothing", found), 1.0))}
 
 
 def of_ledger(made: Made) -> dict[str, Any]:
     odometer = odometer_of(made)
     told: dict[str, Any] = {
         "counted": odometer.rounds_counted,
-        "consumed": odometer.rounds_consumed,
         "most": odometer.participations,
         "covered": odometer.covered,
         "attempts": list(
@@ -246,9 +244,7 @@ def of_ledger(made: Made) -> dict[str, Any]:
         )
     try:
         for one in odometer.spent(1e-3):
-            told[f"spent {one.adversary.name}"] = [
-                one.epsilon.hex(), one.epsilon_consumed.hex(), one.unit
-            ]  # fmt: skip
+            told[f"spent {one['name']}"] = [one["epsilon"].hex(), one["unit"]]
     except ValueError as error:
         told["spent"] = type(error).__name__
     return told

@@ -15,7 +15,6 @@ so epsilon is that of what was charged. And the curves of a private evaluation a
 where one evaluation had no answer that is told from none.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,32 +29,31 @@ from manifed.experiment.evaluation import HELD_OUT
 from manifed.experiment.load import parse, without_paths
 from manifed.experiment.plugins import look_as_noted
 from manifed.experiment.schema import Experiment
-from manifed.mechanisms import is_scheduled
-from manifed.plan import reporting_delta
+from manifed.plan import is_scheduled, reporting_delta
 from manifed.privacy.events import named
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.tariff import Tariff
 from manifed.runs.evidence import Evidence, evidence_of, is_private, with_evidence
 from manifed.runs.folder import FolderDamaged, RunFolder, encode, with_label
 from manifed.runs.places import check_new
-from manifed.runs.report.runs import Run, read
+from manifed.runs.report import Run, read
 from manifed.runs.statement import label_in_manifest, statement_of
 
 MANIFEST = (
-    *("format", "format_version", "name", "engine", "randomness_source", "privacy", "work"),
+    *("format", "name", "engine", "randomness_source", "privacy"),
     *("config_sha256", "config", "git", "versions", "stopped", "final"),
 )
 """Keys of a private run's manifest that may be published; some of them in part (below)."""
-CONFIG = (
+_CONFIG = (
     *("name", "description", "problem", "data", "federation"),
     *("training", "strategy", "privacy", "evaluation"),
 )
-PRIVACY = (
+_PRIVACY = (
     *("label", "kind", "noise_source", "noise_origins", "kept_noise", "is_declared", "unit"),
     *("neighboring_relation", "released", "mechanism", "floating_point", "doubts"),
 )
 COLUMNS = ("round", "uploads", "consensus_distance")
-ORACLE = (
+_ORACLE = (
     *("cost", "cost_gap", "relative_cost_gap", "gradient_norm", "principal_angle"),
     *("angle_to_truth", "distance_to_optimum", "distance_to_truth", "worst_node_cost"),
     "optimum_distance",
@@ -88,7 +86,7 @@ def viewed(run: Run, *, is_server_view: bool = False) -> Run:
     except (ConfigError, KeyError, IndexError) as error:
         raise FolderDamaged(path, "the manifest of a private run", str(error)) from None
     federation, privacy = config.federation, config.privacy
-    shown = [*COLUMNS, *_held_out(run, config), *(ORACLE if _shows_oracle(config) else ())]
+    shown = [*COLUMNS, *_held_out(run, config), *(_ORACLE if config.setting.has_oracle() else ())]
     has_coins = federation.cohort.kind != "all" or federation.replies.on_failure == "retry"
     if not has_coins or privacy.kind == "client-level":
         shown.append("epsilon")
@@ -98,7 +96,7 @@ def viewed(run: Run, *, is_server_view: bool = False) -> Run:
 
 def _manifest(run: Run, config: Experiment, evidence: Evidence) -> dict[str, Any]:
     manifest = {key: run.manifest[key] for key in MANIFEST if key in run.manifest}
-    table = without_paths(config).model_dump(mode="json", include=set(CONFIG))
+    table = without_paths(config).model_dump(mode="json", include=set(_CONFIG))
     draws_by_seed = config.federation.cohort.kind != "all"
     is_release = config.privacy.kind != "none" and config.privacy.noise_source == "os"
     if draws_by_seed:  # the hash would let somebody try seeds until the cohorts are found
@@ -111,7 +109,7 @@ def _manifest(run: Run, config: Experiment, evidence: Evidence) -> dict[str, Any
         oracle = ("relative_cost_gap", "gradient_norm")
         manifest["final"] = {
             "label": privacy["label"],
-            **{key: final[key] if _shows_oracle(config) else None for key in oracle},
+            **{key: final[key] if config.setting.has_oracle() else None for key in oracle},
             "epsilon": privacy["adversaries"][0]["epsilon"],
             **{key: final[key] for key in ("delta", "rounds")},
         }
@@ -146,21 +144,13 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, odometer: Odometer)
                 cost = ahead if adversary.sees_cohorts else max(cost, ahead)
             shown |= {"epsilon": cost, "remark": remark.format(draws)}
         rows.append(shown)
-    if _shows_oracle(config):
+    if config.setting.has_oracle():
         notes.append(
             "cost, gap and gradient norm were computed on all data without noise; with real data "
             "they void this guarantee"
         )
-    kept = {key: privacy[key] for key in PRIVACY if key in privacy}
+    kept = {key: privacy[key] for key in _PRIVACY if key in privacy}
     return kept | {"adversaries": rows, "notes": notes}
-
-
-def _shows_oracle(config: Experiment) -> bool:
-    if config.evaluation.kind != "oracle":
-        return False
-    declared = config.evaluation.is_simulated_oracle
-    is_seeded = config.privacy.kind == "none" or config.privacy.noise_source == "seed"
-    return declared is True or (is_seeded and declared is None)
 
 
 def _held_out(run: Run, config: Experiment) -> tuple[str, ...]:
@@ -182,33 +172,28 @@ def export(directory: Path, out: Path) -> list[Path]:
     """Write the public part of a finished run into the new or empty folder ``out``.
 
     Raises:
-        FileNotFoundError, ValueError: ``directory`` is no finished run, or is damaged.
-        ConfigError: ``out`` holds something already, or cannot be made.
+        FileNotFoundError, FolderDamaged: ``directory`` is no run, or damaged.
+        ConfigError: it is not finished; ``out`` holds something already, or cannot be made.
         OSError: the disk refused; nothing is left in ``out``.
     """
-    run, source = read(directory), RunFolder.open(directory)
+    run, source, folder = read(directory), RunFolder.open(directory), RunFolder(out)
     if not run.final:
-        raise ValueError(f"Expected a finished run, got {directory}; resume it first")
+        raise ConfigError(f"Expected a finished run, got {directory}; resume it first")
     check_new("--out", out, lambda path: not any(path.iterdir()))
     public, tensors = viewed(run), source.load_tensors("model")
-    x = tensors.get("x")
-    if len(tensors) != 1 or x is None or not bool(torch.isfinite(x).all()):
-        found = {name: f"{one.dtype} of {tuple(one.shape)}" for name, one in tensors.items()}
+    if list(tensors) != ["x"] or not bool(torch.isfinite(tensors["x"]).all()):
         path = source.directory / "model.safetensors"
-        raise FolderDamaged(path, "one tensor x of finite numbers", str(found))
+        raise FolderDamaged(path, "one tensor x of finite numbers", "others")
     statement = statement_of(public.manifest["privacy"] or {"kind": "none"}) + "\n"
-    is_made, folder = not out.exists(), RunFolder(out)
+    label = label_in_manifest(public.manifest)
+    is_made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        label = label_in_manifest(public.manifest)
-        for cells in zip(*public.columns.values(), strict=True):
-            row = {
-                key: None if math.isnan(value) else int(value) if key in COLUMNS[:2] else value
-                for key, value in zip(public.columns, map(float, cells), strict=True)
-            }
-            folder.append_metrics(with_label(row, label))
+        for row in source.rows():
+            shown = {key: row[key] for key in public.columns}
+            folder.append_metrics(with_label(shown, label))
         write_atomically(out / "statement.txt", statement.encode())
-        folder.save_tensors("model", {"x": x})
+        folder.save_tensors("model", tensors)
         write_atomically(folder.manifest_path, encode(public.manifest))
         for path in out.iterdir():  # to be published: whoever may enter the folder may read
             path.chmod(out.stat().st_mode & 0o666)

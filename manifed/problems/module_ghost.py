@@ -1,0 +1,430 @@
+r"""Gradients of each example of a module, by parameter: their norms and sums without the gradients.
+
+A linear layer of input r and output z has dL/dW = (dL/dz) r^T: both are known after one pass forth
+and back that computes no gradient of W (Goodfellow, "Efficient per-example gradient computations",
+2015). dL/dz is found by adding a zero to z and differentiating by it, which needs no hook into
+autograd and goes through `torch.func`, example by example: examples cannot meet. `Reading` finds
+where such layers are computed, whatever class they are of.
+
+Of a parameter whose gradient is G_j = sum_t l_jt r_jt^T over T positions (one for a plain linear
+layer), the sum over examples is one product, and (Li, Tramèr, Liang, Hashimoto, "Large Language
+Models Can Be Strong Differentially Private Learners", 2022, (4))
+
+    |G_j|^2 = sum_{t, s} <l_jt, l_js> <r_jt, r_js>.
+
+On a Stiefel manifold the metric norm of the Riemannian gradient needs M_j = X^T G_j, of k x k, too:
+
+    |G - X sym(M)|^2 = |G|^2 - |sym(M)|^2        (Euclidean metric)
+    |G - X G^T X|_c^2 = |G|^2 - <M, M^T>         (canonical metric: <grad, grad>_c = <G, grad>)
+
+where X^T X = I; what a drifted X may add is added. All of it is float64, whatever type the layers
+computed in: the numbers l and r are what is bounded, exactly as they are.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.euclidean import Euclidean
+from manifed.manifolds.linalg import identity_like
+from manifed.manifolds.product import Factor, Power, Product
+from manifed.manifolds.stiefel import Stiefel
+from manifed.problems.module_checks import OwnRows
+from manifed.problems.problem import Gradients, Vectors
+from manifed.problems.rows import ROUNDING_SHARE, SHORTEST, row_lengths
+
+_EPS = 2.0**-52
+
+# -- what layers read ----------------------------------------------------------------------------
+_Kind = Literal["linear", "transposed", "table", "convolution", "rows"]
+"""How a parameter's gradient follows: sum_t z_t r_t^T, its transpose, rows of a table, that of
+patches, or sum_t z_t."""
+
+
+class Call(NamedTuple):
+    """One call of a function that parameters are read off, for one example."""
+
+    kinds: Mapping[str, _Kind]
+    """Of each parameter that it is given."""
+    input: Tensor
+    output: torch.Size
+    unfold: nn.Unfold | None
+    """What gives the patches of a convolution."""
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """How many it reads and gives, and with the patches of a convolution written out."""
+        seen, made = self.input.numel(), self.output.numel()
+        return seen + made, seen * math.prod(getattr(self.unfold, "kernel_size", ())) + made
+
+
+class Read(NamedTuple):
+    """Of all examples, (..., n, *): what calls read, dL/dz, and gradients of other parameters."""
+
+    inputs: list[Tensor]
+    errors: list[Tensor]
+    plain: dict[str, Tensor]
+
+
+_Given = tuple[Tensor, Mapping[_Kind, Tensor | None], nn.Unfold | None]
+"""Input, parameters by how their gradients follow, and patches."""
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Given | None:  # noqa: A002  # torch's name
+    return (input, {"linear": weight, "rows": bias}, None) if input.dim() > 1 else None
+
+
+def _convolution(
+    input: Tensor,  # noqa: A002  # torch's name
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> _Given | None:
+    if groups > 1 or isinstance(padding, str) or input.dim() < 4:
+        return None
+    unfold = nn.Unfold(tuple(weight.shape[2:]), dilation, padding, stride)
+    return input, {"convolution": weight, "rows": bias}, unfold
+
+
+def _table(
+    input: Tensor,  # noqa: A002  # torch's name
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> _Given | None:
+    del norm_type, sparse
+    is_plain = padding_idx is None and max_norm is None and not scale_grad_by_freq
+    return (input, {"table": weight}, None) if is_plain and input.dim() else None
+
+
+_READ: Mapping[Any, Callable[..., _Given | None]] = {
+    nn.functional.linear: _linear,
+    nn.functional.conv2d: _convolution,
+    nn.functional.embedding: _table,
+}
+"""Functions that are read; None where the arguments are others than those of a layer."""
+
+
+class Reading(OwnRows):
+    """Listens to the functions that parameters are given to, while a model is computed."""
+
+    def __init__(self, named: Mapping[str, Tensor], zeros: Sequence[Tensor] | None = None) -> None:
+        """``zeros`` are added to what the calls give, in order; None: nothing is."""
+        super().__init__()
+        self.calls: list[Call] = []
+        self.outside: set[str] = set()
+        """Parameters from which something else is computed."""
+        self._zeros = zeros
+        self._known = {id(t): (name, t, False) for name, t in named.items()}  # and transposes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = super().__torch_function__(func, types, args, kwargs)
+        given = {id(one) for one in tree_leaves((args, kwargs))} & set(self._known)
+        leaves: list[Any] = tree_leaves(made)  # None where a tensor is written to
+        if not given or not any(one is None or isinstance(one, Tensor) for one in leaves):
+            return made
+        if func == Tensor.mT.__get__:  # pyright: ignore[reportAttributeAccessIssue]
+            name, _, is_turned = self._known[given.pop()]
+            self._known[id(made)] = (name, made, not is_turned)
+            return made
+        kinds: dict[str, _Kind] = {}
+        found = _READ[func](*args, **(kwargs or {})) if func in _READ else None
+        if found is not None:
+            for kind, tensor in found[1].items():
+                name, _, is_turned = self._known.get(id(tensor), ("", None, False))
+                if name and not (is_turned and kind != "linear"):
+                    kinds[name] = "transposed" if is_turned else kind
+        self.outside |= {self._known[one][0] for one in given} - set(kinds)
+        if found is None or not kinds:
+            return made
+        self.calls.append(Call(kinds, found[0], made.shape, found[2]))
+        return made if self._zeros is None else made + self._zeros[len(self.calls) - 1]
+
+    def readable(self, manifold: Product) -> list[Call]:
+        """The calls with those parameters whose gradients follow from them alone."""
+        first: dict[str, _Kind] = {}
+        others = set(self.outside)
+        for call in self.calls:
+            others |= {n for n, kind in call.kinds.items() if first.setdefault(n, kind) != kind}
+        for factor in manifold.factors:  # of a table each row is a point
+            if first.get(factor.name) == "table" and not _is_table(factor.manifold):
+                others.add(factor.name)
+        return without(self.calls, others)
+
+
+def without(calls: Iterable[Call], names: set[str]) -> list[Call]:
+    """The calls that are left where these parameters are differentiated by."""
+    few = [
+        call._replace(kinds={n: kind for n, kind in call.kinds.items() if n not in names})
+        for call in calls
+    ]
+    return [call for call in few if call.kinds]
+
+
+def parts_of(manifold: Product, x: Tensor, calls: Sequence[Call], read: Read) -> list[Gradients]:
+    """The gradients at x (..., P), from what was read, one part a factor; their sums are flat."""
+    x = x.detach()
+    points, lead = manifold.unpack(x), x.dim()  # (..., n) has as many dimensions as (..., P)
+    return [
+        _plain(f, points[f.name], read.plain[f.name], lead)
+        if f.name in read.plain
+        else _read_off(f, points[f.name], calls, read, lead)
+        for f in manifold.factors
+    ]
+
+
+def _read_off(factor: Factor, x: Tensor, calls: Sequence[Call], read: Read, lead: int) -> Gradients:
+    kind: _Kind = "rows"
+    inputs, errors = list[Tensor](), list[Tensor]()
+    for call, seen, error in zip(calls, read.inputs, read.errors, strict=True):
+        if factor.name not in call.kinds:
+            continue
+        kind = call.kinds[factor.name]
+        if call.unfold is not None:  # a linear layer of patches
+            error = error.flatten(-2).mT  # noqa: PLW2901
+            if kind == "convolution":
+                met = call.unfold(seen.flatten(0, lead))
+                seen = met.mT.unflatten(0, seen.shape[: lead + 1])  # noqa: PLW2901
+        errors.append(error.flatten(lead, -2))
+        inputs.append(seen.long().flatten(lead) if kind == "table" else seen.flatten(lead, -2))
+    manifold, left = factor.manifold, _joined(errors)
+    if kind == "rows":
+        return _plain(factor, x, left.sum(-2), lead)
+    if kind == "table":
+        base = manifold.base if isinstance(manifold, Power) else Euclidean(1)
+        index = torch.cat(inputs, -1).clamp(0, x.shape[-2] - 1)
+        return Table(base, x, index, left.to(x.dtype))
+    right = _joined(inputs)
+    if kind == "transposed":
+        left, right = right, left
+    is_known = type(manifold) in (Euclidean, Stiefel)  # a subclass may have a metric of its own
+    if is_known and not _is_cheaper_whole(left, right):
+        return Outer(manifold, x, left.to(x.dtype), right.to(x.dtype))
+    egrads = (left.mT @ right).to(x.dtype)  # in the type of the layer; what it is, is summed
+    if type(manifold) is Euclidean:
+        return Whole(egrads.flatten(-2))
+    return _plain(factor, x, egrads, lead)
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """Along the positions."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -2)
+
+
+def _plain(factor: Factor, x: Tensor, egrads: Tensor, lead: int) -> "Plain":
+    """Euclidean gradients (..., n, *), one by one."""
+    manifold = factor.manifold
+    egrads = egrads.to(x.dtype).reshape(*egrads.shape[:lead], *factor.shape)
+    at = x.unsqueeze(-1 - manifold.ndim).expand(egrads.shape)
+    return Plain(manifold, x, manifold.egrad2rgrad(at, egrads))
+
+
+def _is_table(manifold: Manifold) -> bool:
+    """Whether its rows are points by themselves, as `Table` takes them to be."""
+    return type(manifold) in (Euclidean, Power)
+
+
+# -- gradients with respect to one parameter -----------------------------------------------------
+class Plain(Vectors):
+    """Gradients that were computed one by one."""
+
+    @property
+    def norms(self) -> Tensor:
+        """Their own, at least `SHORTEST`, so that its square is a number."""
+        return super().norms.clamp_min(SHORTEST)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """The sum of these very vectors."""
+        return super().sum(weights).flatten(-self.manifold.ndim)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Gradients in Euclidean space, flat: ``egrads`` (..., n, size)."""
+
+    egrads: Tensor
+
+    @property
+    def norms(self) -> Tensor:
+        """Their lengths."""
+        return row_lengths(self.egrads)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """One product."""
+        return (weights.unsqueeze(-2) @ self.egrads).squeeze(-2)
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Gradients G_j = sum_t l_jt r_jt^T in Euclidean space or on a Stiefel manifold, never made."""
+
+    manifold: Manifold
+    x: Tensor
+    """(..., *point)."""
+    left: Tensor
+    """l, (..., n, T, p)."""
+    right: Tensor
+    """r, (..., n, T, q)."""
+
+    @property
+    def norms(self) -> Tensor:
+        """Upper bounds; at least a share of |l| |r|, beside which a sum may round."""
+        height, width = row_lengths(self.left.flatten(-2)), row_lengths(self.right.flatten(-2))
+        longest, is_flat = height * width, isinstance(self.manifold, Euclidean)
+        if is_flat and self.left.shape[-2] == 1:  # |G| = |l| |r|
+            return longest
+        # over their lengths, so that squares neither overflow nor vanish
+        rows, columns = self.left / height[..., None, None], self.right / width[..., None, None]
+        square = ((rows @ rows.mT) * (columns @ columns.mT)).sum((-1, -2))
+        if not is_flat:
+            square = square + self._normal_square(rows, columns)
+        return longest * (square + 32 * _EPS).clamp_min(ROUNDING_SHARE**2).sqrt()
+
+    def _normal_square(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """|grad|^2 - |G|^2 from M = X^T G, and what a drifted X may add."""
+        assert isinstance(self.manifold, Stiefel)
+        m = (rows @ self.x.unsqueeze(-3)).mT @ columns
+        full, cross = m.square().sum((-1, -2)), (m * m.mT).sum((-1, -2))
+        gram = self.x.mT @ self.x
+        drift = torch.linalg.matrix_norm(gram - identity_like(gram)).unsqueeze(-1)
+        taken = cross if self.manifold.metric == "canonical" else (full + cross) / 2
+        return 4 * drift * (1 + drift) * full - taken
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Two products: of all l with all r, and the projection at x, which is linear."""
+        ndim = self.manifold.ndim
+        weighted = (weights[..., None, None] * self.left).flatten(-3, -2)
+        total = weighted.mT @ self.right.flatten(-3, -2)
+        total = total.reshape(*weights.shape[:-1], *self.x.shape[-ndim:])
+        return self.manifold.egrad2rgrad(self.x, total).flatten(-ndim)
+
+
+def _is_cheaper_whole(left: Tensor, right: Tensor) -> bool:
+    """Whether to make G, of p x q, from T positions: where products of positions cost more.
+
+    And where G is not much more to hold than what it is made of.
+    """
+    positions, p, q = left.shape[-2], left.shape[-1], right.shape[-1]
+    read = positions * (p + q)
+    return positions > 1 and p * q <= 2 * read and positions * read > 8 * p * q
+
+
+@dataclass(frozen=True)
+class Table:
+    """Gradients with respect to a table of V points, of which an example reads T."""
+
+    base: Manifold
+    """Of one row."""
+    x: Tensor
+    """(..., V, d)."""
+    index: Tensor
+    """Rows that are read, (..., n, T)."""
+    errors: Tensor
+    """Gradients with respect to what was read, (..., n, T, d)."""
+
+    @cached_property
+    def _points(self) -> Tensor:
+        """The rows that are read, (..., n, T, d)."""
+        return torch.take_along_dim(self.x.unsqueeze(-3), self.index.unsqueeze(-1), -2)
+
+    @cached_property
+    def _vectors(self) -> Tensor:
+        """Riemannian gradients at those rows; of a row read twice, their sum at the first."""
+        rgrads = self.base.egrad2rgrad(self._points, self.errors)
+        is_same = self.index.unsqueeze(-1) == self.index.unsqueeze(-2)
+        is_first = ~is_same.tril(-1).any(-1, keepdim=True)
+        return (is_same & is_first).to(rgrads) @ rgrads
+
+    @property
+    def norms(self) -> Tensor:
+        """Of the rows together."""
+        rows = self.base.norm_bound(self._points, self._vectors)
+        return row_lengths(rows)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Each weighted vector added to its row."""
+        weighted = (weights[..., None, None] * self._vectors).flatten(-3, -2)
+        index = self.index.flatten(-2).unsqueeze(-1).expand(weighted.shape)
+        total = weighted.new_zeros(*weighted.shape[:-2], *self.x.shape[-2:])
+        return total.scatter_add(-2, index, weighted).flatten(-2)
+
+
+# -- all parameters ------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Groups:
+    """Parameters that are clipped together."""
+
+    of: tuple[int, ...]
+    """The group of each factor."""
+    shares: tuple[float, ...]
+    """Of the joint bound; the sum of their squares is at most one."""
+
+    @staticmethod
+    def by_prefix(names: Sequence[str], shares: Mapping[str, float]) -> "Groups":
+        """Parameters by the longest prefix of their names; shares in any unit.
+
+        Raises:
+            ValueError: a share that is not above zero, a parameter of no group, an empty group.
+        """
+        if bad := {prefix: share for prefix, share in shares.items() if not 0 < share < math.inf}:
+            raise ValueError(f"clip_shares: expected numbers above 0, got {bad}")
+        prefixes = list(shares)
+        found: list[int] = []
+        for name in names:
+            fitting = [prefix for prefix in prefixes if name.startswith(prefix)]
+            if not fitting:
+                raise ValueError(
+                    f"clip_shares: no group has parameter {name!r}; name it, or all others by ''"
+                )
+            found.append(prefixes.index(max(fitting, key=len)))
+        if empty := [prefix for k, prefix in enumerate(prefixes) if k not in found]:
+            raise ValueError(f"clip_shares: no parameter of {sorted(names)} is in {empty}")
+        # shortened by more than the roundings of the division and of the squares' sum
+        total = math.hypot(*shares.values()) * (1 + 1e-12)
+        return Groups(tuple(found), tuple(share / total for share in shares.values()))
+
+
+@dataclass(frozen=True)
+class ModuleGradients:
+    """grad f_j(x) on the product of the parameters' manifolds, one part a factor, in order."""
+
+    parts: Sequence[Gradients]
+    groups: Groups | None = None
+    """Of parts that are clipped together; None: all are."""
+
+    @property
+    def norms(self) -> Tensor:
+        """The roots of the sums of the parts' squares, (..., n); infinite where one overflows.
+
+        With groups (groups, ..., n), each over the group's share: where that is clipped to C the
+        group is clipped to C times its share, and all groups together to C.
+        """
+        lengths = torch.stack([part.norms for part in self.parts])
+        if self.groups is None:
+            return _joint(lengths)
+        of = torch.tensor(self.groups.of)
+        shares = enumerate(self.groups.shares)
+        return torch.stack([_joint(lengths[of == k]) / share for k, share in shares])
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """sum_j weights_j grad f_j(x), shape (..., P); weights (..., n) or (groups, ..., n)."""
+        of = [0] * len(self.parts) if self.groups is None else self.groups.of
+        each = weights.unsqueeze(0) if self.groups is None else weights
+        return torch.cat([part.sum(each[k]) for part, k in zip(self.parts, of, strict=True)], -1)
+
+
+def _joint(lengths: Tensor) -> Tensor:
+    return lengths.square().sum(0).sqrt()

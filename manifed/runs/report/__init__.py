@@ -1,1 +1,0 @@
-"""Figures and tables of runs, made from run folders alone: ``manifed report FOLDER...``."""
