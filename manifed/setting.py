@@ -43,9 +43,9 @@ class Target(Frozen):
     """Noise found from what the *whole run* may cost, (epsilon, delta) against one adversary."""
 
     kind: Literal["target"] = "target"
-    epsilon: float = Field(gt=0)
+    epsilon: float = Field(gt=0, strict=True)
     """Of the whole run, against ``adversary``."""
-    delta: float = Field(gt=0, lt=1)
+    delta: float = Field(gt=0, lt=1, strict=True)
     """At which ``epsilon`` holds; less than one over the number of examples."""
     adversary: AdversaryName = "server"
     """Who looks."""
@@ -116,10 +116,7 @@ class Protection(Released):
                 "privacy.epsilon: the short form is epsilon with delta and without noise, got "
                 f"{sorted(table)}; say more with noise = Target(...)"
             )
-        for key in ("epsilon", "delta"):
-            if isinstance(table[key], bool) or not isinstance(table[key], int | float):
-                raise ValueError(f"privacy.{key}: expected a number, got {table[key]!r}")
-        noise = Target(epsilon=table["epsilon"], delta=table["delta"])
+        noise = {"kind": "target", "epsilon": table["epsilon"], "delta": table["delta"]}
         return {"l2_norm_clip": 1.0, "noise_source": "os", **rest, "noise": noise}
 
 

@@ -18,6 +18,7 @@ from manifed.cli.options import (
     Number,
     Sets,
     print_json,
+    print_table,
 )
 from manifed.errors import ConfigError, one_line
 from manifed.privacy.label import AUTHENTICITY, PLANNED
@@ -57,11 +58,7 @@ def compare(
         "external": "sound: models seen, cohorts not",
         "server": "sound: every upload seen; a priori, a quantile of rounds a client",
     }
-    for name, price_of in found.items():
-        typer.echo(
-            f"{name:10s} epsilon {price_of['epsilon']:<10.4g} delta {price_of['delta']:<9.3g} "
-            f"{remarks[name]}"
-        )
+    print_table([{"view": k, **price, "remark": remarks[k]} for k, price in found.items()])
     print_json({"label": PLANNED} | found)
 
 
@@ -209,9 +206,7 @@ def curve(
     rows = planned_curve(experiment.setting, facts_of(experiment).sizes)
     label = plan_label(experiment.setting)
     typer.echo(f"privacy: {label}")
-    for row in rows:
-        shown = "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "round")
-        typer.echo(f"round {row['round']:<6d} {shown}")
+    print_table(rows)
     if plot is not None:
         columns = {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
         rounds = columns.pop("round")
@@ -254,8 +249,8 @@ def series(
         found["epsilon_K"] = spent
     else:
         found |= {"rho_K": spent, "delta": delta, "epsilon_K": epsilon_of_rho(spent, delta)}
-    lines = [f"privacy: {PLANNED}", *(f"{name} {value:.6g}" for name, value in found.items())]
-    typer.echo("\n".join(lines))
+    typer.echo(f"privacy: {PLANNED}")
+    print_table([found])
     print_json({"label": PLANNED} | found)
 
 
@@ -332,11 +327,11 @@ def secldp(
     for name, size in zip(_NAMES, (0, 1, max(2, collusion), nodes - 1), strict=True):
         if size < nodes:
             against = worst(network, noise, size)
-            epsilon = Rounds(rounds, 2 * clip).epsilon(against, delta)
             found["totals"][name] = {
-                "collusion": size, "epsilon": epsilon, "is_exact": against.is_exact
-            }  # fmt: skip
-            typer.echo(
-                f"{rounds} rounds, adversary {name} (q = {size}): ({epsilon:.6g}, {delta:g})"
-            )
+                "collusion": size,
+                "epsilon": Rounds(rounds, 2 * clip).epsilon(against, delta),
+                "is_exact": against.is_exact,
+            }
+    typer.echo(f"{rounds} rounds, delta {delta:g}:")
+    print_table([{"adversary": name} | total for name, total in found["totals"].items()])
     print_json({"label": PLANNED} | found)

@@ -32,8 +32,9 @@ def status_of(directory: Path) -> dict[str, Any]:
             in it is not what a run writes; one line with the file.
     """
     directory = real("--resume", directory)
+    experiment = load(experiment_in(directory))
     folder, holder = RunFolder(directory), holder_of(directory)
-    found = evidence_of(directory, load(experiment_in(directory)))
+    found = evidence_of(directory, experiment)
     config, saved, final = found.config, found.checkpoint, found.manifest.get("final", {})
     metrics, is_finished = folder.metrics(final.get("rounds")), final and not found.is_amended
     delta, budget = reporting_delta(config.setting), budget_of(config.setting)
