@@ -31,7 +31,7 @@ from manifed.experiment.load import parse, save
 from manifed.experiment.schema import Experiment
 from manifed.federation.replies import Header
 from manifed.federation.rounds import run_rounds
-from manifed.federation.stack import StackTransport, Transport
+from manifed.federation.stack import Asked, StackTransport, Transport
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from reproduction.findings import log_slope
@@ -188,12 +188,12 @@ def grow(given: tuple[str, int, int]) -> dict[str, float]:
     side, down = client_side(config), Point(initial_point(config))
     many = StackTransport(side, at_once=None, memory_budget_mb=budget_mb)
     one = StackTransport(side, at_once=None, memory_budget_mb=budget_mb)
-    one.exchange(header, phase, down, (0,), {})  # libraries load
+    one.exchange(Asked(header, phase, down, (0,), {}))  # libraries load
     del one
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
     before = _status("VmRSS")
-    replies = many.exchange(header, phase, down, tuple(range(clients)), {})
+    replies = many.exchange(Asked(header, phase, down, tuple(range(clients)), {}))
     if replies.failures:
         raise RuntimeError(f"Expected no failures, got {replies.failures}")
     stacks = many.stacks.values()

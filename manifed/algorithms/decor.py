@@ -36,7 +36,7 @@ class Decor(Masking, OnGraph):
         """Algorithm 1 of one node."""
         if here.exchange in SETUP:
             return self.set_up(here)
-        shape = here.manifold.coords_shape(tuple(x.shape[x.dim() - here.manifold.ndim :]))
+        shape = here.manifold.coords_of(x)
         masks, after = self.masked_now(shape, here.memory, here.draws)  # line 3
         g = oracle.gradient(x, masks=masks)  # lines 2-4, (3)
         return Point(x - self.step_size_in(here.round) * g), after  # lines 5-6

@@ -91,7 +91,7 @@ class MaskedMean(Masking, MappedSteps):
         """u_i, or what is to be taken off the sum."""
         if here.exchange in SETUP:
             return self.set_up(here)
-        shape = here.manifold.coords_shape(tuple(x.shape[x.dim() - here.manifold.ndim :]))
+        shape = here.manifold.coords_of(x)
         dropped = self._silent(here.down, here.draws) if isinstance(here.down, Silent) else None
         masks, after = self.masked_now(shape, here.memory, here.draws, dropped)
         if dropped is not None:

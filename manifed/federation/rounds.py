@@ -22,7 +22,7 @@ from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.held_out import EVALUATE, Totals
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.replies import Expectation, Failure, Header, Replies
-from manifed.federation.stack import Transport
+from manifed.federation.stack import Asked, Transport
 from manifed.manifolds.base import DRIFT, LARGEST
 from manifed.privacy.noise import NoiseSource, Stream
 
@@ -73,7 +73,8 @@ def run_rounds(
     def exchange() -> RoundReport | None:
         now = course.opened()
         phase = now.phases[now.index]
-        came = transport.exchange(now.header, phase, sent(now), now.asked, course.accepted)
+        asked = Asked(now.header, phase, sent(now), now.asked, course.accepted)
+        came = transport.exchange(asked)
         return course.moved(course.judged(came))
 
     while course.round <= num_rounds:
@@ -277,7 +278,8 @@ def begin(
             f"round {server_round}"
         )
     cohort = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
-    phases = plan.phases_in(server_round)
+    is_due = plan.evaluation is not None and plan.evaluation.is_due(server_round)
+    phases = (*plan.phases, EVALUATE) if is_due else plan.phases
     return Attempt(plan, server_round, attempt, cohort, cohort, state, phases)
 
 

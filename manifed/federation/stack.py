@@ -28,23 +28,30 @@ from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 
 
+class Asked(NamedTuple):
+    """One exchange with some clients."""
+
+    header: Header
+    """For nobody in particular."""
+    phase: Phase
+    down: Down
+    """One payload for all, or a `PerClient` with a row for each of ``partitions``."""
+    partitions: tuple[int, ...]
+    last_accepted: Mapping[int, int]
+    """In which round the server last used a client's reply: a client whose memory is of another
+    round starts from its initial one."""
+
+    def to(self, client: int) -> Header:
+        """The header of the message to a client."""
+        last = self.last_accepted.get(client, 0)
+        return replace(self.header, partition_id=client, last_accepted_round=last)
+
+
 class Transport(Protocol):
     """Sends what goes down to some clients and brings their uploads back."""
 
-    def exchange(
-        self,
-        header: Header,
-        phase: Phase,
-        down: Down,
-        partitions: tuple[int, ...],
-        last_accepted: Mapping[int, int],
-    ) -> Replies:
-        """The readable uploads in the order of ``partitions``, and a reason for each other client.
-
-        ``down`` is one payload for all, or a `PerClient` with a row for each of ``partitions``.
-        ``last_accepted`` says in which round the server last used a client's reply: a client whose
-        memory is of another round starts from its initial one.
-        """
+    def exchange(self, asked: Asked) -> Replies:
+        """The readable uploads in the order of the clients, and a reason for each other client."""
         ...
 
 
@@ -56,14 +63,14 @@ def point_like(down: Down) -> Tensor:
     return next(iter(vars(down).values()))
 
 
-def gathered(phase: Phase, down: Down, parts: Sequence[Payload]) -> Payload:
+def gathered(asked: Asked, parts: Sequence[Payload]) -> Payload:
     """Stacked uploads, one after the other; those of nobody have the fields' shapes after a 0."""
     if parts:
         columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return phase.up(*[torch.cat([t.as_subclass(Tensor) for t in own]) for own in columns])
-    x = point_like(down)
-    layout = phase.up.layout(tuple(x.shape), x.dtype).values()
-    return phase.up(*[x.new_zeros(0, *own, dtype=dtype) for own, dtype in layout])
+        return asked.phase.up(*[torch.cat([t.as_subclass(Tensor) for t in own]) for own in columns])
+    x = point_like(asked.down)
+    layout = asked.phase.up.layout(tuple(x.shape), x.dtype).values()
+    return asked.phase.up(*[x.new_zeros(0, *own, dtype=dtype) for own, dtype in layout])
 
 
 @dataclass(frozen=True)
@@ -162,22 +169,6 @@ def _clients_at_once(side: ClientSide, device: str, memory_budget_mb: int) -> in
     return min(fits, max(1, int(16 * 2**20 / working))) if device == "cpu" else fits
 
 
-class Asked(NamedTuple):
-    """One exchange, as `Transport.exchange` was asked for it."""
-
-    header: Header
-    down: Down
-    partitions: tuple[int, ...]
-    last_accepted: Mapping[int, int]
-    source: NoiseSource
-    """Of this exchange alone: fresh in a release."""
-
-    def goes_on(self, client: int, written: tuple[int, int]) -> bool:
-        """Whether the server counts on what this client remembers of that round and attempt."""
-        accepted = self.last_accepted.get(client, 0)
-        return replace(self.header, last_accepted_round=accepted).continues(*written)
-
-
 class Stack:
     """Neighbours whose shards lie in one stack of tensors, and what they remember.
 
@@ -201,7 +192,9 @@ class Stack:
         found = shards[0] if self._is_alone else Examples.stack(list(shards))
         return found.to(self._device)
 
-    def run(self, asked: Asked, at: list[int], chunk: tuple[int, ...]) -> Payload:
+    def run(
+        self, asked: Asked, at: list[int], chunk: tuple[int, ...], source: NoiseSource
+    ) -> Payload:
         """The uploads of ``chunk``, the clients in the rows ``at`` of what was asked."""
         header, down, sizes = asked.header, asked.down, self._sizes
         examples = self._held if header.phase == EVALUATE.name else self.examples
@@ -218,9 +211,7 @@ class Stack:
         memory = self._remember(asked, down, chunk)
         who = chunk[0] if self._is_alone else chunk
         seat = Seat(who, header.server_round, header.attempt, header.phase)
-        made = run_update(
-            self._setup, seat, down, memory, examples, sizes, asked.source, self._device
-        )
+        made = run_update(self._setup, seat, down, memory, examples, sizes, source, self._device)
         if made.memory is not None:
             self._write(made.memory, chunk)
             self.tags |= dict.fromkeys(chunk, (header.server_round, header.attempt))
@@ -245,7 +236,7 @@ class Stack:
         if blank is None or self.memory is None:
             return blank
         lasts, tags = training.remembers_setup, self.tags
-        valid = [i in tags and (lasts or asked.goes_on(i, tags[i])) for i in chunk]
+        valid = [i in tags and (lasts or asked.to(i).continues(*tags[i])) for i in chunk]
         if self._is_alone:
             return self.memory if valid[0] else blank
         rows = self._rows(chunk)
@@ -308,57 +299,49 @@ class StackTransport:
             self.stacks[i] = Stack(side.of(place), stacks[i], device, is_alone=is_alone)
         self._side = replace(side, shards=(), hold_outs=())
 
-    def exchange(
-        self,
-        header: Header,
-        phase: Phase,
-        down: Down,
-        partitions: tuple[int, ...],
-        last_accepted: Mapping[int, int],
-    ) -> Replies:
+    def exchange(self, asked: Asked) -> Replies:
         """As `Transport.exchange`; a stack that fails is tried again client by client."""
-        asked = Asked(header, down, partitions, last_accepted, self._side.source())
-        failures = self._refusals(phase, down, partitions)
+        partitions, source = asked.partitions, self._side.source()
+        failures = self._refusals(asked)
         rows = [row for row, i in enumerate(partitions) if i not in failures]
         done: list[int] = []
         parts: list[Payload] = []
         chunks: list[int] = []
         for chunk in self.chunking.cut(partitions, rows):
-            found = self._tried(asked, chunk, failures)
+            found = self._tried(asked, chunk, failures, source)
             chunks.append(sum(len(who) for who, _ in found))
             parts += [uploads for _, uploads in found]
             done += [i for who, _ in found for i in who]
         return Replies(
             tuple(done),
-            gathered(phase, down, parts),
+            gathered(asked, parts),
             failures,
-            down_bytes(down, len(partitions)),
-            frozenset({asked.source.origin} if done else ()),
+            down_bytes(asked.down, len(partitions)),
+            frozenset({source.origin} if done else ()),
             chunks=() if self.chunking.in_a_stack == 1 else tuple(c for c in chunks if c),
         )
 
     def _tried(
-        self, asked: Asked, rows: list[int], failures: dict[int, Failure]
+        self, asked: Asked, rows: list[int], failures: dict[int, Failure], source: NoiseSource
     ) -> list[tuple[tuple[int, ...], Payload]]:
         """Who of a chunk replied with what: all in one stack, or one by one after an error."""
         chunk = tuple(asked.partitions[row] for row in rows)
         stack = self.stacks[chunk[0] // self.chunking.in_a_stack]
         try:
-            return [(chunk, stack.run(asked, rows, chunk))]
+            return [(chunk, stack.run(asked, rows, chunk, source))]
         except Exception as error:
             if len(rows) == 1:
                 failures[chunk[0]] = Failure("absent", f"{type(error).__name__}: {error}")
                 return []
-        return [found for row in rows for found in self._tried(asked, [row], failures)]
+        return [found for row in rows for found in self._tried(asked, [row], failures, source)]
 
-    def _refusals(
-        self, phase: Phase, down: Down, partitions: tuple[int, ...]
-    ) -> dict[int, Failure]:
+    def _refusals(self, asked: Asked) -> dict[int, Failure]:
         """Why clients refuse what comes down; one look is enough where it is the same for all.
 
         Rows that all pass together are looked at together; else each by itself.
         """
         manifold = self._side.setup.problem.manifold
+        _, phase, down, partitions, _ = asked
         different = isinstance(down, PerClient)
         if different and partitions:
             with suppress(BadBroadcast):

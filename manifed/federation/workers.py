@@ -26,12 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Phase
-from manifed.algorithms.payloads import Down, PerClient, down_bytes
+from manifed.algorithms.payloads import PerClient, down_bytes
 from manifed.errors import ConfigError, one_line
 from manifed.federation.client import ClientSide
 from manifed.federation.replies import Failure, Header, Replies
-from manifed.federation.stack import Chunking, StackTransport, gathered
+from manifed.federation.stack import Asked, Chunking, StackTransport, gathered
 from manifed.problems.shards import forget_datasets
 
 log = logging.getLogger("manifed")
@@ -75,9 +74,8 @@ class Actor:
         """
         _, phase = self._setup.phase(header.phase)
         sent = phase.down(*_tensors(down))
-        came = self._transport.exchange(
-            header, phase, PerClient(sent) if is_own else sent, partitions, last_accepted
-        )
+        payload = PerClient(sent) if is_own else sent
+        came = self._transport.exchange(Asked(header, phase, payload, partitions, last_accepted))
         uploads: Any = _arrays(came.uploads.tensors())
         return came._replace(uploads=uploads, failures=dict(came.failures), nodes={})
 
@@ -217,20 +215,14 @@ class RayTransport:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def exchange(
-        self,
-        header: Header,
-        phase: Phase,
-        down: Down,
-        partitions: tuple[int, ...],
-        last_accepted: Mapping[int, int],
-    ) -> Replies:
-        """As `Transport.exchange`, ``partitions`` ascending."""
+    def exchange(self, asked: Asked) -> Replies:
+        """As `Transport.exchange`, the clients ascending."""
+        header, _, down, partitions, last_accepted = asked
         is_own = isinstance(down, PerClient)
         sent = _arrays((down.rows if is_own else down).tensors())
         shared = None if is_own else self._ray.put(sent)
         ends = [0, *(bisect_left(partitions, end) for end in self._ends)]
-        asked: list[tuple[int, tuple[int, ...], Any]] = []
+        calls: list[tuple[int, tuple[int, ...], Any]] = []
         failures: dict[int, Failure] = {}
         for k, (begin, end) in enumerate(pairwise(ends)):
             mine = partitions[begin:end]
@@ -243,23 +235,25 @@ class RayTransport:
             rows = {name: a[begin:end] for name, a in sent.items()} if is_own else shared
             known = {i: last_accepted[i] for i in mine if i in last_accepted}
             call = self.actors[k].exchange.remote(header, rows, is_own, mine, known)
-            asked.append((k, mine, call))
-        if asked:
-            calls = [call for *_, call in asked]
-            self._ray.wait(calls, num_returns=len(calls), timeout=self._timeout)
+            calls.append((k, mine, call))
+        if calls:
+            made = [call for *_, call in calls]
+            self._ray.wait(made, num_returns=len(made), timeout=self._timeout)
         came: list[Replies] = []
-        for k, mine, call in asked:
+        for k, mine, call in calls:
             found = self._answer(k, call)
             if isinstance(found, Failure):
                 failures |= dict.fromkeys(mine, found)
             else:
                 came.append(found)
                 failures |= found.failures
-        full = [phase.up(*_tensors(cast(Arrays, one.uploads))) for one in came if one.partitions]
-        reached = sum(len(mine) for _, mine, _ in asked)
+        full = [
+            asked.phase.up(*_tensors(cast(Arrays, one.uploads))) for one in came if one.partitions
+        ]
+        reached = sum(len(mine) for _, mine, _ in calls)
         return Replies(
             tuple(i for answer in came for i in answer.partitions),
-            gathered(phase, down, full),
+            gathered(asked, full),
             failures,
             down_bytes(down, len(partitions)) * reached // max(1, len(partitions)),
             frozenset().union(*(answer.noise_origins for answer in came)),

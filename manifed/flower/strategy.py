@@ -25,13 +25,14 @@ from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.held_out import EVALUATE
 from manifed.federation.plan import Plan, RoundReport
-from manifed.federation.replies import Header, Replies, ReplyPolicy
+from manifed.federation.replies import Replies, ReplyPolicy
 from manifed.federation.rounds import (
     Attempt,
     Course,
     Mean,
     sent,
 )
+from manifed.federation.stack import Asked
 from manifed.flower.records import tensors_from_record, tensors_to_record
 from manifed.flower.transport import MessageTransport
 from manifed.manifolds.base import TOLERANCE, Manifold
@@ -151,8 +152,8 @@ class ManifoldStrategy(Strategy):
         self._timeout = plan.policy.timeout
         self._wire: MessageTransport | None = None
         self._course: Course | None = None
-        self._sent: tuple[int, Header, Down, list[Message]] | None = None
-        """The round of Flower's, and the messages that wait for replies with what they hold."""
+        self._sent: tuple[int, Asked, list[Message]] | None = None
+        """The round of Flower's, and the messages that wait for replies with what they ask."""
         self._metrics: MetricRecord | None = None
         self._report: RoundReport | None = None
         """Of the round that the last replies ended."""
@@ -216,9 +217,10 @@ class ManifoldStrategy(Strategy):
         assert now is not None
         assert wire is not None
         down = sent(now) if now.phase is EVALUATE else down
-        header = now.header
-        made = wire.messages(header, down, now.asked, self.course.accepted)
-        self._sent = (server_round, header, down, made)
+        phase = now.phases[now.index]
+        asked = Asked(now.header, phase, down, now.asked, self.course.accepted)
+        made = wire.messages(asked)
+        self._sent = (server_round, asked, made)
         return made
 
     def read(self, server_round: int, replies: Iterable[Message]) -> Replies | None:
@@ -235,9 +237,7 @@ class ManifoldStrategy(Strategy):
         if now is None or self._wire is None or made is None or made[0] != server_round:
             self.course.now = None
             raise RoundFailed(f"Expected configure_train for round {server_round} first")
-        _, header, down, messages = made
-        came = self._wire.read(header, now.phases[now.index], down, messages, replies)
-        return self.course.judged(came)
+        return self.course.judged(self._wire.read(*made[1:], replies))
 
     def moved(self, replies: Replies | None) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The model after the step on what `aggregate` makes of the replies, and the round's facts.

@@ -6,7 +6,7 @@ tangent is the round's to judge, as for every transport (manifed/federation/repl
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from flwr.app import Error, Message, MessageType, RecordDict
@@ -16,10 +16,10 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase
-from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
+from manifed.algorithms.payloads import Payload, PerClient, down_bytes, downs
 from manifed.federation.plan import Plan
-from manifed.federation.replies import Failure, Header, Kind, Replies, plain
-from manifed.federation.stack import gathered, point_like
+from manifed.federation.replies import Failure, Kind, Replies, plain
+from manifed.federation.stack import Asked, gathered, point_like
 from manifed.flower.handshake import meet
 from manifed.flower.polling import UNREADABLE_REPLY
 from manifed.flower.records import BadMessage, pack, read_reply, tensors_to_record
@@ -45,36 +45,22 @@ class MessageTransport:
         timeout = plan.policy.timeout if timeout is None else timeout
         return cls(grid, meet(grid, plan.config_sha256, plan.num_examples, timeout), timeout)
 
-    def exchange(
-        self,
-        header: Header,
-        phase: Phase,
-        down: Down,
-        partitions: tuple[int, ...],
-        last_accepted: Mapping[int, int],
-    ) -> Replies:
+    def exchange(self, asked: Asked) -> Replies:
         """As `Transport.exchange`."""
-        messages = self.messages(header, down, partitions, last_accepted)
-        answers = self.grid.send_and_receive(messages, timeout=self.timeout)
-        return self.read(header, phase, down, messages, answers)
+        messages = self.messages(asked)
+        return self.read(
+            asked, messages, self.grid.send_and_receive(messages, timeout=self.timeout)
+        )
 
-    def messages(
-        self,
-        header: Header,
-        down: Down,
-        partitions: tuple[int, ...],
-        last_accepted: Mapping[int, int],
-    ) -> list[Message]:
-        """One message for each of ``partitions``, in order."""
+    def messages(self, asked: Asked) -> list[Message]:
+        """One message for each client, in order."""
+        header, _, down, partitions, _ = asked
         is_own = isinstance(down, PerClient)
         all_alike = () if is_own else [tensors_to_record(vars(down))] * len(partitions)
         payloads = downs(down, len(partitions)) if is_own else all_alike
         return [
             Message(
-                pack(
-                    replace(header, partition_id=i, last_accepted_round=last_accepted.get(i, 0)),
-                    payload,
-                ),
+                pack(asked.to(i), payload),
                 dst_node_id=self.nodes[i],
                 message_type=MessageType.TRAIN,
                 group_id=str(header.server_round),
@@ -83,27 +69,20 @@ class MessageTransport:
         ]
 
     def read(
-        self,
-        header: Header,
-        phase: Phase,
-        down: Down,
-        messages: Sequence[Message],
-        answers: Iterable[Message],
+        self, asked: Asked, messages: Sequence[Message], answers: Iterable[Message]
     ) -> Replies:
         """The readable ones of the ``answers`` to ``messages``.
 
         Of several replies of one client the first readable one counts.
         """
         by_node = answers_by_node(messages, answers)
-        owner = {node: i for i, node in self.nodes.items()}
-        nodes = {owner[m.metadata.dst_node_id]: m.metadata.dst_node_id for m in messages}
+        nodes = {i: self.nodes[i] for i in asked.partitions}
         uploads: dict[int, Payload] = {}
         failures: dict[int, Failure] = {}
         origins: set[str] = set()
-        point = point_like(down)
+        phase, point = asked.phase, point_like(asked.down)
         for (i, node), message in zip(nodes.items(), messages, strict=True):
-            asked = message.content
-            read = self._first_readable(asked, phase, point, by_node.get(node, ()))
+            read = self._first_readable(message.content, phase, point, by_node.get(node, ()))
             if isinstance(read, Failure):
                 failures[i] = read
             else:
@@ -112,9 +91,9 @@ class MessageTransport:
         parts = [phase.up.stack(list(uploads.values()))] if uploads else []
         return Replies(
             tuple(uploads),
-            gathered(phase, down, parts),
+            gathered(asked, parts),
             failures,
-            down_bytes(down, len(messages)),
+            down_bytes(asked.down, len(messages)),
             frozenset(origins),
             nodes,
         )

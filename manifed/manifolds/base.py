@@ -146,6 +146,10 @@ class Manifold(geoopt.Manifold):
         """Shape of the i.i.d. normals that ``from_coords`` consumes for one point."""
         return tuple(shape)
 
+    def coords_of(self, x: Tensor) -> tuple[int, ...]:
+        """`coords_shape` for the points x (..., *point)."""
+        return self.coords_shape(tuple(x.shape[x.dim() - self.ndim :]))
+
     @abstractmethod
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The tangent vector at ``x`` of coordinates ``c``, shape ``(..., *point)``; linear in c.
@@ -163,8 +167,8 @@ class Manifold(geoopt.Manifold):
         Raises:
             ValueError: without a generator (no global randomness).
         """
-        lead, shape = x.shape[: x.dim() - self.ndim], tuple(x.shape[x.dim() - self.ndim :])
-        normals = standard_normal((*lead, *self.coords_shape(shape)), generator).to(x)
+        lead = x.shape[: x.dim() - self.ndim]
+        normals = standard_normal((*lead, *self.coords_of(x)), generator).to(x)
         return stddev * self.from_coords(x, normals)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:

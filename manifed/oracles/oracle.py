@@ -253,8 +253,7 @@ class Oracle:
         """
         base, z = x.detach(), torch.zeros_like(past)
         if self._asked[label].stddev is not None:
-            coords = self.manifold.coords_shape(tuple(x.shape[x.dim() - self.manifold.ndim :]))
-            z = self._draws.normals(coords, Stream.GRADIENT_NOISE, self._step)
+            z = self._draws.normals(self.manifold.coords_of(x), Stream.GRADIENT_NOISE, self._step)
         return self.answer(label, base, normals=z + past, masks=masks), z
 
     def statistic(self, origin: Tensor, label: str, kind: type[Problem]) -> Tensor:
@@ -303,8 +302,8 @@ class Oracle:
         charged = torch.as_tensor(asked.charged, dtype=x.dtype, device=x.device)
         unit = x.new_ones(())
         if query.mechanism.l1_norm_clip is None:  # a metric of long distances has small entries
-            coords = self.manifold.coords_shape(tuple(x.shape[x.dim() - self.manifold.ndim :]))
-            unit = self.manifold.from_coords(seen.to(x), seen.new_ones(coords).to(x))
+            ones = seen.new_ones(self.manifold.coords_of(x))
+            unit = self.manifold.from_coords(seen.to(x), ones.to(x))
         charged = self.manifold.expand_scalar(charged)
         largest, least = float(seen.abs().max()), float((charged * unit).abs().min())
         if not largest <= LARGEST_BESIDE_NOISE * least:
@@ -362,11 +361,10 @@ class Oracle:
     ) -> Tensor:
         """N_x(0, 1), or Laplace noise of scale 1: that of ``normals``, else of the last step."""
         manifold = problem.manifold
-        shape = tuple(x.shape[x.dim() - manifold.ndim :])
+        coords = manifold.coords_of(x)
         if asked.query.mechanism.l1_norm_clip is not None:
-            return self._draws.laplaces(shape, Stream.GRADIENT_NOISE, self._step - 1)
+            return self._draws.laplaces(coords, Stream.GRADIENT_NOISE, self._step - 1)
         if normals is None:
-            coords = manifold.coords_shape(shape)
             normals = self._draws.normals(coords, Stream.GRADIENT_NOISE, self._step - 1)
         return manifold.from_coords(x.to(normals.dtype), normals)
 

@@ -46,7 +46,7 @@ from manifed.runs.resume import held_or_refused, read_past
 
 log = logging.getLogger("manifed")
 
-AskSizes = Callable[[], Sizes]
+_AskSizes = Callable[[], Sizes]
 """Asks every site for the N_i that it declares, before anything is priced."""
 
 
@@ -69,11 +69,11 @@ class Job:
         return self.config.federation.num_rounds
 
 
-Rounds = Callable[[Job], Iterator[RoundReport]]
+_Rounds = Callable[[Job], Iterator[RoundReport]]
 """Runs the rounds of a job, one by one; each attempt is charged to its account."""
 
 
-def rounds_over(transport: Transport) -> Rounds:
+def rounds_over(transport: Transport) -> _Rounds:
     """The rounds of any job over a transport that is there."""
     return lambda job: run_rounds(
         job.plan,
@@ -97,11 +97,11 @@ def named_directory(config: Experiment) -> Path:
 
 def run(
     config: Experiment,
-    rounds: Rounds,
+    rounds: _Rounds,
     *,
     is_elsewhere: bool = False,
     is_deployment: bool = False,
-    ask_sizes: AskSizes | None = None,
+    ask_sizes: _AskSizes | None = None,
     began: float | None = None,
 ) -> RunFolder:
     """The finished run folder; see `ConfigError`, `RoundFailed` and `LedgerDamaged` for errors.
@@ -164,7 +164,7 @@ def run(
             return going.finish(account, stopped, is_declared=is_elsewhere, began=began)
 
 
-def _agreed(config: Experiment, declared: AskSizes | None) -> tuple[Facts, Plan]:
+def _agreed(config: Experiment, declared: _AskSizes | None) -> tuple[Facts, Plan]:
     """What is settled before anything is written: sizes, and the plan with its prices."""
     facts = facts_of(config)
     if facts.declared is None and declared is not None:

@@ -44,16 +44,16 @@ MANIFEST = (
     *("config_sha256", "config", "git", "versions", "stopped", "final"),
 )
 """Keys of a private run's manifest that may be published; some of them in part (below)."""
-CONFIG = (
+_CONFIG = (
     *("name", "description", "problem", "data", "federation"),
     *("training", "strategy", "privacy", "evaluation"),
 )
-PRIVACY = (
+_PRIVACY = (
     *("label", "kind", "noise_source", "noise_origins", "kept_noise", "is_declared", "unit"),
     *("neighboring_relation", "released", "mechanism", "floating_point", "doubts"),
 )
 COLUMNS = ("round", "uploads", "consensus_distance")
-ORACLE = (
+_ORACLE = (
     *("cost", "cost_gap", "relative_cost_gap", "gradient_norm", "principal_angle"),
     *("angle_to_truth", "distance_to_optimum", "distance_to_truth", "worst_node_cost"),
     "optimum_distance",
@@ -86,7 +86,7 @@ def viewed(run: Run, *, is_server_view: bool = False) -> Run:
     except (ConfigError, KeyError, IndexError) as error:
         raise FolderDamaged(path, "the manifest of a private run", str(error)) from None
     federation, privacy = config.federation, config.privacy
-    shown = [*COLUMNS, *_held_out(run, config), *(ORACLE if _shows_oracle(config) else ())]
+    shown = [*COLUMNS, *_held_out(run, config), *(_ORACLE if config.setting.has_oracle() else ())]
     has_coins = federation.cohort.kind != "all" or federation.replies.on_failure == "retry"
     if not has_coins or privacy.kind == "client-level":
         shown.append("epsilon")
@@ -96,7 +96,7 @@ def viewed(run: Run, *, is_server_view: bool = False) -> Run:
 
 def _manifest(run: Run, config: Experiment, evidence: Evidence) -> dict[str, Any]:
     manifest = {key: run.manifest[key] for key in MANIFEST if key in run.manifest}
-    table = without_paths(config).model_dump(mode="json", include=set(CONFIG))
+    table = without_paths(config).model_dump(mode="json", include=set(_CONFIG))
     draws_by_seed = config.federation.cohort.kind != "all"
     is_release = config.privacy.kind != "none" and config.privacy.noise_source == "os"
     if draws_by_seed:  # the hash would let somebody try seeds until the cohorts are found
@@ -109,7 +109,7 @@ def _manifest(run: Run, config: Experiment, evidence: Evidence) -> dict[str, Any
         oracle = ("relative_cost_gap", "gradient_norm")
         manifest["final"] = {
             "label": privacy["label"],
-            **{key: final[key] if _shows_oracle(config) else None for key in oracle},
+            **{key: final[key] if config.setting.has_oracle() else None for key in oracle},
             "epsilon": privacy["adversaries"][0]["epsilon"],
             **{key: final[key] for key in ("delta", "rounds")},
         }
@@ -144,21 +144,13 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, odometer: Odometer)
                 cost = ahead if adversary.sees_cohorts else max(cost, ahead)
             shown |= {"epsilon": cost, "remark": remark.format(draws)}
         rows.append(shown)
-    if _shows_oracle(config):
+    if config.setting.has_oracle():
         notes.append(
             "cost, gap and gradient norm were computed on all data without noise; with real data "
             "they void this guarantee"
         )
-    kept = {key: privacy[key] for key in PRIVACY if key in privacy}
+    kept = {key: privacy[key] for key in _PRIVACY if key in privacy}
     return kept | {"adversaries": rows, "notes": notes}
-
-
-def _shows_oracle(config: Experiment) -> bool:
-    if config.evaluation.kind != "oracle":
-        return False
-    declared = config.evaluation.is_simulated_oracle
-    is_seeded = config.privacy.kind == "none" or config.privacy.noise_source == "seed"
-    return declared is True or (is_seeded and declared is None)
 
 
 def _held_out(run: Run, config: Experiment) -> tuple[str, ...]:

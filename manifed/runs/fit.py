@@ -35,14 +35,14 @@ from manifed.runs.result import Result, Round
 from manifed.setting import Federation, NoPrivacy, Privacy, Setting
 from manifed.torch import Algorithm, Metric, Site, task_of
 
-Shard = Examples | Tensor | Mapping[str, Tensor]
-Evaluate = Callable[[Tensor], Mapping[str, float]]
-Connect = Callable[[ClientSide], Transport]
+_Shard = Examples | Tensor | Mapping[str, Tensor]
+_Evaluate = Callable[[Tensor], Mapping[str, float]]
+_Connect = Callable[[ClientSide], Transport]
 
 
 def federate(
     problem: Problem,
-    shards: Sequence[Shard],
+    shards: Sequence[_Shard],
     algorithm: Algorithm,
     *,
     rounds: int,
@@ -52,7 +52,7 @@ def federate(
     start: Tensor | None = None,
     replies: ReplyPolicy | None = None,
     ledger: str | Path | None = None,
-    transport: Connect = StackTransport,
+    transport: _Connect = StackTransport,
 ) -> Iterator[Round]:
     """The rounds of a federation in this process, one by one.
 
@@ -70,7 +70,7 @@ def federate(
 
 def fit(
     problem: Problem | None = None,
-    shards: Sequence[Shard] = (),
+    shards: Sequence[_Shard] = (),
     algorithm: Algorithm | None = None,
     *,
     model: nn.Module | None = None,
@@ -91,8 +91,8 @@ def fit(
     start: Tensor | None = None,
     replies: ReplyPolicy | None = None,
     ledger: str | Path | None = None,
-    transport: Connect | None = None,
-    evaluate: Evaluate | None = None,
+    transport: _Connect | None = None,
+    evaluate: _Evaluate | None = None,
     progress: bool | None = None,
 ) -> Result:
     """All rounds of a federation in this process, and what came of them.
@@ -213,7 +213,7 @@ class _Run:
     def __init__(
         self,
         problem: Problem,
-        shards: Sequence[Shard],
+        shards: Sequence[_Shard],
         algorithm: Algorithm,
         rounds: int,
         privacy: Privacy | None,
@@ -222,7 +222,7 @@ class _Run:
         start: Tensor | None,
         replies: ReplyPolicy | None,
         ledger: str | Path | None,
-        transport: Connect,
+        transport: _Connect,
     ) -> None:
         """All is judged before a ledger is made; arguments as `fit`."""
         examples = _examples_of(problem, shards)
@@ -310,7 +310,7 @@ def _computing(problem: Problem, examples: Examples) -> Generator[None, None, No
         ) from None
 
 
-def _examples_of(problem: Problem, shards: Sequence[Shard]) -> tuple[Examples, ...]:
+def _examples_of(problem: Problem, shards: Sequence[_Shard]) -> tuple[Examples, ...]:
     """Each client's examples: of one kind, and such that ``problem`` can be computed for them.
 
     Raises:
@@ -378,7 +378,7 @@ def _check_computed(problem: Problem, x: Tensor, examples: Examples) -> None:
             )
 
 
-def _examples(client: int, shard: Shard) -> Examples:
+def _examples(client: int, shard: _Shard) -> Examples:
     """A client's examples, real numbers in float64; each tensor has shape (n, *feature)."""
     if not isinstance(shard, Examples | Tensor | Mapping):
         raise ConfigError(

@@ -69,7 +69,7 @@ _CELLS = {
     LABEL: ("|".join(map(re.escape, ("", *LABELS))), f"one of {', '.join(LABELS)}"),
 }
 """What a cell of metrics is, where it is no `_NUMBER`: a pattern and words for it."""
-Cell = float | int | str | None
+_Cell = float | int | str | None
 
 
 class FolderDamaged(ValueError):
@@ -90,9 +90,9 @@ def _shown(text: str) -> str:
 
 
 Words = Annotated[str, AfterValidator(_shown)]
-Number = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
-Epsilon = Annotated[float, Field(ge=0, le=1e300)] | Literal["infinity"]
-Delta = Annotated[float, Field(ge=0, le=1)]
+_Number = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
+_Epsilon = Annotated[float, Field(ge=0, le=1e300)] | Literal["infinity"]
+_Delta = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=10**15)]
 HeadText = Annotated[str, Field(pattern=r"^[0-9]{1,18}:[0-9a-f]{64}$")]
 
@@ -109,8 +109,8 @@ _Shape = TypeVar("_Shape", bound=Table)
 class _Adversary(Table):
     name: AdversaryName | MaskAdversaryName | Literal["published"]
     text: Words
-    epsilon: Epsilon
-    delta: Delta
+    epsilon: _Epsilon
+    delta: _Delta
     remark: Words | None = None
 
 
@@ -140,12 +140,12 @@ class Final(Table):
     """What a run came to: these keys, in this order, null where one does not apply."""
 
     label: Words | None = None
-    relative_cost_gap: Number | Literal["infinity", "-infinity"] | None
-    gradient_norm: Number | Literal["infinity"] | None
-    epsilon: Epsilon | None
-    delta: Delta | None
+    relative_cost_gap: _Number | Literal["infinity", "-infinity"] | None
+    gradient_norm: _Number | Literal["infinity"] | None
+    epsilon: _Epsilon | None
+    delta: _Delta | None
     rounds: Count
-    seconds: Number
+    seconds: _Number
 
 
 class _Manifest(Table):
@@ -253,7 +253,7 @@ class RunFolder:
         checked(found, _Manifest, self.manifest_path)
         return found
 
-    def finish(self, final: Mapping[str, Cell], measured: Mapping[str, Any] | None = None) -> None:
+    def finish(self, final: Mapping[str, _Cell], measured: Mapping[str, Any] | None = None) -> None:
         """Add ``measured`` (what only the end knows), then "final" with the keys of `Final`."""
         told = {key: final[key] for key in Final.model_fields}
         whole = {**self.manifest(), **(measured or {}), "final": told}
@@ -282,7 +282,7 @@ class RunFolder:
             write_atomically(self.error_path, encode(said))
 
     # -- metrics --
-    def append_metrics(self, row: Mapping[str, Cell]) -> None:
+    def append_metrics(self, row: Mapping[str, _Cell]) -> None:
         """Add one row; the first row's keys become the header. None is an empty cell.
 
         Raises:
@@ -487,9 +487,9 @@ def experiment_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def with_label(row: Mapping[str, Cell], label: str) -> dict[str, Cell]:
+def with_label(row: Mapping[str, _Cell], label: str) -> dict[str, _Cell]:
     """A row of metrics with its label right before its epsilon, if it has one."""
-    found: dict[str, Cell] = {}
+    found: dict[str, _Cell] = {}
     for key, value in row.items():
         found |= {LABEL: label, key: value} if key == "epsilon" else {key: value}
     return found
@@ -518,7 +518,7 @@ def printable(path: Path) -> str:
     return str(path) if str(path).isprintable() else repr(str(path))
 
 
-def _cell(value: Cell) -> str:
+def _cell(value: _Cell) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return str(int(value)) if isinstance(value, int) else repr(float(value))

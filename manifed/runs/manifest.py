@@ -27,7 +27,7 @@ from manifed.experiment.plugins import note_of
 from manifed.experiment.schema import Experiment, sha256
 from manifed.runs.folder import FORMAT, RunFolder, experiment_digest
 
-PACKAGES = (
+_PACKAGES = (
     "torch",
     "flwr",
     "geoopt",
@@ -147,7 +147,7 @@ def git_state(source: Path) -> dict[str, str | bool] | None:
 def versions() -> dict[str, str | None]:
     """Version of Python and of each package that computes."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -12,15 +12,15 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import TextIO
 
-LINES = 20
-WIDTH = 20
+_LINES = 20
+_WIDTH = 20
 """Characters of the bar."""
-UNTOLD = ("round", "participants", "failures")
+_UNTOLD = ("round", "participants", "failures")
 """Of a fit's row: in its curves, not on its line by themselves."""
-TOLD = ("cost", "gradient_norm", "label", "epsilon")
+_TOLD = ("cost", "gradient_norm", "label", "epsilon")
 """Of a run's row; the label stands before the epsilon."""
-Row = Mapping[str, float | int | str | None]
-Show = Callable[[int, Row], None]
+_Row = Mapping[str, float | int | str | None]
+Show = Callable[[int, _Row], None]
 
 
 def is_screen(stream: TextIO | None = None) -> bool:
@@ -42,22 +42,22 @@ def shown(
 
     Args:
         num_rounds: how many there are to be.
-        is_rewritten: one line with a bar; else lines for the first, the last and about `LINES`.
+        is_rewritten: one line with a bar; else lines for the first, the last and about `_LINES`.
         is_of_all: every number of a row; else cost, gradient norm and epsilon.
         stream: where; None: standard error.
     """
     target, due, longest = sys.stderr if stream is None else stream, 0, 0
-    every, width = max(1, math.ceil(num_rounds / LINES)), len(str(num_rounds))
+    every, width = max(1, math.ceil(num_rounds / _LINES)), len(str(num_rounds))
 
-    def show(server_round: int, row: Row) -> None:
+    def show(server_round: int, row: _Row) -> None:
         nonlocal due, longest
         if not is_rewritten and server_round < min(due, num_rounds):
             return
         due = (server_round // every + 1) * every
-        keys = [key for key in row if key not in UNTOLD] if is_of_all else TOLD
+        keys = [key for key in row if key not in _UNTOLD] if is_of_all else _TOLD
         cells = [_cell(key, row.get(key)) for key in keys if key != "label" or row.get(key)]
-        full = WIDTH * server_round // num_rounds
-        bar = f" [{'#' * full:-<{WIDTH}}]" if is_rewritten else ""
+        full = _WIDTH * server_round // num_rounds
+        bar = f" [{'#' * full:-<{_WIDTH}}]" if is_rewritten else ""
         line = "  ".join([f"round {server_round:>{width}}/{num_rounds}{bar}", *cells]).rstrip()
         if is_rewritten:
             line = line[: shutil.get_terminal_size().columns - 1] if target.isatty() else line

@@ -56,7 +56,7 @@ STYLE: dict[Any, Any] = {
 HEADER = ("run", "rounds", "relative cost gap", "gradient norm", "label", "epsilon", "delta")
 """Of the table of runs."""
 Column = NDArray[np.float64]
-Lines = Mapping[str, tuple[Column, Column]]
+_Lines = Mapping[str, tuple[Column, Column]]
 """Of each label x (n,) and y (runs, n)."""
 
 
@@ -164,7 +164,7 @@ class NotDrawn(Exception):
         self.exit_code = code
 
 
-def figures_of(curves: Sequence[Curve]) -> Iterator[tuple[str, str, str, Lines]]:
+def figures_of(curves: Sequence[Curve]) -> Iterator[tuple[str, str, str, _Lines]]:
     """Each pair of `FIGURES` that has something to show: y, x, what x is called, and the lines.
 
     An axis of epsilon says whether the noise behind it protects anybody.
@@ -184,7 +184,7 @@ def figures_of(curves: Sequence[Curve]) -> Iterator[tuple[str, str, str, Lines]]
             yield y, x, f"{' / '.join(sorted(words))}: epsilon" if x == "epsilon" else x, lines
 
 
-def draw(axes: "Axes", lines: Lines, x: str, y: str, *, is_log: bool = False) -> None:
+def draw(axes: "Axes", lines: _Lines, x: str, y: str, *, is_log: bool = False) -> None:
     """Lines in a pair of axes: the mean of the rows of each, and a band where they are several."""
     for i, (label, (first, rows)) in enumerate(lines.items()):
         values = np.where(rows > 0, rows, np.nan) if is_log else rows
@@ -230,7 +230,7 @@ def figure_of(
     return figure
 
 
-def picture(lines: Lines, x: str, y: str, *, title: str = "") -> bytes:
+def picture(lines: _Lines, x: str, y: str, *, title: str = "") -> bytes:
     """A PNG of one pair of axes with a legend; y is logarithmic but for costs and epsilon."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -268,8 +268,7 @@ def draw_finished(folder: RunFolder) -> None:
     Raises:
         NotDrawn: it failed, or this process is told to end.
     """
-    output = (folder.manifest().get("config") or {}).get("output")
-    if not isinstance(output, dict) or not output.get("plots", True):
+    if not folder.manifest()["config"]["output"].get("plots", True):
         return
     try:
         drawn = write_figures(curves_of([read(folder.directory)]), folder.directory)

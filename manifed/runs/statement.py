@@ -24,10 +24,10 @@ UNDECLARED = (
     "on the numbers below."
 )
 PLANNED = "PLANNED: no noise was drawn yet; the run itself says whether it was a release."
-NOT_PRIVATE = "NOT PRIVATE: no noise was added; every bound below would be infinite."
+_NOT_PRIVATE = "NOT PRIVATE: no noise was added; every bound below would be infinite."
 
 _SENTENCES = {
-    label.NOT_PRIVATE: NOT_PRIVATE,
+    label.NOT_PRIVATE: _NOT_PRIVATE,
     label.SEEDED: SEEDED,
     label.PLANNED: PLANNED,
     label.UNKNOWN: UNDECLARED,

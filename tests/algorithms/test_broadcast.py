@@ -14,7 +14,7 @@ from manifed.experiment.assembly import client_side
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
 from manifed.federation.replies import Header
-from manifed.federation.stack import StackTransport
+from manifed.federation.stack import Asked, StackTransport
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import pack
@@ -60,11 +60,11 @@ def test_a_point_on_the_sphere_to_rounding_is_answered(size: float):
 def test_a_stacked_cohort_refuses_the_same_points():
     stacked = StackTransport(client_side(CONFIG), at_once=None, memory_budget_mb=256)
     header, phase = Header("", 1, 0, "train", -1), CONFIG.training.phases[0]
-    refused = stacked.exchange(header, phase, Point(1000 * honest()), (0, 2), {})
+    refused = stacked.exchange(Asked(header, phase, Point(1000 * honest()), (0, 2), {}))
     assert refused.partitions == ()
     assert set(refused.failures) == {0, 2}
     assert refused.failures[0].text.startswith("BadBroadcast: Expected the broadcast x on Sphere")
-    assert stacked.exchange(header, phase, Point(honest()), (0, 2), {}).partitions == (0, 2)
+    assert stacked.exchange(Asked(header, phase, Point(honest()), (0, 2), {})).partitions == (0, 2)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -37,13 +37,13 @@ class Spoiled:
     def __init__(self, config, way, come=lambda public, signature: None, go=lambda rows: None):
         self.inner, self.come, self.go = transport_of(way, config), come, go
 
-    def exchange(self, header, phase, down, partitions, last_accepted):
-        rows = getattr(down, "rows", None)
+    def exchange(self, asked):
+        rows = getattr(asked.down, "rows", None)
         if isinstance(rows, NeighbourKeys):
             tensors = [tensor.clone() for tensor in rows.tensors().values()]
             self.go(tensors[1])
-            down = type(down)(type(rows)(*tensors))
-        found = self.inner.exchange(header, phase, down, partitions, last_accepted)
+            asked = asked._replace(down=type(asked.down)(type(rows)(*tensors)))
+        found = self.inner.exchange(asked)
         if isinstance(found.uploads, OfferedKey):
             public, signature = (t.clone() for t in found.uploads.tensors().values())
             self.come(public, signature)
@@ -103,10 +103,10 @@ def test_a_key_that_is_not_signed_as_pinned_names_its_owner(is_known_here, way, 
     away = pins.with_suffix(".away")
 
     class Elsewhere(Spoiled):
-        def exchange(self, header, *rest):
-            if not is_known_here and header.phase == "agree":
+        def exchange(self, asked):
+            if not is_known_here and asked.header.phase == "agree":
                 away.rename(pins)
-            found = super().exchange(header, *rest)
+            found = super().exchange(asked)
             if not is_known_here:
                 pins.rename(away)
             return found
@@ -141,9 +141,9 @@ def test_a_client_that_says_nonsense_of_its_neighbours_names_itself():
     inner = transport_of("memory", config)
 
     class Nonsense:
-        def exchange(self, header, phase, down, partitions, last_accepted):
-            found = inner.exchange(header, phase, down, partitions, last_accepted)
-            if header.phase == "agree":
+        def exchange(self, asked):
+            found = inner.exchange(asked)
+            if asked.header.phase == "agree":
                 (flags,) = found.uploads.tensors().values()
                 flags[3] = 200
             return found
@@ -192,9 +192,9 @@ class Off(Watched):
         super().__init__(config, lost={LOST})
         self.node = node
 
-    def exchange(self, header, phase, down, partitions, last_accepted):
-        found = super().exchange(header, phase, down, partitions, last_accepted)
-        if header.phase != REVEAL:
+    def exchange(self, asked):
+        found = super().exchange(asked)
+        if asked.header.phase != REVEAL:
             return found
         u = found.uploads.u.clone()
         u[found.partitions.index(self.node)] += 1.0

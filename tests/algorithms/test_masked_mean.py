@@ -12,6 +12,7 @@ from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import parse
 from manifed.federation.replies import Failure
 from manifed.federation.rounds import run_rounds
+from manifed.federation.stack import Asked
 from manifed.oracles.oracle import Draws
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
@@ -70,9 +71,9 @@ class Watched:
         self.inner, self.lost, self.since = transport_of(way, config), set(lost), since
         self.phases, self.seen = phases, []
 
-    def exchange(self, header, phase, down, partitions, last_accepted):
-        found = self.inner.exchange(header, phase, down, partitions, last_accepted)
-        self.seen.append((header, down, found))
+    def exchange(self, asked):
+        found, header = self.inner.exchange(asked), asked.header
+        self.seen.append((header, asked, found))
         if header.server_round < self.since or header.phase not in self.phases:
             return found
         rows = [row for row, i in enumerate(found.partitions) if i not in self.lost]
@@ -202,10 +203,10 @@ def test_what_is_disclosed_is_on_disk_before_it_is_asked(tmp_path):
     config = masked(1)
 
     class Reading(Watched):
-        def exchange(self, header, phase, down, partitions, last_accepted):
+        def exchange(self, asked):
             lines = (tmp_path / "ledger.jsonl").read_text().count("to_coalition")
-            written.append((header.phase, lines))
-            return super().exchange(header, phase, down, partitions, last_accepted)
+            written.append((asked.header.phase, lines))
+            return super().exchange(asked)
 
     written = []
     run(config, tmp_path, Reading(config, lost={4}))
@@ -249,14 +250,13 @@ class Curious(Watched):
         self.said[list(dropped)] = 1
         self.asks, self.answers = (REVEAL,) if first else (REVEAL, "send"), []
 
-    def exchange(self, header, phase, down, partitions, last_accepted):
-        found = super().exchange(header, phase, down, partitions, last_accepted)
-        if header.phase in self.asks:
-            x = next(iter(down.tensors().values()))
-            again, down = replace(header, phase=REVEAL), self.reveal.down(x, self.said)
-            self.answers.append(
-                self.inner.exchange(again, self.reveal, down, (0, 5), last_accepted)
-            )
+    def exchange(self, asked):
+        found = super().exchange(asked)
+        if asked.header.phase in self.asks:
+            x = next(iter(asked.down.tensors().values()))
+            again, down = replace(asked.header, phase=REVEAL), self.reveal.down(x, self.said)
+            said = Asked(again, self.reveal, down, (0, 5), asked.last_accepted)
+            self.answers.append(self.inner.exchange(said))
         return found
 
 
@@ -293,8 +293,8 @@ def test_a_late_message_is_of_its_own_attempt_and_used_nowhere(tmp_path):
     reports, odometer = run(config, tmp_path, transport)
     late = transport.seen[2][2]  # node 3 answered, too late; asked again it masks nothing
     assert late.partitions == tuple(range(6))
-    header, down, _ = transport.seen[2]
-    again = transport.inner.exchange(header, config.training.phases[0], down, (3,), {})
+    asked = transport.seen[2][1]
+    again = transport.inner.exchange(asked._replace(partitions=(3,), last_accepted={}))
     assert again.partitions == ()
     assert "MaskUsed" in again.failures[3].text
     assert reports[0].participants == (0, 1, 2, 4, 5)

@@ -165,9 +165,9 @@ def losing(server_round):
     """A transport on which the first attempt of a round gets no reply."""
 
     class Losing(StackTransport):
-        def exchange(self, header, *rest):
-            found = super().exchange(header, *rest)
-            if (header.server_round, header.attempt) == (server_round, 0):
+        def exchange(self, asked):
+            found = super().exchange(asked)
+            if (asked.header.server_round, asked.header.attempt) == (server_round, 0):
                 lost = dict.fromkeys(found.partitions, Failure("late", "no reply"))
                 found = found._replace(failures=lost)
             return found
@@ -291,10 +291,10 @@ def made(config, until=None):
     """The folder of a run, which an interrupt ends in round ``until``."""
 
     class Interrupted(StackTransport):
-        def exchange(self, header, *rest):
-            if header.server_round == until:
+        def exchange(self, asked):
+            if asked.header.server_round == until:
                 raise KeyboardInterrupt
-            return super().exchange(header, *rest)
+            return super().exchange(asked)
 
     return driver.run(config, driver.rounds_over(Interrupted(client_side(config))))
 

@@ -7,7 +7,7 @@ from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.federation.client import ClientSide
 from manifed.federation.replies import Header
-from manifed.federation.stack import StackTransport
+from manifed.federation.stack import Asked, StackTransport
 from manifed.oracles.minibatch import Ask, Full, Poisson, Query, WithoutReplacement, WrongSize
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
@@ -106,7 +106,7 @@ def test_both_transports_in_memory_divide_by_the_public_size(case):
         StackTransport(side),
         stacked(side),
     )
-    found = [way.exchange(header, phase, Point(x), (0, 1, 2), {}) for way in ways]
+    found = [way.exchange(Asked(header, phase, Point(x), (0, 1, 2), {})) for way in ways]
     torch.testing.assert_close(*[replies.uploads.u for replies in found], rtol=0, atol=1e-12)
     for replies in found:
         absent = {1, 2} if case in EXACT else set()

@@ -99,10 +99,10 @@ def test_the_ledger_has_each_charge_before_the_clients_are_asked(tmp_path):
     path, seen = tmp_path / "ledger.jsonl", []
 
     class Looking(StackTransport):
-        def exchange(self, header, *asked):
+        def exchange(self, asked):
             text = path.read_text()
-            seen.append(f'"first":{header.server_round},' in text.replace(" ", ""))
-            return super().exchange(header, *asked)
+            seen.append(f'"first":{asked.header.server_round},' in text.replace(" ", ""))
+            return super().exchange(asked)
 
     found = fitted(ledger=path, transport=Looking, cohort=FixedSize(cohort_size=2))
     assert seen == [True] * 4

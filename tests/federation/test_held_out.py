@@ -294,9 +294,9 @@ class Says(StackTransport):
         super().__init__(client_side(config))
         self.site, self.totals = site, totals
 
-    def exchange(self, header, phase, *rest):
-        found = super().exchange(header, phase, *rest)
-        if phase is not EVALUATE:
+    def exchange(self, asked):
+        found = super().exchange(asked)
+        if asked.phase is not EVALUATE:
             return found
         if self.totals is None:
             return found.without({self.site: Failure("late", "no reply")})

@@ -7,16 +7,14 @@ import pytest
 import torch
 
 from manifed.algorithms.payloads import PerClient, Point
-from manifed.algorithms.rsgd import RSGD
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
-from manifed.federation.replies import Failure, Header
-from manifed.federation.rounds import run_rounds
-from manifed.federation.stack import StackTransport
+from manifed.federation.replies import Header
+from manifed.federation.stack import Asked, StackTransport
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.transport import MessageTransport
-from tests.conformance.federated_loop import broken, stacked
+from tests.conformance.federated_loop import stacked
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 SETS = ("federation.num_clients=4", "training.local_steps=2")
@@ -43,13 +41,14 @@ def test_what_goes_down_may_differ_by_client(way):
     header = Header(plan_of(config).config_sha256, 1, 0, "train", -1)
     phase, x = config.training.phases[0], initial_point(config)
     points = torch.stack([x, -x, 1000 * x, x.flip(0)])
-    asked = (3, 1, 0, 2)
-    replies = transport_of(way, config).exchange(header, phase, PerClient(Point(points)), asked, {})
+    asked = Asked(header, phase, PerClient(Point(points)), (3, 1, 0, 2), {})
+    replies = transport_of(way, config).exchange(asked)
     assert replies.partitions == (3, 1, 2)
     assert "BadBroadcast: Expected the broadcast x on Sphere" in replies.failures[0].text
     assert replies.bytes_down == points.numel() * 8
     for row, (client, point) in enumerate(zip((3, 1, 2), points[[0, 1, 3]], strict=True)):
-        alone = transport_of("memory", config).exchange(header, phase, Point(point), (client,), {})
+        alone = asked._replace(down=Point(point), partitions=(client,))
+        alone = transport_of("memory", config).exchange(alone)
         torch.testing.assert_close(replies.uploads.u[row], alone.uploads.u[0], rtol=0, atol=1e-12)
 
 
@@ -62,22 +61,11 @@ def test_memory_of_a_round_that_was_not_accepted_is_not_gone_on_with(way):
 
     def uploaded(server_round, accepted):
         mine = replace(header, server_round=server_round)
-        return transport.exchange(mine, phase, Point(x), (0,), accepted).uploads.u
+        return transport.exchange(Asked(mine, phase, Point(x), (0,), accepted)).uploads.u
 
     uploaded(1, {})
     forgot = uploaded(2, {})
-    fresh = transport_of(way, config).exchange(
-        replace(header, server_round=2), phase, Point(x), (0,), {}
-    )
+    asked = Asked(replace(header, server_round=2), phase, Point(x), (0,), {})
+    fresh = transport_of(way, config).exchange(asked)
     torch.testing.assert_close(forgot, fresh.uploads.u, rtol=0, atol=1e-12)
     assert float((uploaded(3, {0: 2}) - forgot).norm()) > 1e-6
-
-
-def test_an_update_that_raises_is_that_clients_failure_alone(monkeypatch):
-    broken(monkeypatch, RSGD, {1}, RuntimeError("boom"))
-    config = load(QUICKSTART, SETS)
-    plan = plan_of(config)
-    state = plan.server_update.start(initial_point(config))
-    (report,) = run_rounds(plan, state, StackTransport(client_side(config)), num_rounds=1)
-    assert report.participants == (0, 2, 3)
-    assert report.failures == {1: Failure("absent", "RuntimeError: boom")}

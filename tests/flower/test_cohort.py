@@ -12,6 +12,7 @@ from manifed.cli.launch import Request, launch
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import parse, save
 from manifed.federation.replies import Header
+from manifed.federation.stack import Asked
 from tests.conformance.federated_loop import broken, stacked
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -65,7 +66,8 @@ def side_of(clients=8):
 
 def exchange(transport, partitions, clients=8):
     header, phase = Header("", 1, 0, "train", -1), RSGD(step_size=0.1).phases[0]
-    return transport.exchange(header, phase, Point(torch.zeros(10).double()), partitions, {})
+    x = torch.zeros(10).double()
+    return transport.exchange(Asked(header, phase, Point(x), partitions, {}))
 
 
 def test_chunks_do_not_change_the_uploads():

@@ -9,6 +9,7 @@ from clients.local_training import app_of
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.federation.replies import Header
+from manifed.federation.stack import Asked
 from manifed.flower.inline import InlineGrid
 from manifed.flower.polling import UNREADABLE_REPLY
 from manifed.flower.transport import MessageTransport
@@ -32,10 +33,11 @@ def test_each_way_to_be_missing_has_its_kind(answer):
     transport = MessageTransport(grid, {0: 2}, 7.0)
     header, phase = Header("c", 1, 0, "train", -1), RSGD(step_size=0.1).phases[0]
     down = Point(torch.ones(3, dtype=torch.float64))
-    (message,) = transport.messages(header, down, (0,), {})
+    asked = Asked(header, phase, down, (0,), {})
+    (message,) = transport.messages(asked)
     message.metadata.__dict__["_message_id"] = "named"
     content = Error(said, "said") if isinstance(said, int) else said
     answers = [] if said is None else [Message(content, reply_to=message)]
-    found = transport.read(header, phase, down, [message], answers).failures[0]
+    found = transport.read(asked, [message], answers).failures[0]
     assert found.kind == kind
     assert found.text.startswith(text)

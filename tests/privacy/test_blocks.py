@@ -36,11 +36,11 @@ class Watched(StackTransport):
         super().__init__(side)
         self.until, self.left = until, []
 
-    def exchange(self, header, *rest):
-        if header.server_round == self.until:
+    def exchange(self, asked):
+        if asked.header.server_round == self.until:
             raise KeyboardInterrupt
-        self.left.append((header.server_round, header.attempt))
-        return super().exchange(header, *rest)
+        self.left.append((asked.header.server_round, asked.header.attempt))
+        return super().exchange(asked)
 
 
 def made(config, until=None):

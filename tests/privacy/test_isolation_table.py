@@ -16,7 +16,7 @@ from manifed.algorithms.payloads import Point
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import parse
 from manifed.federation.replies import Header
-from manifed.federation.stack import StackTransport
+from manifed.federation.stack import Asked, StackTransport
 from manifed.oracles.minibatch import Ask, Query
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, Noise
@@ -97,7 +97,8 @@ def relu_module(count: int) -> Callable[[int], tuple[Problem, Tensor, Examples]]
             last.weight.copy_(normal(2, HIDDEN, seed=seed + 1))
         rows = near_kinks(count, first.weight.detach().double(), seed)
         network = nn.Sequential(first, nn.ReLU(), last)
-        problem = ModuleProblem(network, picky_cross_entropy, is_classifier=True)
+        problem = ModuleProblem(network, picky_cross_entropy)
+        problem.is_classifier = True
         return problem, problem.start, labelled("feature", rows, torch.zeros(count).long())
 
     return make
@@ -136,7 +137,7 @@ def test_a_client_moves_no_other_clients_upload_however_many_steps_they_take():
         own = replace(side, shards=shards, num_examples=[37, *others], point_shape=(30,))
         cohort = StackTransport(own, at_once=None, memory_budget_mb=64)
         header, phase = Header("c", 1, 0, "train", -1), own.setup.training.phases[0]
-        replies = cohort.exchange(header, phase, Point(start), (0, 1, 2), {})
+        replies = cohort.exchange(Asked(header, phase, Point(start), (0, 1, 2), {}))
         return next(iter(replies.uploads.tensors().values()))[0]
 
     alone = upload(20, 20)

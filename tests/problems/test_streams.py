@@ -97,9 +97,9 @@ class Dies(StackTransport):
 
     until = None
 
-    def exchange(self, header, *rest):
-        made = super().exchange(header, *rest)
-        if header.server_round == self.until:
+    def exchange(self, asked):
+        made = super().exchange(asked)
+        if asked.header.server_round == self.until:
             raise KeyboardInterrupt
         return made
 

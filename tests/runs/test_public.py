@@ -204,9 +204,9 @@ def test_only_the_servers_page_says_who_took_part_and_it_is_marked(neighbours):
 class SilentOnce(Watched):
     """Node 4 is silent in round 2 only."""
 
-    def exchange(self, header, phase, down, partitions, last_accepted):
-        self.lost = {4} if header.server_round == 2 else set()
-        return super().exchange(header, phase, down, partitions, last_accepted)
+    def exchange(self, asked):
+        self.lost = {4} if asked.header.server_round == 2 else set()
+        return super().exchange(asked)
 
 
 def masked_run(folder, rounds):
