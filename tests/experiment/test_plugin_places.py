@@ -14,9 +14,9 @@ from manifed.cli.launch import Request, _networked, launch
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.experiment.plugins import NOTED, VARIABLE, sha256_of
-from manifed.flower.run_config import experiment_of, run_config_of
+from manifed.flower.run_config import experiment_of, run_saved_config
 from manifed.problems.data import FOLDERS
-from manifed.runs.evidence import experiment_in
+from manifed.runs.evidence import saved_config
 from manifed.runs.export import viewed
 from manifed.runs.folder import FolderDamaged
 from manifed.runs.report import read
@@ -116,11 +116,8 @@ def test_a_run_folder_is_read_where_the_run_looked_and_never_in_itself(places, m
         by(run)
         return imported_from()
 
-    def config_of(path):
-        return load(experiment_in(path))
-
     ways = (
-        config_of,
+        saved_config,
         lambda path: viewed(read(path)),
     )
     monkeypatch.chdir(places.b)
@@ -135,7 +132,7 @@ def test_a_run_folder_is_read_where_the_run_looked_and_never_in_itself(places, m
     for damage in ("[]", '"', f'{{"{NOTED}": [1]}}', f'{{"{NOTED}": "{places.a}"}}'):
         folder.manifest_path.write_text(damage)
         with pytest.raises(ConfigError, match="No module named 'meadow'"):
-            read_anew(config_of)
+            read_anew(saved_config)
     folder.manifest_path.write_text(manifest)
     (places.a / "meadow.py").rename(places.b / "meadow.py")
     assert [read_anew(by) for by in ways] == [places.b] * len(ways)
@@ -147,7 +144,7 @@ def test_a_run_config_adds_no_folder(places, monkeypatch):
     grow(places.c)
     with pytest.raises(ConfigError, match="No module named 'meadow'"):
         experiment_of({"experiment": str(config_in(places.a))})
-    text = run_config_of(load(config_in(places.a), ["name='another'"]))
+    text = run_saved_config(load(config_in(places.a), ["name='another'"]))
     sys.modules.pop("meadow")
     monkeypatch.setenv(FOLDERS, "")
     monkeypatch.setattr(sys, "path", without(places))
@@ -167,7 +164,7 @@ def test_whoever_runs_a_config_here_consents_for_the_nodes_that_the_command_play
 
     monkeypatch.setattr(launching, "engine", lambda kind: play)
     with pytest.raises(ConfigError, match="MANIFED_PLUGINS"):
-        experiment_of(run_config_of(config))
+        experiment_of(run_saved_config(config))
     config = load(config_in(places.a), ["engine.kind='ray'"])
     _networked(config, Request(str(config_in(places.a))))
     assert seen == [config]
