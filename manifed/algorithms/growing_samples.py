@@ -21,7 +21,7 @@ Invariant: nothing that a node computes from its records leaves it without noise
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -61,27 +61,20 @@ class OwnModel(Memory):
     k: Tensor
 
 
-@lru_cache(maxsize=64)
-def _moved(releases: Releases, rounds: int) -> Array:
-    return releases.sensitivities(rounds)
-
-
-@lru_cache(maxsize=64)
-def _used(schedules: TimeVarying, rounds: int) -> Array:
+@lru_cache(maxsize=128)
+def _table(of: Any, rounds: int) -> Array:
+    if isinstance(of, Releases):
+        return of.sensitivities(rounds)
     k = np.arange(rounds, dtype=np.float64)
-    return np.concatenate([[0.0], np.cumsum(schedules.sizes(k))])
+    return np.concatenate([[0.0], np.cumsum(of.sizes(k))])
 
 
-def used(schedules: TimeVarying, k: int) -> int:
-    """How many samples the rounds before k = 0, 1, ... take; exact up to 2^53."""
-    frozen = cast("Any", schedules)  # so pydantic hashes it
-    return int(_used(frozen, 1 << max(k, 63).bit_length())[k])
+def _in_round(of: Any, k: int) -> float:
+    """The k-th of `Releases`, or the samples of a `TimeVarying` before k = 0, 1, ... (to 2^53).
 
-
-def moved(releases: Releases, k: int) -> float:
-    """The k-th of the sensitivities, k = 0, 1, ...; computed in blocks that double."""
-    frozen = cast("Any", releases)  # so pydantic hashes it
-    return float(_moved(frozen, 1 << max(k, 63).bit_length())[k])
+    Computed in blocks that double.
+    """
+    return float(_table(of, 1 << max(k, 63).bit_length())[k])
 
 
 class GrowingSamples(ModelOfEachNode):
@@ -190,7 +183,7 @@ class GrowingSamples(ModelOfEachNode):
         """
         k, batch, first = self._round - 1, self.minibatch, None
         if self.samples == "in-order":
-            first = used(self.schedules, k)
+            first = int(_in_round(self.schedules, k))
         if (first or 0) + batch.batch_size > num_examples and self.on_exhausted == "stop":
             before = f" after {first} that were used" if first else ""
             raise ValueError(
@@ -207,7 +200,7 @@ class GrowingSamples(ModelOfEachNode):
         return (
             replace(
                 asked,
-                sensitivity=whole * moved(self.priced(num_examples), k),
+                sensitivity=whole * _in_round(self.priced(num_examples), k),
                 stddev=stddev,
                 drawn=None if is_output else stddev,
                 needs_exact_size=True,

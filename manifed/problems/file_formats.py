@@ -10,7 +10,7 @@ import importlib
 import math
 import traceback
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,6 +24,10 @@ from manifed.problems.data import DataSource, named
 
 Array = NDArray[np.float64]
 Format = Literal["csv", "npy", "npz", "parquet", "safetensors"]
+Found = Mapping[str, NDArray[Any]]
+"""Columns or arrays of a file by name, as many entries as examples in each."""
+Place = Callable[[int], str]
+"""Where in its file an example stands: "line 17" of example 15."""
 MOST_BYTES = 1 << 33
 """Of the arrays of one file, unpacked: what says that it holds more is refused unread."""
 
@@ -53,8 +57,7 @@ class Raw:
     """(n,) text or numbers."""
     features: Array
     """(n, number of feature columns)."""
-    place: Callable[[int], str]
-    """"line 17" of example 15."""
+    place: Place
 
 
 class Layout(DataSource):
@@ -86,11 +89,16 @@ class Layout(DataSource):
         return self.shape or (len(self.columns),)
 
     @property
+    def beside(self) -> tuple[str, ...]:
+        """Columns or arrays with one entry an example: features and, last, the label."""
+        return (*self.features, *([self.label] if self.label else []))
+
+    @property
     def has_gaps(self) -> bool:
         """Whether an empty cell, a null or NaN is an entry that was not seen."""
         raise NotImplementedError
 
-    def _is_text(self, name: str) -> bool:
+    def is_text(self, name: str) -> bool:
         """Whether a column or array holds text: labels, where the classes are text."""
         return name == self.label and bool(self.classes) and isinstance(self.classes[0], str)
 
@@ -108,12 +116,13 @@ class Layout(DataSource):
             raise BadFile(
                 path, f"expected a suffix of {known}, got {path.suffix!r}; set data.format"
             )
-        readers = {"csv": self._of_csv, "parquet": self._of_parquet}
         try:
             check_regular(path)
-            if kind in readers:
-                return readers[kind](path)
-            return self._of_arrays(path, _arrays(path, kind, self._arrays_wanted()))
+            if kind not in ("csv", "parquet"):
+                return self._of_arrays(path, _arrays(path, kind, (self.array, *self.beside)))
+            found, place = (_csv if kind == "csv" else _parquet)(path, self)
+            x = np.stack([found[name] for name in self.columns], axis=-1)
+            return self._checked(path, x.reshape(-1, *self.one_shape), found, place)
         except BadFile:
             raise
         except Exception as error:  # of any kind: these are parsers of bytes nobody vouches for
@@ -125,173 +134,140 @@ class Layout(DataSource):
                 what = f"expected a readable file, got {said!r}"
             raise BadFile(path, what) from None
 
-    # -- tables -----------------------------------------------------------------------------------
-    def _of_csv(self, path: Path) -> Raw:
-        values, lines, labels = array("d"), array("q"), list[str | float]()
-        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            reader = csv.reader(file, delimiter=self.delimiter, strict=True)
-            try:
-                header = next(reader, [])
-                places = self._places(path, header)
-                for row in filter(None, reader):
-                    line = reader.line_num
-                    "".join(row).encode()
-                    if len(row) != len(header):
-                        raise BadFile(
-                            path,
-                            f"expected {len(header)} cells as in the header, got {len(row)}; quote "
-                            "cells that hold the separator",
-                            place=f"line {line}",
-                        )
-                    for name in (*self.columns, *self.features):
-                        values.append(self._number(path, row[places[name]], line, name))
-                    if self.label is not None:
-                        cell = row[places[self.label]].strip()
-                        is_text = self._is_text(self.label)
-                        label = cell if is_text else self._number(path, cell, line, self.label)
-                        labels.append(label)
-                    lines.append(line)
-            except (csv.Error, UnicodeEncodeError) as error:
-                what = "expected UTF-8; save it as UTF-8"
-                if isinstance(error, csv.Error):
-                    what = f"expected csv, got {' '.join(str(error).split())}"
-                raise BadFile(path, what, place=f"line {reader.line_num}") from None
-        return self._of_table(path, np.array(values), labels, lambda i: f"line {lines[i]}")
+    def _of_arrays(self, path: Path, found: Found) -> Raw:
+        return self._checked(path, found.get(self.array), found, lambda i: f"example {i}")
 
-    def _number(self, path: Path, cell: str, line: int, column: str) -> float:
-        """A cell's number: "_" between digits and digits beyond ASCII are none, as in csv."""
-        text = cell.strip()
-        if not text and self.has_gaps and column in self.columns:
-            return math.nan
-        try:
-            return float(text if text.isascii() and "_" not in text else "text")
-        except ValueError:
-            what = "expected a number with a decimal point, got text"
-            if not text:
-                what = "expected a number, got an empty cell; fill it in or remove the row"
-            raise BadFile(path, what, place=f"line {line}", column=column) from None
-
-    def _places(self, path: Path, found: Sequence[str]) -> dict[str, int]:
-        """Where each column stands that is wanted, once each; the file's own are not quoted."""
-        if not found:
-            raise BadFile(
-                path, "expected a line of column names and rows below it, got an empty file"
-            )
-        names = [name.strip() for name in found]
-        wanted = (*self.columns, *self.features, *([self.label] if self.label else []))
-        for name in wanted:
-            if (count := names.count(name)) != 1:
-                hint = "; is data.delimiter right?" if len(names) == 1 else ""
-                raise BadFile(
-                    path,
-                    f"expected one column of this name, got {count} among {len(names)}; the first "
-                    f"line names the columns{hint}",
-                    column=name,
-                )
-        return {name: names.index(name) for name in wanted}
-
-    def _of_parquet(self, path: Path) -> Raw:
-        try:
-            types: Any = importlib.import_module("pyarrow").types
-            parquet: Any = importlib.import_module("pyarrow.parquet")
-        except ImportError:
-            raise BadFile(
-                path,
-                "parquet needs pyarrow, which is not installed; pip install 'manifed[parquet]'",
-            ) from None
-        with parquet.ParquetFile(path) as file:
-            wanted = self._places(path, file.schema_arrow.names)
-            if file.metadata.num_rows * 8 * len(wanted) > MOST_BYTES:
-                raise BadFile(path, f"expected at most {MOST_BYTES} bytes of numbers, got more")
-            table = file.read(columns=list(wanted))
-        for name in wanted:
-            column = table.column(name)
-            is_number = types.is_integer(column.type) or types.is_floating(column.type)
-            if not is_number and not self._is_text(name):
-                raise BadFile(path, f"expected integers or floats, got {column.type}", column=name)
-            if column.null_count and not (self.has_gaps and name in self.columns):
-                raise BadFile(
-                    path,
-                    f"expected a {'label' if name == self.label else 'number'}, got a missing "
-                    "value; fill it in or remove the row",
-                    place=f"row {column.is_null().to_pylist().index(True) + 1}",
-                    column=name,
-                )
-        numbers = [table.column(n).cast("float64", safe=False) for n in wanted if n != self.label]
-        values = np.stack([column.to_numpy() for column in numbers], axis=-1)
-        labels = table.column(self.label).to_pylist() if self.label is not None else []
-        if labels and self._is_text(self.label or ""):
-            labels = [str(label).strip() for label in labels]
-        return self._of_table(path, values, labels, lambda i: f"row {i + 1}")
-
-    def _of_table(
-        self, path: Path, numbers: Array, labels: list[Any], place: Callable[[int], str]
-    ) -> Raw:
-        """The examples of a table's columns and then features, and the labels beside them."""
-        width = len(self.columns)
-        table = numbers.reshape(-1, width + len(self.features))
-        found = dict(zip(self.features, table[:, width:].T, strict=True))
-        if self.label is not None:
-            found[self.label] = np.array(labels)
-        return self._checked(path, table[:, :width].reshape(-1, *self.one_shape), found, place)
-
-    # -- arrays -----------------------------------------------------------------------------------
-    def _arrays_wanted(self) -> list[str]:
-        named = (self.array, self.label, *self.features)
-        return [name for name in named if name is not None]
-
-    def _of_arrays(self, path: Path, found: Mapping[str, NDArray[Any]]) -> Raw:
-        """The examples of named arrays: their number first, then the shape of one.
+    def _checked(self, path: Path, x: NDArray[Any] | None, found: Found, place: Place) -> Raw:
+        """Examples ``x`` with the labels and features among ``found``, one an example.
 
         Raises:
             BadFile: for an array that is missing, or of another shape or type.
         """
-        for name in self._arrays_wanted():
-            if name not in found:
-                raise BadFile(path, f"expected an array {name!r}, got none of this name")
-        x = found[self.array]
-        if x.dtype.kind not in "iuf":
-            raise _other_array(path, self.array, "integers or floats", x.dtype.name)
-        if x.ndim != 1 + len(self.one_shape) or x.shape[1:] != self.one_shape:
-            wanted = ", ".join(["n", *map(str, self.one_shape)])
-            raise _other_array(path, self.array, f"shape ({wanted})", tuple(x.shape))
-        return self._checked(path, x, found, lambda i: f"example {i}")
-
-    def _checked(
-        self,
-        path: Path,
-        x: NDArray[Any],
-        found: Mapping[str, NDArray[Any]],
-        place: Callable[[int], str],
-    ) -> Raw:
-        """Examples ``x`` with the labels and features among ``found``, one an example."""
-        if not len(x):
+        count = len(x) if x is not None and x.ndim else 0
+        wanted = [(self.array, x, (count, *self.one_shape))]
+        for name, one, shape in wanted + [
+            (name, found.get(name), (count,)) for name in self.beside
+        ]:
+            kind, what = ("U", "text") if self.is_text(name) else ("iuf", "integers or floats")
+            if one is None or one.dtype.kind not in kind or one.shape != shape:
+                got = "none" if one is None else f"{one.dtype.name} of shape {one.shape}"
+                expected = f"{what} of shape (n, {', '.join(map(str, shape[1:]))})"
+                raise BadFile(path, f"array {name!r}: expected {expected}, got {got}")
+        if not count:
             raise BadFile(path, "expected at least one example, got none")
-        for name in (*self.features, *([self.label] if self.label else [])):
-            one, is_text = found[name], self._is_text(name)
-            if one.shape != (len(x),) or one.dtype.kind not in ("U" if is_text else "iuf"):
-                expected = f"one {'text' if is_text else 'number'} an example, shape ({len(x)},)"
-                got = f"{one.dtype.name} of shape {tuple(one.shape)}"
-                raise _other_array(path, name, expected, got)
         features = np.array([found[name] for name in self.features], dtype=np.float64)
         label = found[self.label] if self.label else None
-        return Raw(
-            path, np.array(x, dtype=np.float64), label, features.reshape(-1, len(x)).T, place
-        )
+        values = np.array(x, dtype=np.float64)
+        return Raw(path, values, label, features.reshape(-1, count).T, place)
 
 
-def _other_array(path: Path, name: str, expected: str, got: object) -> BadFile:
-    return BadFile(path, f"array {name!r}: expected {expected}, got {got}")
+# -- tables ---------------------------------------------------------------------------------------
+def _places(path: Path, layout: Layout, found: list[str]) -> dict[str, int]:
+    """Where each column stands that is wanted, once each; the file's own are not quoted."""
+    if not found:
+        raise BadFile(path, "expected a line of column names and rows below it, got an empty file")
+    names = [name.strip() for name in found]
+    wanted = (*layout.columns, *layout.beside)
+    for name in wanted:
+        if (count := names.count(name)) != 1:
+            hint = "; is data.delimiter right?" if len(names) == 1 else ""
+            raise BadFile(
+                path,
+                f"expected one column of this name, got {count} among {len(names)}; the first "
+                f"line names the columns{hint}",
+                column=name,
+            )
+    return {name: names.index(name) for name in wanted}
 
 
-def _arrays(path: Path, kind: str, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _csv(path: Path, layout: Layout) -> tuple[Found, Place]:
+    """The columns of a csv file that are wanted."""
+    values, lines, texts = array("d"), array("q"), list[str]()
+    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        reader = csv.reader(file, delimiter=layout.delimiter, strict=True)
+        try:
+            header = next(reader, [])
+            places = _places(path, layout, header)
+            numbers = [name for name in places if not layout.is_text(name)]
+            labels = [at for name, at in places.items() if layout.is_text(name)]
+            for row in filter(None, reader):
+                line = reader.line_num
+                "".join(row).encode()
+                if len(row) != len(header):
+                    raise BadFile(
+                        path,
+                        f"expected {len(header)} cells as in the header, got {len(row)}; quote "
+                        "cells that hold the separator",
+                        place=f"line {line}",
+                    )
+                for name in numbers:
+                    cell = row[places[name]].strip()
+                    try:  # "_" between digits and digits beyond ASCII are no number in csv
+                        values.append(float(cell if cell.isascii() and "_" not in cell else "text"))
+                    except ValueError:
+                        if not cell and layout.has_gaps and name in layout.columns:
+                            values.append(math.nan)
+                            continue
+                        what = "expected a number with a decimal point, got text"
+                        if not cell:
+                            what = "expected a number, got an empty cell; fill it in or remove it"
+                        raise BadFile(path, what, place=f"line {line}", column=name) from None
+                texts += [row[at].strip() for at in labels]
+                lines.append(line)
+        except (csv.Error, UnicodeEncodeError) as error:
+            what = "expected UTF-8; save it as UTF-8"
+            if isinstance(error, csv.Error):
+                what = f"expected csv, got {' '.join(str(error).split())}"
+            raise BadFile(path, what, place=f"line {reader.line_num}") from None
+    columns = np.array(values).reshape(-1, len(numbers)).T
+    found = dict.fromkeys(places, np.array(texts)) | dict(zip(numbers, columns, strict=True))
+    return found, lambda i: f"line {lines[i]}"
+
+
+def _parquet(path: Path, layout: Layout) -> tuple[Found, Place]:
+    """The columns of a parquet file that are wanted."""
+    try:
+        types: Any = importlib.import_module("pyarrow").types
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise BadFile(
+            path,
+            "parquet needs pyarrow, which is not installed; pip install 'manifed[parquet]'",
+        ) from None
+    with parquet.ParquetFile(path) as file:
+        wanted = _places(path, layout, file.schema_arrow.names)
+        if file.metadata.num_rows * 8 * len(wanted) > MOST_BYTES:
+            raise BadFile(path, f"expected at most {MOST_BYTES} bytes of numbers, got more")
+        table = file.read(columns=list(wanted))
+    found: dict[str, NDArray[Any]] = {}
+    for name in wanted:
+        column = table.column(name)
+        is_number = types.is_integer(column.type) or types.is_floating(column.type)
+        if not is_number and not layout.is_text(name):
+            raise BadFile(path, f"expected integers or floats, got {column.type}", column=name)
+        if column.null_count and not (layout.has_gaps and name in layout.columns):
+            raise BadFile(
+                path,
+                f"expected a {'label' if name == layout.label else 'number'}, got a missing "
+                "value; fill it in or remove the row",
+                place=f"row {column.is_null().to_pylist().index(True) + 1}",
+                column=name,
+            )
+        if layout.is_text(name):
+            found[name] = np.array([str(label).strip() for label in column.to_pylist()])
+        else:
+            found[name] = column.cast("float64", safe=False).to_numpy()
+    return found, lambda i: f"row {i + 1}"
+
+
+# -- arrays ---------------------------------------------------------------------------------------
+def _arrays(path: Path, kind: str, names: tuple[str, ...]) -> Found:
     """The named arrays that a file holds; an npy file holds the first one."""
     if kind == "safetensors":
         from safetensors import safe_open
 
         with safe_open(str(path), framework="np") as tensors:
-            there = set(tensors.keys())
-            return {name: tensors.get_tensor(name) for name in names if name in there}
+            return {name: tensors.get_tensor(name) for name in {*names} & {*tensors.keys()}}
     with path.open("rb") as file:
         found = np.load(file, allow_pickle=False)
         if kind == "npz":
@@ -316,7 +292,7 @@ def function(name: str) -> Callable[[Path], Any]:
     return found
 
 
-def _of_function(path: Path, name: str, layout: Layout) -> dict[str, NDArray[Any]]:
+def _of_function(path: Path, name: str, layout: Layout) -> Found:
     """The named arrays that the function ``name`` makes of a file.
 
     It returns a tensor, a mapping of tensors by name, or a ``torch.utils.data.Dataset`` of

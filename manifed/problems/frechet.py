@@ -6,13 +6,6 @@ with one singleton dimension, so what the manifold factorises of it is shared by
 clip measures the logarithms themselves: for a point off the manifold they are not 2 dist(x, z_j)
 long.
 
-On SPD matrices, with x = L L^T and whitened examples L^{-1} z_j L^{-T} = V_j diag(lambda_j) V_j^T,
-
-    sum_j w_j log_x z_j = L (sum_j w_j V_j diag(log lambda_j) V_j^T) L^T,
-
-so a weighted sum is one matrix product over all eigenvectors and one congruence, and |grad f_j| =
-2 |log lambda_j| comes from the same eigenproblems.
-
 The geometric median (Fletcher, Venkatasubramanian, Joshi, NeuroImage 2009) has the gradient
 -log_x z_j / dist(x, z_j) of norm 1: no record pulls harder than another, so a clip norm of 1 cuts
 nothing, whatever the data are. At x = z_j the gradient is taken as 0.
@@ -23,7 +16,6 @@ nothing, whatever the data are. At x = z_j the gradient is taken as 0.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
@@ -38,7 +30,7 @@ from manifed.manifolds.spd import SPD, SPDLogCholesky, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.problems.data import ExampleKind
 from manifed.problems.examples import Examples
-from manifed.problems.problem import FrozenProblem, Gradients, Optimum, Problem, check_points
+from manifed.problems.problem import FrozenProblem, Optimum, Problem, check_points
 from manifed.problems.statistics import LogSums
 
 Name = Literal["spd", "spd-log-euclidean", "spd-log-cholesky", "sphere", "lorentz", "poincare"]
@@ -166,15 +158,6 @@ class FrechetMean(OnPoints):
         """-2 log_x z_j, shape ``(..., n, *point)``."""
         return -2 * self._logs(x, examples)
 
-    def gradients(self, x: Tensor, examples: Examples) -> Gradients:
-        """Gradients of `rgrads`; on SPD matrices from one set of eigenproblems."""
-        if type(self.manifold) is not SPD:
-            return super().gradients(x, examples)
-        factor = torch.linalg.cholesky(x)
-        values, vectors = torch.linalg.eigh(_whitened(factor, examples["z"]))
-        slack = torch.as_tensor(self.manifold.norm_slack(x)).unsqueeze(-1)
-        return Eigenlogs(factor, values.log(), vectors, slack)
-
 
 class GeometricMedian(OnPoints):
     """The geometric median, whose gradients have norm 1 whatever the data are."""
@@ -199,41 +182,3 @@ def directions(logs: Tensor, norms: Tensor, ndim: int) -> Tensor:
     far = norms > 1e-9
     inverse = torch.where(far, 1.0 / torch.where(far, norms, 1.0), 0.0)
     return -inverse.reshape(*inverse.shape, *[1] * ndim) * logs
-
-
-@dataclass(frozen=True)
-class Eigenlogs:
-    """-2 L V_j diag(log lambda_j) V_j^T L^T; ``slack`` is what rounding adds to norms at x."""
-
-    factor: Tensor
-    logs: Tensor
-    vectors: Tensor
-    slack: Tensor
-
-    @property
-    def norms(self) -> Tensor:
-        """2 |log lambda_j| and what rounding adds in the metric at x, shape ``(..., n)``."""
-        return 2 * torch.linalg.vector_norm(self.logs, dim=-1) * (1.0 + self.slack)
-
-    def sum(self, weights: Tensor) -> Tensor:
-        """-2 sum_j weights_j log_x z_j, shape ``(..., m, m)``."""
-        *lead, n, m, _ = self.vectors.shape
-        spectrum = weights.unsqueeze(-1) * self.logs
-        stacked = self.vectors.transpose(-3, -2).reshape(*lead, m, n * m)
-        mean = torch.matmul(stacked * spectrum.reshape(*lead, 1, n * m), stacked.mT)
-        total = -2 * torch.matmul(torch.matmul(self.factor, mean), self.factor.mT)
-        return 0.5 * (total + total.mT)
-
-
-def _whitened(factor: Tensor, z: Tensor) -> Tensor:
-    """L^{-1} z_j L^{-T}, shape ``(..., n, m, m)``, by two products over all examples at once.
-
-    z_j is symmetric, so with C = L^{-T} (z_j C)^T = C^T z_j and both products act from the right.
-    """
-    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
-    inverse = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False).mT
-    n, m = z.shape[-3], z.shape[-1]
-    half = torch.matmul(z.reshape(*z.shape[:-3], n * m, m), inverse)
-    lead = half.shape[:-2]
-    turned = half.reshape(*lead, n, m, m).mT.reshape(*lead, n * m, m)
-    return torch.matmul(turned, inverse).reshape(*lead, n, m, m)

@@ -133,7 +133,8 @@ class Reading(OwnRows):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = super().__torch_function__(func, types, args, kwargs)
         given = {id(one) for one in tree_leaves((args, kwargs))} & set(self._known)
-        if not given or not any(isinstance(one, Tensor) for one in tree_leaves(made)):
+        leaves: list[Any] = tree_leaves(made)  # None where a tensor is written to
+        if not given or not any(one is None or isinstance(one, Tensor) for one in leaves):
             return made
         if func == Tensor.mT.__get__:  # pyright: ignore[reportAttributeAccessIssue]
             name, _, is_turned = self._known[given.pop()]

@@ -72,7 +72,6 @@ class ModuleProblem(Problem):
         model: takes a batch (b, *feature) and gives a tensor with one row an example.
         loss: "cross-entropy" (labels are class numbers), "mse", or a function of an output (1, *)
             and a label (1, *) that gives one number.
-        is_classifier: whether the largest output names a class; None: of cross-entropy.
         dtype: what the model computes in, float64 or float32. Norms, clips, sums, noise and points
             are float64 either way, so the bounds hold alike.
         clip_shares: of groups of parameters, by prefixes of their names (the longest counts, ""
@@ -92,7 +91,6 @@ class ModuleProblem(Problem):
         model: nn.Module,
         loss: str | Loss = "cross-entropy",
         *,
-        is_classifier: bool | None = None,
         dtype: torch.dtype = torch.float64,
         clip_shares: Mapping[str, float] | None = None,
     ) -> None:
@@ -102,7 +100,8 @@ class ModuleProblem(Problem):
         if isinstance(loss, str) and loss not in _LOSSES:
             raise ValueError(f"loss: expected one of {sorted(_LOSSES)} or a function, got {loss!r}")
         self.loss = _LOSSES[loss] if isinstance(loss, str) else loss
-        self.is_classifier = loss == "cross-entropy" if is_classifier is None else is_classifier
+        self.is_classifier = loss == "cross-entropy"
+        """Whether the largest output names a class."""
         self.model = deepcopy(model).to(torch.float64)
         self.dtype = dtype
         self.layout = Layout.of(self.model)

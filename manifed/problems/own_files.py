@@ -6,7 +6,6 @@ numbers and what becomes of what lies outside. Shapes and start points follow fr
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from manifed.errors import short
-from manifed.problems import rows as row_rules
 from manifed.problems.data import Dataset, ExampleKind, checksum
 from manifed.problems.examples import Examples
 from manifed.problems.file_formats import Array, BadFile, Layout, Raw, function
@@ -100,33 +98,32 @@ class FileData(Layout):
 
     @model_validator(mode="after")
     def _fits(self) -> "FileData":
-        for is_wrong, why in chain(self._faults_of_keys(), self._faults_of_numbers()):
+        for is_wrong, why in self._faults():
             if is_wrong:
                 raise ValueError(why)
         return self
 
-    def _faults_of_keys(self) -> Iterator[tuple[bool, str]]:
+    def _faults(self) -> Iterator[tuple[bool, str]]:
         """What may be wrong, one after the other: whether it is, and what is said then."""
-        kind, of, classes = self.examples, KINDS[self.examples], self.classes
+        kind, of, classes, columns = self.examples, KINDS[self.examples], self.classes, self.columns
         for name in sorted({key for each in KINDS.values() for key in each.takes} - {*of.takes}):
             is_given = getattr(self, name) != FileData.model_fields[name].default
             yield is_given, f"{name}: examples = {kind!r} take none"
         expected = f"outside: expected one of {list(of.outside)} with examples = {kind!r}, got "
         yield self.outside not in of.outside, f"{expected}{self.outside!r}"
         yield (
-            not self.columns and not self.shape,
+            not columns and not self.shape,
             "columns: expected the columns of a table, or shape = [...] of an array's examples",
         )
-        names = (*self.columns, *self.features, *([self.label] if self.label else []))
+        names = (*columns, *self.beside)
         yield (
             len(set(names)) != len(names) or not all(names),
             "columns: expected each column once, for one purpose, each with a name",
         )
         is_labelled = kind in ("regression", "classification")
         yield is_labelled and self.label is None, f"label: required with examples = {kind!r}"
-        needs_classes = self.label is not None and kind != "regression"
         yield (
-            bool(classes) != needs_classes,
+            bool(classes) != (self.label is not None and kind != "regression"),
             "classes: needs label, and label needs it: the public list of the label's values",
         )
         yield (
@@ -138,20 +135,15 @@ class FileData(Layout):
         yield not is_once, "classes: expected each class once, all texts or integers"
         yield self.rescale_to is not None and self.range is None, "rescale_to: needs range"
         yield (
-            self.outside == "project" and "row_norm" in of.takes and "range" in of.takes
-            and self.row_norm is None,
+            self.outside == "project" and self.row_norm is None and {*_BOUNDS} <= {*of.takes},
             "outside: 'project' needs row_norm, the radius of the sphere",
-        )  # fmt: skip
+        )
         if self.source is not None:
             try:
                 function(self.source)
             except ValueError as error:
                 yield True, f"source: {error}"
-
-    def _faults_of_numbers(self) -> Iterator[tuple[bool, str]]:
-        """Whether a shape or bound does not fit the other keys, and the refusal of it."""
-        shape, columns, kind = self.one_shape, self.columns, self.examples
-        size = np.prod(shape, dtype=float)
+        shape, size = self.one_shape, np.prod(self.one_shape, dtype=float)
         yield (
             min(shape) < 1 or size > 1 << 24,
             f"shape: expected sizes from 1 on, got {list(self.shape)}",
@@ -160,10 +152,9 @@ class FileData(Layout):
             bool(columns) and size != len(columns),
             f"shape: expected a shape of {len(columns)} columns, got {list(self.shape)}",
         )
-        wanted = KINDS[kind].shape
         yield (
-            len(shape) != len(wanted.split(",")) or (wanted == "[m, m]" and len({*shape}) > 1),
-            f"shape: examples = {kind!r} are of shape {wanted}, got {list(shape)}",
+            len(shape) != len(of.shape.split(",")) or (of.shape == "[m, m]" and len({*shape}) > 1),
+            f"shape: examples = {kind!r} are of shape {of.shape}, got {list(shape)}",
         )
         count = len(self.features)
         yield (
@@ -179,16 +170,16 @@ class FileData(Layout):
                 f"{name}: expected low < high, {1 / _LARGEST:g} apart at least and no larger than "
                 f"{_LARGEST:g}, got {short(list(interval or ()))}",
             )
-        is_each = self.range is not None and np.shape(self.range) != (2,)
-        count = len(self.range or ())
-        yield (
-            is_each and shape != (count,),
-            f"range: expected one pair, or one for each column of {list(shape)}, got {count}",
-        )
-        yield (
-            kind == "spd-matrices" and self.range is not None and self._bounds()[0] <= 0,
-            f"range: expected eigenvalues above 0, got {self.range}",
-        )
+        if self.range is not None:
+            yield (
+                np.shape(self.range) not in ((2,), (*shape, 2)),
+                f"range: expected one pair, or one for each column of {list(shape)}, got "
+                f"{len(self.range)}",
+            )
+            yield (
+                kind == "spd-matrices" and self._bounds()[0] <= 0,
+                f"range: expected eigenvalues above 0, got {self.range}",
+            )
 
     @property
     def has_gaps(self) -> bool:
@@ -198,13 +189,10 @@ class FileData(Layout):
     @property
     def provides(self) -> ExampleKind:
         """The kind of its examples."""
-        match KINDS[self.examples].provides:
-            case "rows" if self.label is not None:
-                return "labelled-rows"
-            case "spd-matrices" if self.label is not None:
-                return "labelled-spd-matrices"
-            case other:
-                return other
+        kind: Any = KINDS[self.examples].provides
+        if self.label is not None and kind in ("rows", "spd-matrices"):
+            kind = f"labelled-{kind}"
+        return kind
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -294,40 +282,41 @@ class FileData(Layout):
 
     def _examples(self, raw: Raw) -> Examples:
         values = self._entries(raw)
-        tensors: dict[str, NDArray[Any]] = {}
+        if self.examples in ("rows", "regression", "classification", "columns"):
+            values = self._rows(raw, values)
+        tensors: dict[str, NDArray[Any]] = {"z": values}
         match self.examples:
             case "spd-matrices":
                 bounds = None if self.range is None else self._bounds()
-                tensors["z"], is_outside = row_rules.positive_definite(values, bounds)
+                tensors["z"], is_outside = positive_definite(values, bounds)
                 what = "expected a symmetric positive definite matrix with eigenvalues inside " \
                     "data.range"  # fmt: skip
                 self._refuse(raw, is_outside, what, mend="project")
             case "signals":
-                tensors["z"] = row_rules.covariances(values, self.ridge, is_centred=self.is_centred)
+                tensors["z"] = covariances(values, self.ridge, is_centred=self.is_centred)
             case "hyperbolic-points":
-                found = row_rules.to_hyperboloid(values, self.coordinates, self.row_norm)
-                tensors["feature"], (tensors["target"], is_outside) = raw.features, found
+                target, is_outside = to_hyperboloid(values, self.coordinates, self.row_norm)
                 what = f"expected a point in {self.coordinates} coordinates, at most " \
                     "data.row_norm from the origin"  # fmt: skip
                 self._refuse(raw, is_outside, what, mend="project")
                 for name, column in zip(self.features, raw.features.T, strict=True):
                     self._refuse(raw, ~np.isfinite(column), _FINITE, name)
+                tensors = {"feature": raw.features, "target": target}
             case "sphere-points":
-                tensors["z"], length = row_rules.directions(values)
+                tensors["z"], length = directions(values)
                 self._refuse(raw, length == 0, "expected a direction, got a row of zeros")
                 is_off = np.abs(length - 1) > 1e-9
                 self._refuse(raw, is_off, "expected a row of length 1", mend="project")
             case "columns":
-                rows = self._rows(raw, values)
-                tensors["mask"] = (~np.isnan(rows)).astype(np.float64)
-                tensors["column"] = np.nan_to_num(rows, nan=0.0)
-                is_blank = tensors["mask"].sum(-1) == 0
+                is_seen = ~np.isnan(values)
+                tensors = {"mask": is_seen.astype(float), "column": np.nan_to_num(values, nan=0.0)}
+                is_blank = ~np.any(is_seen, axis=-1)
                 self._refuse(raw, is_blank, "expected at least one entry that was seen")
-            case "rows":
-                tensors["z"] = self._rows(raw, values)
             case "regression" | "classification":
                 ones = np.ones((len(values), int(self.has_intercept)))
-                tensors["feature"] = np.hstack([self._rows(raw, values), ones])
+                tensors = {"feature": np.hstack([values, ones])}
+            case "rows":
+                pass
         if raw.label is not None:
             name = "target" if self.examples == "regression" else "label"
             tensors[name] = self._labels(raw, raw.label)
@@ -360,8 +349,8 @@ class FileData(Layout):
         if self.row_norm is None:
             return rows
         if self.outside == "project":
-            return row_rules.directions(rows)[0] * self.row_norm
-        rows, is_long = row_rules.shortened(rows, self.row_norm)
+            return directions(rows)[0] * self.row_norm
+        rows, is_long = shortened(rows, self.row_norm)
         what = f"expected a row of length <= data.row_norm = {self.row_norm:g}"
         self._refuse(raw, is_long, what, mend="clip")
         return rows
@@ -375,9 +364,93 @@ class FileData(Layout):
             what = "expected a number inside data.label_range"
             self._refuse(raw, inside != values, what, self.label, mend="clip")
             return inside
-        index = np.full(len(label), -1.0)
-        for i, name in enumerate(self.classes):
-            index[label == name] = i
+        is_each = label[:, None] == np.array(self.classes)
         what = f"expected one of data.classes = {list(self.classes)}, got another label"
-        self._refuse(raw, index < 0, what, self.label)
+        self._refuse(raw, ~np.any(is_each, axis=-1), what, self.label)
+        index = is_each.argmax(-1).astype(float)
         return 2 * index - 1 if self.examples == "classification" else index
+
+
+# -- rules for one row ----------------------------------------------------------------------------
+# Each takes n rows and returns n rows and which of them were outside; no row changes another. A
+# bound that privacy relies on may depend on the config alone: no mean, deviation, rank or count of
+# the file is looked at.
+Flags = NDArray[np.bool_]
+_FARTHEST = 1e60
+"""Largest |space| of a point of the hyperboloid: no record is larger."""
+
+
+def directions(rows: Array) -> tuple[Array, Array]:
+    """Rows (n, d) over their lengths, and |row|, (n,): rows of length 1 for any finite row but 0.
+
+    In two steps, so that no square, sum or quotient overflows or vanishes; |row| may be infinite.
+    What is NaN counts as zero in the length, and stays.
+    """
+    with np.errstate(over="ignore"):
+        seen = np.abs(np.nan_to_num(rows, nan=0.0))
+        largest = seen.max(axis=-1, initial=0.0)
+        scale = np.where(largest > 0, largest, 1.0)
+        ratio = np.sqrt(np.square(seen / scale[:, None]).sum(-1))
+        ratio = np.where(largest > 0, ratio, 1.0)
+        return rows / scale[:, None] / ratio[:, None], largest * ratio
+
+
+def shortened(rows: Array, largest: float) -> tuple[Array, Flags]:
+    """Rows (n, d) longer than ``largest`` scaled down to it."""
+    unit, length = directions(rows)
+    is_long = length > largest * (1 + 1e-12)
+    return np.where(is_long[:, None], unit * largest, rows), is_long
+
+
+def positive_definite(z: Array, bounds: tuple[float, float] | None) -> tuple[Array, Flags]:
+    """Symmetric parts (n, m, m) with eigenvalues moved into ``bounds``.
+
+    Without bounds they are at least 1e-9 of the largest one, which must be positive. Outside are
+    matrices with an eigenvalue beyond the bounds by 1e-9 of it, or that are not symmetric to 1e-9.
+    """
+    symmetric = z / 2 + z.swapaxes(-1, -2) / 2
+    values, vectors = np.linalg.eigh(symmetric)
+    top = values[:, -1:]
+    least, most = (1e-9 * np.abs(top), np.full_like(top, np.inf))
+    if bounds is not None:
+        least, most = np.full_like(top, bounds[0]), np.full_like(top, bounds[1])
+    slack = 1e-9 * np.abs(values)
+    is_outside = ((values < least - slack) | (values > most + slack) | (values <= 0)).any(-1)
+    is_outside |= np.abs(z - symmetric).max((-2, -1)) > 1e-9 * np.abs(symmetric).max((-2, -1))
+    made = (vectors * np.clip(values, least, most)[:, None, :]) @ vectors.swapaxes(-1, -2)
+    kept = np.where(is_outside[:, None, None], (made + made.swapaxes(-1, -2)) / 2, symmetric)
+    return kept, is_outside
+
+
+def covariances(signals: Array, ridge: float, *, is_centred: bool) -> Array:
+    """X X^T / t + ridge I of each signal X (channels, t), less its own mean over t if asked.
+
+    Not finite where a square is not.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        if is_centred:
+            signals = signals - signals.mean(-1, keepdims=True)
+        z = signals @ signals.swapaxes(-1, -2) / signals.shape[-1]
+        return (z + z.swapaxes(-1, -2)) / 2 + ridge * np.eye(signals.shape[1])
+
+
+def to_hyperboloid(rows: Array, coordinates: str, largest: float | None) -> tuple[Array, Flags]:
+    """Points (n, d + 1) of the hyperboloid, and which were off it or farther out than ``largest``.
+
+    ``rows`` are coordinates in the Poincaré ball (n, d) or on the hyperboloid (n, d + 1), time
+    first; ``largest`` bounds the distance from the origin. What is outside moves along its ray.
+    """
+    if coordinates == "poincare":
+        direction, radius = directions(rows)
+        distance = 2 * np.arctanh(np.minimum(radius, 1 - 1e-9))
+        is_outside = radius >= 1 - 1e-9
+    else:
+        direction, radius = directions(rows[:, 1:])
+        distance = np.arcsinh(np.minimum(radius, _FARTHEST))
+        time = np.hypot(1.0, radius)
+        is_outside = ~(np.abs(rows[:, 0] - time) <= 1e-9 * time) | (radius > _FARTHEST)
+    if largest is not None:
+        is_outside |= distance > largest * (1 + 1e-12)
+        distance = np.minimum(distance, largest)
+    space = np.sinh(distance)[:, None] * direction
+    return np.hstack([np.cosh(distance)[:, None], space]), is_outside

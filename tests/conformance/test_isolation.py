@@ -22,7 +22,7 @@ from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Ask, Query
 from manifed.oracles.sums import correction_sum, gradient_sum, keeps_rows_apart, sum_of_good
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.problems import rows as row_rules
+from manifed.problems import own_files
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares, LinearModel
 from manifed.problems.rows import squared_norms
@@ -240,12 +240,12 @@ def test_squared_lengths_are_those_of_a_row_alone(width, dtype):
 @pytest.mark.parametrize(
     "rule",
     [
-        row_rules.directions,
-        lambda rows: row_rules.shortened(rows, 2.0),
-        lambda rows: row_rules.to_hyperboloid(rows, "hyperboloid", 2.0),
-        lambda rows: row_rules.to_hyperboloid(rows / 20, "poincare", 2.0),
-        lambda rows: row_rules.positive_definite(rows[:, :16].reshape(-1, 4, 4), None),
-        lambda rows: (row_rules.covariances(rows[:, :16].reshape(-1, 4, 4), 0.1, is_centred=True),),
+        own_files.directions,
+        lambda rows: own_files.shortened(rows, 2.0),
+        lambda rows: own_files.to_hyperboloid(rows, "hyperboloid", 2.0),
+        lambda rows: own_files.to_hyperboloid(rows / 20, "poincare", 2.0),
+        lambda rows: own_files.positive_definite(rows[:, :16].reshape(-1, 4, 4), None),
+        lambda rows: (own_files.covariances(rows[:, :16].reshape(-1, 4, 4), 0.1, is_centred=True),),
     ],
 )
 def test_a_row_of_a_file_becomes_the_same_whatever_stands_beside_it(rule):

@@ -97,7 +97,8 @@ def relu_module(count: int) -> Callable[[int], tuple[Problem, Tensor, Examples]]
             last.weight.copy_(normal(2, HIDDEN, seed=seed + 1))
         rows = near_kinks(count, first.weight.detach().double(), seed)
         network = nn.Sequential(first, nn.ReLU(), last)
-        problem = ModuleProblem(network, picky_cross_entropy, is_classifier=True)
+        problem = ModuleProblem(network, picky_cross_entropy)
+        problem.is_classifier = True
         return problem, problem.start, labelled("feature", rows, torch.zeros(count).long())
 
     return make

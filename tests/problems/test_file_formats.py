@@ -62,7 +62,7 @@ def test_text_labels_are_read_from_every_format_that_has_text(tmp_path):
     for suffix in (".csv", ".npz"):
         path = write(tmp_path / f"site{suffix}", y=np.array(["yes", "no"]))
         assert data.read(path)["label"].tolist() == [1, -1]
-    with pytest.raises(BadFile, match="expected one text an example"):
+    with pytest.raises(BadFile, match="expected text of shape"):
         data.read(write(tmp_path / "numbers.npz"))
 
 

@@ -12,7 +12,7 @@ from manifed.problems.frechet import FrechetMean
 from manifed.problems.hyperbolic import kernel_weights
 from manifed.problems.linear import Logistic
 from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle
-from manifed.problems.problem import Vectors, client_weights
+from manifed.problems.problem import client_weights
 from manifed.problems.rows import sum_scaling
 from manifed.problems.synthetic import lognormal_spd
 from reproduction.matrix_completion import MatrixCompletion
@@ -61,17 +61,6 @@ def test_principal_angle_is_accurate_near_zero_and_near_a_right_angle():
         turned = math.cos(angle) * basis[:, 1] + math.sin(angle) * basis[:, 2]
         y = torch.stack([basis[:, 0], turned], dim=-1)
         assert float(principal_angle(basis[:, :2], y)) == pytest.approx(angle, rel=1e-9)
-
-
-def test_the_shared_factor_changes_no_value_of_the_spd_mean():
-    z = torch.tensor(lognormal_spd(30, 5, np.random.default_rng(0), condition=1e6))
-    shard, x, problem = rows_of(z[:29]), z[29], FrechetMean(SPD())
-    weights = torch.rand(29, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    squares = SPD().dist(x.unsqueeze(0), shard["z"]).square()
-    assert torch.allclose(squares, problem.losses(x, shard), rtol=1e-9)
-    plain = Vectors(SPD(), x, problem.rgrads(x, shard)).sum(weights)
-    gap = plain - problem.gradients(x, shard).sum(weights)
-    assert float(SPD().norm(x, gap)) <= 1e-9 * float(SPD().norm(x, plain))
 
 
 def test_the_mean_of_many_ill_conditioned_matrices_is_stationary():

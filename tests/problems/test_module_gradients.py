@@ -38,17 +38,6 @@ class Sequence(nn.Module):
         return self.same(torch.tanh(self.same(hidden))).sum(1)
 
 
-class Shared(nn.Module):
-    """A weight that is used outside its layer, too."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, CLASSES)
-
-    def forward(self, feature):
-        return torch.tanh(self.layer(feature)) + feature @ self.layer.weight.mT
-
-
 class Beyond(nn.Module):
     """A weight that is used outside its layer, too, but where features are large alone."""
 
@@ -163,7 +152,6 @@ def convolutional():
 OTHERS = {
     "sequence": (Sequence, lambda: tokens(5, 6)),
     "hooked": (hooked, lambda: normals(5, 6)),
-    "shared": (Shared, lambda: normals(5, 6)),
     "beyond": (Beyond, lambda: 100 * normals(5, 6)),
     "unusual": (Unusual, lambda: normals(5, 6)),
     "tied": (Tied, lambda: tokens(5, 3) % 6),
@@ -174,7 +162,6 @@ OTHERS = {
 }
 DIFFERENTIATED = {
     "everything": {"frame", "ball", "scale"},
-    "shared": {"layer.weight"},
     "beyond": {"layer.weight"},
     "unusual": {f"{name}.{k}" for name in ("idle", "single") for k in ("weight", "bias")},
     "tied": {"table.weight"},

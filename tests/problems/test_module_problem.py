@@ -91,7 +91,8 @@ def test_a_record_that_makes_the_model_raise_adds_nothing_and_stops_nobody(bad, 
     }
     rows[where][-1] = bad
     ndim = {"feature": 1, "label": 0}
-    problem = ModuleProblem(Tokens(), functional.nll_loss, is_classifier=True)
+    problem = ModuleProblem(Tokens(), functional.nll_loss)
+    problem.is_classifier = True
     found = []
     for n in (6, 5):
         shard = Examples({k: t[:n] for k, t in rows.items()}, ndim)
