@@ -14,7 +14,7 @@ from manifed.cli.launch import Request, _networked, launch
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.experiment.plugins import NOTED, VARIABLE, sha256_of
-from manifed.flower.run_config import experiment_of, run_saved_config
+from manifed.flower.run_config import experiment_of, run_config_of
 from manifed.problems.data import FOLDERS
 from manifed.runs.evidence import saved_config
 from manifed.runs.export import viewed
@@ -144,7 +144,7 @@ def test_a_run_config_adds_no_folder(places, monkeypatch):
     grow(places.c)
     with pytest.raises(ConfigError, match="No module named 'meadow'"):
         experiment_of({"experiment": str(config_in(places.a))})
-    text = run_saved_config(load(config_in(places.a), ["name='another'"]))
+    text = run_config_of(load(config_in(places.a), ["name='another'"]))
     sys.modules.pop("meadow")
     monkeypatch.setenv(FOLDERS, "")
     monkeypatch.setattr(sys, "path", without(places))
@@ -164,7 +164,7 @@ def test_whoever_runs_a_config_here_consents_for_the_nodes_that_the_command_play
 
     monkeypatch.setattr(launching, "engine", lambda kind: play)
     with pytest.raises(ConfigError, match="MANIFED_PLUGINS"):
-        experiment_of(run_saved_config(config))
+        experiment_of(run_config_of(config))
     config = load(config_in(places.a), ["engine.kind='ray'"])
     _networked(config, Request(str(config_in(places.a))))
     assert seen == [config]
