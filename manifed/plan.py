@@ -51,7 +51,7 @@ def example_mechanism(setting: Setting, sizes: Sizes) -> ExampleMechanism:
 
         if privacy.target is not None:
             _check_delta(setting, privacy.target.delta, sizes, "privacy.target.delta")
-        return masked_mechanism(setting, min(sizes), planned_draws(setting))
+        return masked_mechanism(setting, min(sizes), _planned_draws(setting))
     bare = _bare(privacy)
     if privacy.kind == "none":
         return bare
@@ -131,7 +131,7 @@ def _calibrated(
     def tariff(multiplier: float) -> Tariff:
         mechanism = bare.model_copy(update={"noise": Noise(multiplier=multiplier)})
         alike = (size,) * (len(federation.cohort.probabilities) or 1)
-        return tariff_of(setting, alike, mechanism, None, tuple(sorted(set(sizes))))
+        return _tariff_of(setting, alike, mechanism, None, tuple(sorted(set(sizes))))
 
     return _search(tariff, named(rule.adversary), federation.num_rounds, rule)
 
@@ -166,7 +166,7 @@ def _check_delta(setting: Setting, delta: float, sizes: Sizes, field: str) -> No
 
 
 # -- what clients release, round by round ----------------------------------------------------
-def releases(
+def _releases(
     setting: Setting, mechanism: ExampleMechanism, size: int, server_round: int
 ) -> tuple[Release, ...]:
     """What a client with so many examples releases in a round."""
@@ -179,13 +179,13 @@ def is_scheduled(setting: Setting) -> bool:
     return setting.training.is_scheduled or (held is not None and held.every > 1)
 
 
-def planned_draws(setting: Setting) -> int:
+def _planned_draws(setting: Setting) -> int:
     """The most draws that the rounds can need, retries included, no crash counted."""
     return setting.federation.num_rounds * setting.federation.replies.attempts
 
 
 @lru_cache(maxsize=16)
-def blocks_of(setting: Setting, sizes: Sizes) -> tuple[Block, ...]:
+def _blocks_of(setting: Setting, sizes: Sizes) -> tuple[Block, ...]:
     """The rounds that one line of the ledger pays for, of clients of these sizes.
 
     Each is charged as its dearest round. Which that is does not depend on how much noise there is:
@@ -198,12 +198,12 @@ def blocks_of(setting: Setting, sizes: Sizes) -> tuple[Block, ...]:
     noise = {"noise": Noise(multiplier=1.0)}
     unit = _bare(setting.privacy).model_copy(update=noise)
     each = (
-        {size: releases(setting, unit, size, r) for size in sizes} for r in range(1, rounds + 1)
+        {size: _releases(setting, unit, size, r) for size in sizes} for r in range(1, rounds + 1)
     )
     return tuple(blocks(each, setting.federation.reserve_rounds or 1))
 
 
-def tariff_of(
+def _tariff_of(
     setting: Setting,
     sizes: Sizes,
     client: ExampleMechanism,
@@ -217,7 +217,7 @@ def tariff_of(
     lines = (Block(1, 1, {}),)
     if setting.privacy.kind != "example-level" or not is_scheduled(setting):
         return Tariff((_terms(setting, sizes, client, server, lines[0]),))
-    lines = blocks_of(setting, cut or tuple(sorted(set(sizes))))
+    lines = _blocks_of(setting, cut or tuple(sorted(set(sizes))))
     lengths = tuple(one.last - one.first + 1 for one in lines) if _may_reserve(setting) else ()
     terms = tuple(_terms(setting, sizes, client, server, line) for line in lines)
     return Tariff(terms, lengths, setting.federation.replies.attempts)
@@ -237,7 +237,7 @@ def _terms(
     clients = tuple(
         ClientReleases(
             partitions=tuple(owners),
-            releases=line.charged(size, lambda r, n=size: releases(setting, client, n, r)),
+            releases=line.charged(size, lambda r, n=size: _releases(setting, client, n, r)),
         )
         for size, owners in by_size.items()
     )
@@ -348,9 +348,10 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
     if privacy.kind == "none":
         tariff = Tariff((Terms(population=federation.num_clients),))
         facts = {"kind": "none", "noise_source": None}
-        return Promise(tariff, planned_draws(setting), facts=facts)
+        return Promise(tariff, _planned_draws(setting), facts=facts)
     delta = reporting_delta(setting)
-    tariff = tariff_of(setting, sizes, example_mechanism(setting, sizes), client_mechanism(setting))
+    client = example_mechanism(setting, sizes)
+    tariff = _tariff_of(setting, sizes, client, client_mechanism(setting))
     if privacy.noise.kind != "published" and delta is not None:  # the papers' own settings break it
         _check_delta(setting, delta, sizes, "privacy.delta")
     kept, adversaries = setting.training.kept_noise, (SERVER, EXTERNAL)
@@ -362,10 +363,10 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
     if setting.server_update.may_disclose:
         from manifed.masked_plan import after_dropout
 
-        disclosing = partial(after_dropout, setting, example_mechanism(setting, sizes), sizes)
+        disclosing = partial(after_dropout, setting, client, sizes)
     promise = Promise(
         tariff,
-        federation.num_rounds if tariff.is_by_round else planned_draws(setting),
+        federation.num_rounds if tariff.is_by_round else _planned_draws(setting),
         adversaries,
         delta,
         budget_of(setting),

@@ -81,7 +81,7 @@ class NoPrivacy(Frozen):
     """Of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
 
 
-class Released(Frozen):
+class _Released(Frozen):
     """How noise is drawn, and what may be spent."""
 
     delta: float | None = Field(default=None, gt=0, lt=1)
@@ -94,7 +94,7 @@ class Released(Frozen):
     """Budget; None: a target's own epsilon, else none. When a run stops: privacy/tariff.py."""
 
 
-class Protection(Released):
+class _Protection(_Released):
     """What a short form makes of ``epsilon`` and ``delta``: a release under a target."""
 
     if TYPE_CHECKING:  # a type checker cannot see the short form
@@ -120,7 +120,7 @@ class Protection(Released):
         return {"l2_norm_clip": 1.0, "noise_source": "os", **rest, "noise": noise}
 
 
-class ExampleLevel(Protection):
+class ExampleLevel(_Protection):
     """Every example is protected: clients clip and noise their gradients.
 
     ``ExampleLevel(epsilon=2, delta=1e-5)`` is short for a release under that target.
@@ -154,7 +154,7 @@ class ExampleLevel(Protection):
         return {**table, "l2_norm_clip": length}
 
 
-class ClientLevel(Protection):
+class ClientLevel(_Protection):
     """Every client is protected: uploads are clipped and the server's average is noised.
 
     ``ClientLevel(epsilon=2, delta=1e-5)`` is short for a release under that target.
@@ -172,7 +172,7 @@ class ClientLevel(Protection):
     """How much noise, as a multiplier or from a target."""
 
 
-class GivenNoise(Frozen):
+class _GivenNoise(Frozen):
     """Noise given by its standard deviations."""
 
     kind: Literal["stddev"] = "stddev"
@@ -194,7 +194,7 @@ class MaskTarget(Frozen):
     """No key of a target: masks have two deviations."""
 
 
-class CorrelatedNoise(Released):
+class CorrelatedNoise(_Released):
     """Every node noises its own message, in part by masks that cancel between neighbours (DECOR).
 
     Either ``noise_stddev`` and ``mask_stddev``, on the scale of a message (a mean gradient), or a
@@ -237,9 +237,9 @@ class CorrelatedNoise(Released):
         return self
 
     @property
-    def noise(self) -> GivenNoise | MaskTarget:
+    def noise(self) -> _GivenNoise | MaskTarget:
         """How the noise is said."""
-        return self.target or GivenNoise()
+        return self.target or _GivenNoise()
 
     @property
     def neighboring_relation(self) -> NeighboringRelation:

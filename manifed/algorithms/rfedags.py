@@ -122,7 +122,7 @@ class RFedAGS(MappedSteps, ServerUpdate):
             )
         if privacy == "example-level" and cohort.kind != "all" and given is None:
             raise ValueError(
-                "training.participation: required with drawn cohorts and 'example-level' privacy: "
-                "an estimate carries who took part into later rounds, which nothing prices; give "
-                f"{min(rates):g} or less"
+                f"training.participation: required with {cohort.kind!r} cohorts and 'example-level'"
+                " privacy: an estimate carries who took part into later rounds, which nothing "
+                f"prices; give {min(rates):g} or less"
             )

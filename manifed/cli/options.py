@@ -88,12 +88,13 @@ SHARE = Number(0, 1, min_open=True, max_open=True)
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a table in Markdown, a row a mapping, its columns as wide as their widest cells."""
-    header = [key.replace("_", " ") for key in rows[0]]
-    table = [header, ["-" * len(key) for key in header]]
+    table = [[key.replace("_", " ") for key in rows[0]]]
     for row in rows:
-        said = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in row.values())
+        known = ("-" if one is None else one for one in row.values())
+        said = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in known)
         table.append([cell.replace("|", "/") for cell in said])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    table.insert(1, ["-" * width for width in widths])
     for row in table:
         typer.echo(f"| {' | '.join(map(str.ljust, row, widths))} |")
 

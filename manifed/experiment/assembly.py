@@ -182,7 +182,7 @@ def made_up_examples(config: Experiment, num_examples: int = 1) -> Examples:
         raise ConfigError(f"data: {error}") from None
 
 
-def own_size(config: Experiment, partition: int, declared: int | None = None) -> int | None:
+def _own_size(config: Experiment, partition: int, declared: int | None = None) -> int | None:
     """N_i of one client, public; None where the config names the data, and counts them.
 
     ``declared`` is what the site says in its own config.
@@ -215,7 +215,7 @@ def own_examples(
             examples than N_i where no neighbouring dataset has one.
     """
     if isinstance(config.data, SiteData):
-        examples = _read(config, partition, path, own_size(config, partition, declared))
+        examples = _read(config, partition, path, _own_size(config, partition, declared))
     else:
         examples = load_shards(config).examples[partition]
     return _checked(config, partition, examples)
@@ -275,7 +275,7 @@ def check_shards(config: Experiment) -> None:
             own_examples(config, partition)
 
 
-def dtype_of(config: Experiment) -> torch.dtype:
+def _dtype_of(config: Experiment) -> torch.dtype:
     """Of points, vectors and records."""
     return {"float64": torch.float64, "float32": torch.float32}[config.engine.dtype]
 
@@ -288,9 +288,9 @@ def client_setup(config: Experiment, sizes: Sizes | None = None) -> ClientSetup:
     return ClientSetup(problem, config.training, mechanism, setting.held_out)
 
 
-def halves(config: Experiment, examples: Examples) -> tuple[Examples, Examples | None]:
+def _halves(config: Experiment, examples: Examples) -> tuple[Examples, Examples | None]:
     """(for training, held out) of a client's examples; None without private evaluation."""
-    held, privacy, dtype = config.setting.held_out, config.privacy, dtype_of(config)
+    held, privacy, dtype = config.setting.held_out, config.privacy, _dtype_of(config)
     if held is None or privacy.kind == "none":
         return examples.to(dtype), None
     both = held.split(examples, privacy.neighboring_relation, config.federation.seed)
@@ -302,9 +302,9 @@ def own_node(
     config: Experiment, partition: int, path: Path | None = None, declared: int | None = None
 ) -> Node:
     """What one node brings to a run, from its own file alone (see `own_examples`)."""
-    size, facts = own_size(config, partition, declared), facts_of(config)
+    size, facts = _own_size(config, partition, declared), facts_of(config)
     examples = own_examples(config, partition, path, declared)
-    shard, hold_out = halves(config, examples)
+    shard, hold_out = _halves(config, examples)
     own = None if size is None or facts.declared is not None else (size,)
     return Node(
         client_setup(config, own),
@@ -313,7 +313,7 @@ def own_node(
         sha256(config),
         facts.point_shape,
         config.setting.client_source,
-        dtype=dtype_of(config),
+        dtype=_dtype_of(config),
         declared=len(examples) if size is None else size,
         hold_out=hold_out,
     )
@@ -351,13 +351,13 @@ def side_of(
 def _side(
     config: Experiment, examples: Sequence[Examples], sizes: Sizes, point_shape: tuple[int, ...]
 ) -> ClientSide:
-    both, clients = [halves(config, one) for one in examples], config.federation.num_clients
+    both, clients = [_halves(config, one) for one in examples], config.federation.num_clients
     return ClientSide(
         client_setup(config, sizes),
         tuple(shard for shard, _ in both),
         point_shape,
         config.setting.client_source,
-        dtype=dtype_of(config),
+        dtype=_dtype_of(config),
         num_examples=sizes,
         hold_outs=tuple(held for _, held in both if held is not None),
         rate=config.federation.cohort.expected_size(clients) / clients,
@@ -389,7 +389,7 @@ def initial_point(config: Experiment) -> Tensor:
         x = config.problem.first_point(facts.problem, facts.point_shape, generator)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return x.to(dtype_of(config))
+    return x.to(_dtype_of(config))
 
 
 def check_first_update(config: Experiment) -> None:
@@ -411,7 +411,7 @@ def check_first_update(config: Experiment) -> None:
         setup, whole = client_setup(config, sizes), made_up_examples(config, sizes[0])
     else:
         setup, (whole,) = client_setup(config), _examples(config, range(1), ())
-    shard, _ = halves(config, whole)
+    shard, _ = _halves(config, whole)
     x, source, manifold = initial_point(config), NoiseSource.from_seed(0), setup.problem.manifold
     try:
         state, memory = server.start(x), training.initial_memory(x)

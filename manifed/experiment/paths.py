@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from manifed.errors import ConfigError, one_line, short
 from manifed.experiment.plugins import Kinds, is_plugin
 
-Model = type[BaseModel]
-Options = dict[str | None, Model | Kinds]
+_Model = type[BaseModel]
+_Options = dict[str | None, _Model | Kinds]
 """The tables that may stand at a field, by kind; None is the kind of a table without kinds."""
 
 
@@ -24,16 +24,16 @@ class Place(NamedTuple):
     """A user's path into an experiment, and the tables that could stand there."""
 
     path: str
-    model: Model | None
+    model: _Model | None
     """The table that was chosen, or the only one; None: none was."""
-    options: Options
+    options: _Options
 
-    def models(self) -> list[Model]:
+    def models(self) -> list[_Model]:
         """All tables that could stand there, those of plug-ins aside."""
         return [found for kind in self.options if (found := table_at(self.options, kind))]
 
 
-def options(annotation: Any) -> Options:
+def options(annotation: Any) -> _Options:
     """The tables that an annotation admits, in tuples and unions too."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         field = annotation.model_fields.get("kind")
@@ -48,7 +48,7 @@ def options(annotation: Any) -> Options:
     return {k: m for member in get_args(annotation) for k, m in options(member).items()}
 
 
-def table_at(found: Options, kind: str | None) -> Model | None:
+def table_at(found: _Options, kind: str | None) -> _Model | None:
     """The table that a kind tells, a plug-in's too; None: there is none of that kind."""
     home = next(iter(found.values()), None) if is_plugin(kind) else found.get(kind)
     try:
@@ -57,14 +57,14 @@ def table_at(found: Options, kind: str | None) -> Model | None:
         return None
 
 
-def place_of(location: Sequence[int | str], root: Model) -> Place:
+def place_of(location: Sequence[int | str], root: _Model) -> Place:
     """The place of a pydantic error location in a table that ``root`` parses."""
-    parts, found = list[str](), Options()
-    model: Model | None = root
+    parts, found = list[str](), _Options()
+    model: _Model | None = root
     for part in location:
         if model is None and not isinstance(part, int) and (chosen := table_at(found, part)):
             model = chosen
-            found = Options({part: chosen}) if is_plugin(part) else found
+            found = _Options({part: chosen}) if is_plugin(part) else found
             continue
         parts.append(one_line(str(part), 80))
         if model is not None and not isinstance(part, int):
@@ -83,7 +83,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 # -- what pydantic refuses -------------------------------------------------------------------
-def fault(error: ValidationError, root: Model) -> str:
+def fault(error: ValidationError, root: _Model) -> str:
     """What is wrong first: field, value, what is expected, and the nearest name."""
     first = error.errors(include_url=False)[0]
     where, context = (place := place_of(first["loc"], root)).path, first.get("ctx", {})

@@ -327,7 +327,7 @@ class Components:
 
 
 COMPLETION = "reproduction.matrix_completion:MatrixCompletion"
-SCORES = 1.5
+_SCORES = 1.5
 """Standard deviation of the scores a_j^T x of a logistic model that is worth fitting."""
 _EXPLAINED = 0.5
 """Share of the variance of a target that least squares explains."""
@@ -410,10 +410,10 @@ def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Guess | No
 def _logistic(values: Array) -> Flat:
     """Logistic regression whose scores are normal, and whose model is true."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(61)
-    chance = 1 / (1 + np.exp(-SCORES * nodes))
+    chance = 1 / (1 + np.exp(-_SCORES * nodes))
     weights = weights / weights.sum()
     bend = float((weights * chance * (1 - chance)).sum())
     surprise = -chance * np.log(chance) - (1 - chance) * np.log1p(-chance)
-    away = np.full(len(values), SCORES**2 / values.sum())
+    away = np.full(len(values), _SCORES**2 / values.sum())
     found = float((weights * surprise).sum())
     return Flat(bend * values, away, found, smoothness=float(values.sum()) / 4)

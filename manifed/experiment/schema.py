@@ -58,7 +58,7 @@ DATA = Kinds(
         "scaled-identities": "problems.synthetic:ScaledIdentities",
     },
 )
-TRAINING = Kinds(
+_TRAINING = Kinds(
     ClientUpdate,
     {
         "rsgd": "algorithms.rsgd:RSGD",
@@ -78,7 +78,7 @@ TRAINING = Kinds(
         "noisy-gram": "algorithms.one_shot:NoisyGram",
     },
 )
-STRATEGY = Kinds(ServerUpdate, {"tangent-mean": "algorithms.tangent_mean:TangentMean"})
+_STRATEGY = Kinds(ServerUpdate, {"tangent-mean": "algorithms.tangent_mean:TangentMean"})
 
 
 class Output(Frozen):
@@ -119,9 +119,9 @@ class Experiment(Frozen):
     """Where examples come from."""
     federation: Federation
     """Clients, rounds, cohorts."""
-    training: Annotated[ClientUpdate, TRAINING]
+    training: Annotated[ClientUpdate, _TRAINING]
     """The algorithm: what a client does in a round."""
-    strategy: Annotated[ServerUpdate, STRATEGY] | None = None
+    strategy: Annotated[ServerUpdate, _STRATEGY] | None = None
     """The server update of a client update that has none of its own; None: the tangent mean."""
     privacy: Privacy = NoPrivacy()
     """Who is protected, how much, and by which noise; left out: nobody."""

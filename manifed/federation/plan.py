@@ -14,7 +14,7 @@ from manifed.algorithms.algorithm import (
     State,
 )
 from manifed.federation.cohorts import Cohort, Everyone
-from manifed.federation.held_out import EVALUATE, PrivateEvaluation
+from manifed.federation.held_out import PrivateEvaluation
 from manifed.federation.replies import Failure, ReplyPolicy
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
@@ -52,11 +52,6 @@ class Plan:
     """What is asked of hold-outs at the end of some rounds."""
     last_priced: int | None = None
     """The last round that the promise prices, where rounds cost different amounts; None: any."""
-
-    def phases_in(self, server_round: int) -> tuple[Phase, ...]:
-        """The exchanges of a round."""
-        is_due = self.evaluation is not None and self.evaluation.is_due(server_round)
-        return (*self.phases, EVALUATE) if is_due else self.phases
 
     def of_setup(self) -> "Plan":
         """The plan of the exchanges before round 1."""

@@ -278,7 +278,8 @@ def begin(
             f"round {server_round}"
         )
     cohort = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
-    phases = plan.phases_in(server_round)
+    is_due = plan.evaluation is not None and plan.evaluation.is_due(server_round)
+    phases = (*plan.phases, EVALUATE) if is_due else plan.phases
     return Attempt(plan, server_round, attempt, cohort, cohort, state, phases)
 
 

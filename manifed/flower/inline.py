@@ -7,6 +7,7 @@ Flower's simulation), and every receiver gets record containers of its own.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from itertools import count
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -95,9 +96,9 @@ class InlineGrid(OwnGrid):
             reason = f"Expected a node out of {_FIRST_NODE}.., got {node}"
             return Message(Error(ErrorCode.NODE_UNAVAILABLE, reason), reply_to=message)
         context = self._contexts[node]
-        before = _own_containers(context.state)
+        before = deepcopy(context.state)
         own = Message(  # pyright: ignore[reportCallIssue]  # a form without an overload
-            _own_containers(message.content), metadata=message.metadata
+            deepcopy(message.content), metadata=message.metadata
         )
         try:
             reply = self._app(own, context)
@@ -110,14 +111,3 @@ class InlineGrid(OwnGrid):
             context.state = before
             reason = f"{type(error).__name__}: {error}"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-
-
-def _own_containers(content: RecordDict) -> RecordDict:
-    """Containers of the receiver's own around the same (immutable) bytes."""
-    own = RecordDict()
-    for key, record in content.items():
-        twin = type(record)()
-        for name, value in record.items():
-            twin[name] = value  # type: ignore[assignment]  # of its own kind
-        own[key] = twin
-    return own

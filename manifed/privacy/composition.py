@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Final
 
 from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
@@ -101,24 +101,18 @@ class Composition:
         """The sampled releases, rates raised where float64 could not tell them from 0: safe."""
         return tuple((z, max(q, _LEAST_RATE * z), n) for z, q, n in self.poisson)
 
-    @cached_property
-    def loss_variance(self) -> float:
-        """About the variance of the privacy loss of everything."""
-        sampled = (n * _loss_variance(z, q) for z, q, n in self._on_a_grid)
-        laplace = (n * min(1 / z**2, 3.0) for z, n in self.laplace)
-        return math.fsum([self.mu**2, *sampled, *laplace])
+    @property
+    def rounded(self) -> list[tuple[float, float, int]]:
+        """About (variance, largest finite value, count) of each loss that a grid rounds.
 
-    @cached_property
-    def roundings(self) -> int:
-        """How many losses a grid rounds: each sampled or Laplace one, all the others together."""
-        sampled = sum(count for _, _, count in self.poisson)
-        return sampled + sum(count for _, count in self.laplace) + (self.mu > 0)
-
-    @cached_property
-    def largest_loss(self) -> float:
-        """About the largest finite loss of a release that is rounded alone."""
-        sampled = (_largest_loss(z, q) for z, q, _ in self._on_a_grid)
-        return max([0.0, *sampled, *(1 / z for z, _ in self.laplace)])
+        The unsampled Gaussians are rounded together, and no release of theirs alone.
+        """
+        found = [(self.mu**2, 0.0, 1)] if self.mu > 0 else []
+        for z, q, n in self._on_a_grid:
+            variance = min(q**2 * math.expm1(min(1 / z**2, 700.0)), 1 / z**2)
+            reach = min((9.4 * z + 0.5) / z**2, 600.0)
+            found.append((variance, math.log1p(q * math.expm1(reach)), n))
+        return found + [(min(1 / z**2, 3.0), 1 / z, n) for z, n in self.laplace]
 
     def length(self, interval: float) -> int:
         """How many grid points the composed loss of any one release takes, the unsampled aside."""
@@ -145,10 +139,11 @@ def grid_interval(parts: Iterable[tuple[Composition, float]]) -> tuple[float, bo
     (grids nest, so a finer one is never worse) and bounded below by memory.
     """
     parts = list(parts)
-    variance = math.fsum(times * part.loss_variance for part, times in parts)
-    roundings = math.fsum(times * part.roundings for part, times in parts)
-    finest = min(_COARSEST, math.sqrt(variance / roundings) / _CELLS_PER_STDDEV)
-    least = max(part.largest_loss for part, _ in parts) / _MOST_CELLS
+    rounded = [(*one, times) for part, times in parts for one in part.rounded]
+    variance = math.fsum(times * n * each for each, _, n, times in rounded)
+    finest = math.sqrt(variance / math.fsum(times * n for *_, n, times in rounded))
+    finest = min(_COARSEST, finest / _CELLS_PER_STDDEV)
+    least = max(largest for _, largest, *_ in rounded) / _MOST_CELLS
     wanted = 2.0 ** math.floor(math.log2(finest))
     interval = max(wanted, 2.0 ** math.ceil(math.log2(max(least, 1e-300))))
     while any(part.length(interval) > _LONGEST for part, _ in parts):
@@ -213,13 +208,3 @@ def _rate(sampling: PoissonSampled, z: float) -> float:
 
 def _is_proper(sampling: SampledWithoutReplacement, z: float) -> bool:
     return sampling.sample_size < sampling.population and z > _LEAST_NOISE
-
-
-def _loss_variance(z: float, q: float) -> float:
-    """About the variance of one release's loss: q^2 (e^(1/z^2) - 1), at most 1/z^2."""
-    return min(q**2 * math.expm1(min(1 / z**2, 700.0)), 1 / z**2)
-
-
-def _largest_loss(z: float, q: float) -> float:
-    """About the largest finite loss that the grid must hold."""
-    return math.log1p(q * math.expm1(min((9.4 * z + 0.5) / z**2, 600.0)))

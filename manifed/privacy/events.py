@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PrivacyUnit = Literal["example", "client"]
 NeighboringRelation = Literal["add-or-remove", "replace-one"]
-Knowledge = Literal["nothing", "one", "coalition", "everything"]
+_Knowledge = Literal["nothing", "one", "coalition", "everything"]
 """Whose masks an adversary knows: nobody's, one node's, a coalition's, those of all others."""
 
 
@@ -116,7 +116,7 @@ class Release(Frozen):
         """The same release made ``factor`` times as often."""
         return self.model_copy(update={"count": self.count * factor})
 
-    def seen_by(self, knows: Knowledge) -> "Release":
+    def seen_by(self, knows: _Knowledge) -> "Release":
         """The release as one who knows these masks sees it."""
         if not self.is_masked:
             return self
@@ -129,7 +129,7 @@ class Release(Frozen):
 Releases = tuple[Release, ...]
 
 
-def seen_by(knows: Knowledge, releases: Iterable[Release]) -> Releases:
+def seen_by(knows: _Knowledge, releases: Iterable[Release]) -> Releases:
     """The releases as an adversary who knows these masks sees them."""
     return tuple(release.seen_by(knows) for release in releases)
 
@@ -160,7 +160,7 @@ class Adversary:
     releases: Literal["updates", "aggregate"]
     """What it learns from: what clients release about examples, or the server about clients."""
     sees_cohorts: bool
-    knows: Knowledge = "nothing"
+    knows: _Knowledge = "nothing"
     """Whose pairwise masks it knows."""
 
 

@@ -55,10 +55,10 @@ def epsilon(delta_: float, *, mu: float) -> float:
     )  # tail of the loss N(mu^2/2, mu^2)
     while delta(high, mu=mu) > delta_:
         high *= 1.0 + 2.0**-20
-    return least_private(0.0, high, lambda eps: delta(eps, mu=mu) <= delta_)
+    return _least_private(0.0, high, lambda eps: delta(eps, mu=mu) <= delta_)
 
 
-def least_private(low: float, high: float, is_private: Callable[[float], bool]) -> float:
+def _least_private(low: float, high: float, is_private: Callable[[float], bool]) -> float:
     """The private end of the last bracket of a bisection: low is not private, high is."""
     for _ in range(200):
         middle = (low + high) / 2

@@ -51,7 +51,7 @@ FORMAT: Final = 3
 GENESIS: Final = "0" * 64
 """The hash that the first line is bound to."""
 RESTORE: Final = "restore it from a backup; without it nobody can say what was spent"
-MOST_ROUNDS: Final = 10**9
+_MOST_ROUNDS: Final = 10**9
 _LONGEST_END: Final = 160
 """Bytes; what follows the content of a line, its hash among it, is shorter."""
 
@@ -75,7 +75,7 @@ class Reserves(Frozen):
     """One attempt of each of the rounds ``first`` to ``last``, as paid before their messages."""
 
     first: int = Field(ge=0)
-    last: int = Field(le=MOST_ROUNDS)
+    last: int = Field(le=_MOST_ROUNDS)
     attempt: int = Field(default=0, ge=0)
     cohort: str
     """Who may be sent a message in each of them (manifed/privacy/tariff.py)."""
@@ -115,9 +115,9 @@ class Amendment(Frozen):
     @model_validator(mode="after")
     def _adds_rounds(self) -> "Amendment":
         before, now = self.num_rounds
-        if not 1 <= before < now <= MOST_ROUNDS:
+        if not 1 <= before < now <= _MOST_ROUNDS:
             raise ValueError(
-                f"Expected more rounds than before, at most {MOST_ROUNDS}, got {before} and {now}"
+                f"Expected more rounds than before, at most {_MOST_ROUNDS}, got {before} and {now}"
             )
         return self
 

@@ -27,7 +27,7 @@ from scipy import special
 Array = npt.NDArray[np.float64]
 _TAIL: Final = 1e-16
 """Mass that a composition may cut off, per side; it counts as an infinite loss."""
-Complex = npt.NDArray[np.complex128]
+_Complex = npt.NDArray[np.complex128]
 _UP: Final = 1 + 1e-12
 LARGEST_LOSS: Final = 600.0
 """Finite losses above this count as infinite (their exponentials leave float64)."""
@@ -36,7 +36,7 @@ _REACH: Final = 8.9
 _cdf: Any = special.ndtr  # scipy ships no stubs
 
 
-def _power(values: Complex, count: int) -> Complex:
+def _power(values: _Complex, count: int) -> _Complex:
     """Values ** count by repeated squaring: faster and rounder than a complex logarithm."""
     result, square = np.ones_like(values), values
     while True:
@@ -139,7 +139,7 @@ class LossPmf:
         sums = [np.cumsum(a[::-1])[::-1] for a in (masses, masses * np.exp(-losses))]
         return np.append(sums[0], 0.0), np.append(sums[1], 0.0)
 
-    def _spectrum(self, size: int) -> Complex:
+    def _spectrum(self, size: int) -> _Complex:
         """The Fourier transform of the masses, wrapped to ``size``; cached by size."""
         if size not in self._spectra:
             padded = np.zeros(-(-len(self.masses) // size) * size)

@@ -46,22 +46,22 @@ _PRIME: Final = (1 << 255) - 19
 _PROBE: Final = bytes(range(KEY_BYTES))
 """Any secret at all: a key of small order gives all of them one and the same public result."""
 
-Flaw = Literal[
+_Flaw = Literal[
     "no usable X25519 key", "offered by two nodes", "not signed by the key that is pinned"
 ]
 """What is wrong with an offer; on the wire its place in `FLAWS`, from 1."""
-FLAWS: Final[tuple[Flaw, ...]] = get_args(Flaw)
+FLAWS: Final[tuple[_Flaw, ...]] = get_args(_Flaw)
 UNSIGNED: Final = FLAWS[-1]
-Owners = Mapping[bytes, Sequence[int]]
+_Owners = Mapping[bytes, Sequence[int]]
 """By public key, which nodes offered it."""
 
 
 class BadOffer(ValueError):
     """A public key that must not be used; the text names the node and says why."""
 
-    def __init__(self, flaw: Flaw, text: str) -> None:
+    def __init__(self, flaw: _Flaw, text: str) -> None:
         super().__init__(text)
-        self.flaw: Flaw = flaw
+        self.flaw: _Flaw = flaw
 
 
 def _ends(i: int, j: int) -> bytes:
@@ -85,7 +85,7 @@ class Offer:
     """Ed25519, 64 bytes, of run, node and ``public``; empty without signing keys."""
 
     def check(
-        self, run: bytes, pinned: Mapping[int, bytes] | None, owners: Owners | None = None
+        self, run: bytes, pinned: Mapping[int, bytes] | None, owners: _Owners | None = None
     ) -> None:
         """Refuse what no secret can be agreed on with, or what is not only this node's.
 
@@ -138,7 +138,7 @@ def _fault(public: bytes) -> str | None:
     return None
 
 
-def owners_of(offers: Iterable[Offer]) -> Owners:
+def owners_of(offers: Iterable[Offer]) -> _Owners:
     """Who offered which key."""
     found: dict[bytes, list[int]] = {}
     for offer in offers:
@@ -171,7 +171,7 @@ class Agreement:
         return Offer(self.node, public, signer.sign(_said(self.run, self.node, public)))
 
     def source(
-        self, offer: Offer, precision: Precision = "single", owners: Owners | None = None
+        self, offer: Offer, precision: Precision = "single", owners: _Owners | None = None
     ) -> NoiseSource:
         """The normals that this node and the offering one alone can draw.
 

@@ -77,11 +77,11 @@ def clipped(vectors: Tensor, norms: Tensor, l2_norm_clip: float | Tensor) -> Ten
     return torch.where(factors > 0, factors * vectors, 0.0)
 
 
-LARGEST_CLIP: Final = 1e100
+_LARGEST_CLIP: Final = 1e100
 """An adapted clip norm stays between 1e-100 and 1e100, the sizes that a config may name."""
-_STEEPEST: Final = 2 * math.log(LARGEST_CLIP)
+_STEEPEST: Final = 2 * math.log(_LARGEST_CLIP)
 
-Normals = Callable[[tuple[int, ...], int], Tensor]
+_Normals = Callable[[tuple[int, ...], int], Tensor]
 """``normals(shape, step)``: standard normals of one address; another ``step`` is another draw."""
 
 
@@ -265,7 +265,7 @@ class ClientMechanism(Frozen):
         uploads: Tensor,
         base: Tensor,
         manifold: Manifold,
-        normals: Normals,
+        normals: _Normals,
         *,
         expected_cohort: float,
         is_tangent: bool = True,
@@ -303,7 +303,7 @@ class ClientMechanism(Frozen):
         )
 
     def _adapted(
-        self, clip: float, norms: Tensor, normals: Normals, expected_cohort: float
+        self, clip: float, norms: Tensor, normals: _Normals, expected_cohort: float
     ) -> float:
         """Andrew et al. 2021, Algorithm 1: the clip norm moves towards the target quantile."""
         if self.adaptive is None:
@@ -313,4 +313,4 @@ class ClientMechanism(Frozen):
         share = float(bits.sum()) / expected_cohort + noise + 0.5
         exponent = -self.adaptive.learning_rate * (share - self.adaptive.target_quantile)
         after = clip * math.exp(min(max(exponent, -_STEEPEST), _STEEPEST))
-        return min(max(after, 1 / LARGEST_CLIP), LARGEST_CLIP)
+        return min(max(after, 1 / _LARGEST_CLIP), _LARGEST_CLIP)

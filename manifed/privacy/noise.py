@@ -43,7 +43,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 Precision = Literal["single", "summed"]
-Origin = Literal["seed", "os"]
+_Origin = Literal["seed", "os"]
 """Where a key came from: anybody's config, or the operating system of whoever draws."""
 
 BITS: Final = {
@@ -54,8 +54,8 @@ EDGE_BITS: Final = {
 }  # fmt: skip
 """In place of a partition stands `edge_place`."""
 Array = npt.NDArray[Any]
-SUMMANDS: Final = 4
-WORD: Final = np.dtype("<u8")
+_SUMMANDS: Final = 4
+_WORD: Final = np.dtype("<u8")
 _MOST_PAIRS: Final = 1 << 16
 """Pairs of counters that are encrypted at once, so that words take few megabytes."""
 
@@ -149,9 +149,9 @@ def _read_summed_normals(words: Array, out: Array) -> None:
     """(z1 + z2 + z3 + z4) / 2, standard normal again (Holohan and Braghin 2021)."""
     z = np.empty(words.shape)
     _read_normals(words, z)
-    z = z.reshape(*out.shape, SUMMANDS)
+    z = z.reshape(*out.shape, _SUMMANDS)
     np.add(z[..., 0] + z[..., 1], z[..., 2] + z[..., 3], out=out)
-    np.multiply(out, 1.0 / math.sqrt(SUMMANDS), out=out)
+    np.multiply(out, 1.0 / math.sqrt(_SUMMANDS), out=out)
 
 
 def _read_uniforms(words: Array, out: Array) -> None:
@@ -162,7 +162,7 @@ def _read_uniforms(words: Array, out: Array) -> None:
 
 def _read_words(words: Array, out: Array) -> None:
     """The words themselves, as bit patterns."""
-    np.copyto(out.view(WORD), words)
+    np.copyto(out.view(_WORD), words)
 
 
 def laplace_of_uniforms(u: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ _Reading = tuple[int, Callable[[Array, Array], None]]
 """How 64-bit words become numbers: so many words make one, read by this function."""
 _NORMALS: Final[dict[Precision, _Reading]] = {
     "single": (1, _read_normals),
-    "summed": (SUMMANDS, _read_summed_normals),
+    "summed": (_SUMMANDS, _read_summed_normals),
 }
 _UNIFORMS: Final = (1, _read_uniforms)
 _WORDS: Final = (1, _read_words)
@@ -229,7 +229,7 @@ class NoiseSource:
         return cls(secrets.token_bytes(32), is_release=True, precision=precision)
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> _Origin:
         """Where the key came from; it travels with the source, whatever the config says."""
         return "os" if self.is_release else "seed"
 
@@ -251,7 +251,7 @@ class NoiseSource:
 
     def words(self, count: int, **address: Unpack[Address]) -> Array:
         """The words of ``count`` uniforms of that address, uint64, shape (count,) or (C, count)."""
-        return self._draw((count,), _WORDS, address).numpy().view(WORD)
+        return self._draw((count,), _WORDS, address).numpy().view(_WORD)
 
     def coins(self, count: int, probability: float | Array, **address: Unpack[Address]) -> Tensor:
         """Independent coins, bool, shape (count,) or (C, count): True with that probability.
@@ -261,7 +261,7 @@ class NoiseSource:
         by less than 2^-64, and with 1 - 2^-53 for p = 1: never more often than stated.
         """
         scaled = np.multiply(probability, 2.0**64)  # exact, and so is what is cut off
-        bound = np.minimum(scaled, 2.0**64 - 2048).astype(WORD)
+        bound = np.minimum(scaled, 2.0**64 - 2048).astype(_WORD)
         return torch.as_tensor(self.words(count, **address) < bound)
 
     def generator(self, **address: Unpack[Address]) -> torch.Generator:
@@ -287,12 +287,12 @@ class NoiseSource:
         if len(set(places)) < len(places):
             raise ValueError(f"Expected distinct {name}s, got {places}: noise is never reused")
         start = counter_of(bits, **own | {name: 0})
-        lows = np.array(places, dtype=WORD) << np.uint64(bits["block"])
+        lows = np.array(places, dtype=_WORD) << np.uint64(bits["block"])
         lows += np.uint64(start & (1 << 64) - 1)
         out, (words_each, read) = np.empty((len(places), count)), reading
         width = 2 * max(1, _MOST_PAIRS // max(1, len(places)))
         for first in range(0, num_blocks if places else 0, width):
-            blocks = np.arange(first, min(first + width, num_blocks), dtype=WORD)
+            blocks = np.arange(first, min(first + width, num_blocks), dtype=_WORD)
             words = self._words(start >> 64, lows[:, None] + blocks)
             numbers = out[:, first * 2 // words_each : (first + width) * 2 // words_each]
             read(words[:, : numbers.shape[1] * words_each], numbers)
@@ -301,9 +301,9 @@ class NoiseSource:
 
     def _words(self, high: int, lows: Array) -> Array:
         """The words of the counters ``high`` | ``lows``, two of each, shape (rows, words)."""
-        counters = np.empty((*lows.shape, 2), dtype=WORD)
+        counters = np.empty((*lows.shape, 2), dtype=_WORD)
         counters[..., 0], counters[..., 1] = lows, high
-        words = np.empty(counters.size + 2, dtype=WORD)  # update_into wants a block to spare
+        words = np.empty(counters.size + 2, dtype=_WORD)  # update_into wants a block to spare
         encryptor = Cipher(algorithms.AES(self.key), modes.ECB()).encryptor()
         encryptor.update_into(counters.data.cast("B"), words.data.cast("B"))
         return words[:-2].reshape(len(lows), -1)

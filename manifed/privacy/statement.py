@@ -23,8 +23,8 @@ from manifed.privacy.odometer import LIMITS, Odometer
 from manifed.privacy.published import Claim
 from manifed.privacy.tariff import Made, Tariff, Terms, encode
 
-PUBLIC: Final = "shard sizes, the config and the number of rounds are public"
-ORACLE: Final = (
+_PUBLIC: Final = "shard sizes, the config and the number of rounds are public"
+_ORACLE: Final = (
     "cost, gap and gradient norm were computed on all data without noise (a simulation oracle): "
     "they are no part of the release, and whoever shows them voids this guarantee"
 )
@@ -239,7 +239,7 @@ class Promise:
         if self.adversaries:
             passed = self.passed_target(self.made(odometer))
             is_shown = self.has_oracle if has_oracle is None else has_oracle
-            notes = [PUBLIC, *([passed] if passed else []), *([ORACLE] if is_shown else [])]
+            notes = [_PUBLIC, *([passed] if passed else []), *([_ORACLE] if is_shown else [])]
         origins, is_charged = frozenset(noise_origins), odometer.rounds_counted > 0
         return {
             "label": self.label(origins, is_charged=is_charged and not is_planned),

@@ -127,12 +127,12 @@ def decode(text: str, population: int) -> Members:
     return found
 
 
-MOST_CLIENTS: Final = 10**8
+_MOST_CLIENTS: Final = 10**8
 """A ledger that claims more is refused before memory is spent on it."""
 
 
 def _named(clients: Any) -> Any:
-    return decode(clients, MOST_CLIENTS).tolist() if isinstance(clients, str) else clients
+    return decode(clients, _MOST_CLIENTS).tolist() if isinstance(clients, str) else clients
 
 
 class ClientReleases(Frozen):
@@ -149,7 +149,7 @@ class ClientReleases(Frozen):
 class Terms(Frozen):
     """What clients and server release in a round, and how its cohort is drawn."""
 
-    population: int = Field(ge=1, le=MOST_CLIENTS)
+    population: int = Field(ge=1, le=_MOST_CLIENTS)
     """Clients are 0 ... population - 1."""
     updates: tuple[ClientReleases, ...] = ()
     """What clients release of their own: each client stands in one, or there are none."""

@@ -32,7 +32,7 @@ from manifed.privacy.tariff import ClientReleases, Terms, decode
 log = logging.getLogger("manifed")
 
 LEDGER: Final = "ledger.jsonl"
-MOST_ATTEMPTS: Final = 1 << 16
+_MOST_ATTEMPTS: Final = 1 << 16
 """As many as the noise has addresses for."""
 
 
@@ -156,8 +156,8 @@ class SiteAccount:
         self._last[place.series] = place.position
 
     def _check_order(self, place: Place, *, is_first: bool) -> None:
-        if not 0 <= place.attempt < MOST_ATTEMPTS:
-            raise Refused(f"attempt: expected 0 to {MOST_ATTEMPTS - 1}, got {place.attempt}")
+        if not 0 <= place.attempt < _MOST_ATTEMPTS:
+            raise Refused(f"attempt: expected 0 to {_MOST_ATTEMPTS - 1}, got {place.attempt}")
         last = self._last.get(place.series)
         if last is not None and place.position <= last:
             raise Refused(
@@ -192,7 +192,7 @@ class SiteAccount:
 
 
 # -- audit -----------------------------------------------------------------------------------
-Round = tuple[int, int]
+_Round = tuple[int, int]
 """A round and its attempt."""
 
 
@@ -201,13 +201,13 @@ class Agreement:
     """What two ledgers say about the rounds of one client."""
 
     partition: int
-    both: tuple[Round, ...]
+    both: tuple[_Round, ...]
     """Charged alike by both."""
-    differing: tuple[Round, ...]
+    differing: tuple[_Round, ...]
     """Charged by both, for other releases."""
-    only_site: tuple[Round, ...]
+    only_site: tuple[_Round, ...]
     """Answered, and not in the server's ledger."""
-    only_server: tuple[Round, ...]
+    only_server: tuple[_Round, ...]
     """Asked for, and not answered: lost, refused, or the node was absent."""
 
     @property
@@ -251,7 +251,7 @@ def compared(server: Path, site: Path, run: str | None = None) -> Agreement:
         for releases in _releases(terms, partition)
         for now in range(paid.first, paid.last + 1)
     }
-    answered: dict[Round, list[Releases]] = {}
+    answered: dict[_Round, list[Releases]] = {}
     for place, releases in mine:
         answered.setdefault((place.server_round, place.attempt), []).append(releases)
     alike = {now for now, said in answered.items() if said == [asked.get(now)]}

@@ -1,8 +1,8 @@
 """The process of a site: its folder, a Unix socket, who may connect, how long anybody may take.
 
 A connection carries one question. Each has a thread of its own and one deadline for a whole frame,
-so that nobody who is slow or talks garbage keeps others waiting; at most `MOST_PEERS` are served at
-a time, the next one is closed unheard.
+so that nobody who is slow or talks garbage keeps others waiting; at most `_MOST_PEERS` are served
+at a time, the next one is closed unheard.
 """
 
 import grp
@@ -32,10 +32,10 @@ from manifed.site.site import IDENTITY, MEMORY, Site, Wanted, claim
 
 log = logging.getLogger("manifed")
 
-BEGUN: Final = "begun"
+_BEGUN: Final = "begun"
 """The file beside a ledger that says that there is one, also when it is gone."""
-MOST_PEERS: Final = 16
-SECONDS: Final = 30.0
+_MOST_PEERS: Final = 16
+_SECONDS: Final = 30.0
 """For a whole question to come in, and for a whole reply to be taken."""
 _CREDENTIALS: Final = struct.Struct("3i")
 """What SO_PEERCRED gives: process, user, group."""
@@ -119,7 +119,7 @@ def _account(folder: Path, limits: Limits, anchors: Collection[Head]) -> SiteAcc
     Raises:
         ConfigError: the ledger is gone; else as `SiteAccount`.
     """
-    left = [name for name in (BEGUN, IDENTITY, MEMORY) if (folder / name).exists()]
+    left = [name for name in (_BEGUN, IDENTITY, MEMORY) if (folder / name).exists()]
     is_new = not (folder / LEDGER).exists()
     if is_new and (left or anchors):
         shown = ", ".join(left) or "--ledger-head"
@@ -134,8 +134,8 @@ def _account(folder: Path, limits: Limits, anchors: Collection[Head]) -> SiteAcc
             str(folder),
         )
     account = SiteAccount(folder, limits, anchors)
-    if BEGUN not in left:  # after the ledger and before any answer
-        write_atomically(folder / BEGUN, b"this folder has a ledger\n")
+    if _BEGUN not in left:  # after the ledger and before any answer
+        write_atomically(folder / _BEGUN, b"this folder has a ledger\n")
     return account
 
 
@@ -212,15 +212,15 @@ def listening(path: Path, group: int | None) -> socket.socket:
         finally:
             os.umask(before)
         _give(path, group, 0o660)
-        found.listen(MOST_PEERS)
+        found.listen(_MOST_PEERS)
     except OSError as error:
         raise ConfigError(one_line(f"--socket: {str(path)!r}: {error}")) from None
     return found
 
 
-def serve(site: Site, door: socket.socket, users: Iterable[int], seconds: float = SECONDS) -> None:
+def serve(site: Site, door: socket.socket, users: Iterable[int], seconds: float = _SECONDS) -> None:
     """Answer whoever connects and is one of ``users``, until an exception ends it."""
-    allowed, free = frozenset(users), threading.BoundedSemaphore(MOST_PEERS)
+    allowed, free = frozenset(users), threading.BoundedSemaphore(_MOST_PEERS)
     while True:
         peer, _ = door.accept()
         if not free.acquire(blocking=False):

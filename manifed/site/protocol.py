@@ -30,9 +30,9 @@ from manifed.federation.replies import Header
 MAGIC: Final = b"manifed-site-2\n"
 MOST_CONFIG: Final = 1 << 16
 """Characters of an experiment."""
-MOST_HEADER: Final = 3 << 16
+_MOST_HEADER: Final = 3 << 16
 """Bytes; an experiment is the longest part, each of its quotation marks escaped."""
-MOST_BODY: Final = 1 << 27
+_MOST_BODY: Final = 1 << 27
 """Bytes of any body; that of a question has at most those of its tensors and `_NAMES` more."""
 _NAMES: Final = 1 << 12
 """Bytes of the names, types and shapes of tensors."""
@@ -98,22 +98,22 @@ class Refusal:
     kind: Literal["refusal"] = "refusal"
 
 
-Reply = Introduction | Update | Refusal
+_Reply = Introduction | Update | Refusal
 Tensors = Mapping[str, Tensor]
-_HEADER: Final = TypeAdapter[Question | Reply](
-    Annotated[Question | Reply, Field(discriminator="kind")]
+_HEADER: Final = TypeAdapter[Question | _Reply](
+    Annotated[Question | _Reply, Field(discriminator="kind")]
 )
 
 
 # -- bytes ---------------------------------------------------------------------------------------
-def frame_of(header: Question | Reply, tensors: Tensors) -> bytes:
+def frame_of(header: Question | _Reply, tensors: Tensors) -> bytes:
     """A question with what came down, or a reply with what goes up."""
     head = _HEADER.dump_json(header)
     body = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
-    if len(head) > MOST_HEADER or len(body) > MOST_BODY:
+    if len(head) > _MOST_HEADER or len(body) > _MOST_BODY:
         raise ValueError(
-            f"Expected a header of at most {MOST_HEADER} bytes and a body of at most {MOST_BODY}, "
-            f"got {len(head)} and {len(body)}"
+            f"Expected a header of at most {_MOST_HEADER} bytes and a body of at most "
+            f"{_MOST_BODY}, got {len(head)} and {len(body)}"
         )
     return MAGIC + _LENGTHS.pack(len(head), len(body)) + head + body
 
@@ -129,14 +129,14 @@ def read_question(data: bytes) -> Question:
     return found
 
 
-def read_reply(frame: tuple[bytes, bytes]) -> tuple[Reply, dict[str, Tensor]]:
+def read_reply(frame: tuple[bytes, bytes]) -> tuple[_Reply, dict[str, Tensor]]:
     """The reply in a frame; errors as `read_question`."""
     if isinstance(found := _read(frame[0]), Question):
         raise BadFrame("expected a reply, got a question")
     return found, read_tensors(frame[1])
 
 
-def _read(data: bytes) -> Question | Reply:
+def _read(data: bytes) -> Question | _Reply:
     try:
         return _HEADER.validate_json(data)
     except ValidationError:
@@ -149,7 +149,7 @@ def _read(data: bytes) -> Question | Reply:
 def most_bytes(layouts: Iterable[Layout]) -> int:
     """How long the body of a question may be that brings tensors of these layouts."""
     sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in layouts]
-    return min(sum(sizes) + _NAMES, MOST_BODY)
+    return min(sum(sizes) + _NAMES, _MOST_BODY)
 
 
 def read_tensors(body: bytes) -> dict[str, Tensor]:
@@ -196,13 +196,13 @@ class Incoming:
         if not start.startswith(MAGIC):
             raise BadFrame("expected a frame of this protocol")
         length, self._length = _LENGTHS.unpack(start[len(MAGIC) :])
-        if length > MOST_HEADER or self._length > MOST_BODY:
+        if length > _MOST_HEADER or self._length > _MOST_BODY:
             raise BadFrame(
-                f"expected at most {MOST_HEADER} bytes of header and {MOST_BODY} of body"
+                f"expected at most {_MOST_HEADER} bytes of header and {_MOST_BODY} of body"
             )
         return self._exactly(length)
 
-    def body(self, most: int = MOST_BODY) -> bytes:
+    def body(self, most: int = _MOST_BODY) -> bytes:
         """What follows the header, unread where it is longer than ``most``; errors as there."""
         if self._length > most:
             raise BadFrame(f"expected at most {most} bytes of body")
@@ -237,7 +237,7 @@ def receive(peer: socket.socket, seconds: float) -> tuple[bytes, bytes] | None:
 
 def ask(
     path: Path, question: Question, tensors: Tensors, seconds: float
-) -> tuple[Reply, dict[str, Tensor]]:
+) -> tuple[_Reply, dict[str, Tensor]]:
     """Ask the site at a socket, once, on a connection of its own.
 
     Raises:

@@ -58,7 +58,7 @@ from manifed.site.protocol import (
 
 log = logging.getLogger("manifed")
 
-ABSENT: Final = "this site is absent; its own log says why"
+_ABSENT: Final = "this site is absent; its own log says why"
 MEMORY: Final = "memory"
 IDENTITY: Final = "data.json"
 """In the site's own folder, for nobody else: the digest of the file is a membership test."""
@@ -150,7 +150,7 @@ class Site:
             return frame_of(Refusal(one_line(str(error), 400)), {})
         except Exception as error:
             log.error("Nothing is answered: %s", _said(error))
-            return frame_of(Refusal(ABSENT), {})
+            return frame_of(Refusal(_ABSENT), {})
 
     def _update(
         self, node: Node, place: Place, releases: Releases, header: Header, down: Tensors
@@ -209,7 +209,7 @@ class Site:
             )
         node = own_node(without_paths(config), wanted.partition, path, wanted.num_examples)
         if path is not None:
-            check_same(wanted.folder, path)
+            _check_same(wanted.folder, path)
         return node
 
     def _place(
@@ -353,11 +353,11 @@ def claim(folder: Path, path: Path, *, is_accepted: bool) -> bool:
             content = json.dumps({"sha256": now}).encode() + b"\n"
             write_atomically(folder / IDENTITY, content)
         return before not in (None, now)
-    check_same(folder, path)
+    _check_same(folder, path)
     return False
 
 
-def check_same(folder: Path, path: Path) -> None:
+def _check_same(folder: Path, path: Path) -> None:
     """Refuse a file that is not the one this folder accounts for.
 
     Raises:
@@ -388,7 +388,7 @@ def _digest_in(folder: Path) -> str | None:
 
 
 def _file_sha256(path: Path) -> str:
-    """Digest of a regular file; errors as `check_same`."""
+    """Digest of a regular file; errors as `_check_same`."""
     try:
         if not path.is_file():
             raise ConfigError(f"--data: expected a file, got {str(path)!r}")

@@ -63,17 +63,6 @@ def test_nothing_sent_is_nothing_waited_for():
     assert list(PollingGrid(LateGrid(30.0)).send_and_receive([])) == []
 
 
-def test_everything_else_is_the_grids_own():
-    late = LateGrid(0.0)
-    grid = PollingGrid(late)
-    assert list(grid.get_node_ids()) == list(late.get_node_ids())
-    assert grid.run is late.run
-    (number,) = grid.push_messages(_queries(grid)[:1])
-    assert len(list(grid.pull_messages([number]))) == 1
-    with pytest.raises(AssertionError, match="the slow road"):
-        late.send_and_receive([])
-
-
 class BrokenGrid(LateGrid):
     """Node 3's reply cannot be unpacked, and whatever is pulled together with it is lost."""
 

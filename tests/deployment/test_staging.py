@@ -28,18 +28,3 @@ def test_the_bundle_of_this_repository_has_the_code_and_the_configs_and_is_small
     assert {"configs/quickstart.toml", "app/server_app.py"} <= expected <= names
     assert not [name for name in names if name.split("/")[0] in {"tests", "runs", ".venv"}]
     assert len(bundle) < FAB_LIMIT / 4
-
-
-def test_a_working_copys_clutter_does_not_get_into_the_bundle_or_break_its_limits(
-    tmp_path,
-):
-    from flwr.cli.build import build_fab_from_disk
-
-    clean = build_fab_from_disk(stage(REPOSITORY, tmp_path / "staged"))
-    copy = stage(REPOSITORY, tmp_path / "copy")
-    (copy / ".gitignore").write_bytes((REPOSITORY / ".gitignore").read_bytes())
-    deep = "/".join("abcdefghijklmn")
-    for name in (f".venv/{deep}/x.py", f"runs/{deep}/x.json", ".git/x.json", "tests/y.json"):
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        (copy / name).write_bytes(b"1" * FAB_LIMIT)
-    assert build_fab_from_disk(copy) == clean
