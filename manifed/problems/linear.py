@@ -36,7 +36,6 @@ from manifed.problems.problem import (
 from manifed.problems.rows import (
     ROUNDING_SHARE,
     in_pieces,
-    row_combination,
     row_lengths,
     row_products,
     squared_norms,
@@ -107,7 +106,8 @@ class Slopes:
 
     def sum(self, weights: Tensor) -> Tensor:
         """sum_j weights_j grad f_j, shape ``(..., d)``."""
-        total = row_combination(weights * self.slopes, self.examples["feature"])
+        shares = (weights * self.slopes).unsqueeze(-2)
+        total = torch.matmul(shares, self.examples["feature"]).squeeze(-2)
         return total + self.ridge * weights.sum(-1, keepdim=True) * self.x if self.ridge else total
 
 

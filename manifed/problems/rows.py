@@ -28,13 +28,13 @@ ROUNDING_SHARE = 2.0**-12
 cancel: eps / ROUNDING_SHARE = 1e-12 bounds the rounding of a clipped contribution."""
 SHORTEST = 1e-145
 """A shorter row counts as this long where its norm is bounded from above."""
-PIECE = 1 << 10
+_PIECE = 1 << 10
 """Rows of one number that are computed in one call, of `in_pieces`."""
 SHARED_AMONG_THREADS = 1 << 11
 """Numbers beyond which torch may cut one call into parts for its threads."""
-ALIKE = 16
+_ALIKE = 16
 """Numbers of a row that fill whole lines of memory, so that all rows of a stack begin alike."""
-LONG = 1 << 20
+_LONG = 1 << 20
 """Numbers that a trial of dot products takes."""
 _SHIFTS = (0, 1, 3)
 """Where they begin in memory, in numbers from where a processor likes them to."""
@@ -58,7 +58,7 @@ def dots(u: Tensor, v: Tensor) -> Tensor:
     size = u.shape[-1]
     first, second = (t.numpy() if t.stride(-1) == 1 else t.contiguous().numpy() for t in (u, v))
     if not _dots_alike(size, first.dtype):
-        first, second = (pad(t, (0, -size % ALIKE)).contiguous().numpy() for t in (u, v))
+        first, second = (pad(t, (0, -size % _ALIKE)).contiguous().numpy() for t in (u, v))
     with np.errstate(all="ignore"):  # a square may overflow, and nothing warns of it in torch
         return torch.from_numpy(np.asarray(np.vecdot(first, second)))
 
@@ -66,7 +66,7 @@ def dots(u: Tensor, v: Tensor) -> Tensor:
 @cache
 def _dots_alike(size: int, dtype: "np.dtype[np.generic]") -> bool:
     """Whether the same vectors at other places in memory have the same dot products."""
-    generator, count = np.random.default_rng(0), max(2, min(FEWEST, LONG // max(1, size)))
+    generator, count = np.random.default_rng(0), max(2, min(FEWEST, _LONG // max(1, size)))
     rows, points = generator.standard_normal((2, count, size)).astype(dtype)
     stored = np.empty((2, count * size + FEWEST), dtype)
     right = np.array([np.vecdot(u, v) for u, v in zip(rows, points, strict=True)])
@@ -100,28 +100,16 @@ def in_pieces(function: Callable[[Tensor], Tensor], values: Tensor, ndim: int = 
         return function(values)
     shape = values.shape[values.dim() - ndim :]
     rows = values.reshape(-1, *shape)
-    count, piece = len(rows), PIECE
+    count, piece = len(rows), _PIECE
     while piece > FEWEST and piece * shape.numel() > SHARED_AMONG_THREADS:
         piece //= 2
     if piece * shape.numel() > SHARED_AMONG_THREADS:
         piece = 1
-    made = torch.cat([function(part) for part in _filled(rows, piece).split(piece)])[:count]
-    return made.reshape(*values.shape[: values.dim() - ndim], *made.shape[1:])
-
-
-def _filled(rows: Tensor, piece: int) -> Tensor:
-    """The rows with copies of the first one, or zeros, up to a multiple of ``piece`` above 0."""
-    count = len(rows)
+    blank = rows[:1] if count else rows.new_zeros(1, *shape)
     missing = -count % piece if count else piece
-    if not missing:
-        return rows
-    blank = rows[:1] if count else rows.new_zeros(1, *rows.shape[1:])
-    return torch.cat([rows, blank.expand(missing, *rows.shape[1:])])
-
-
-def row_combination(coefficients: Tensor, rows: Tensor) -> Tensor:
-    """sum_j coefficients_j rows_j, shape ``(..., d)``; coefficients ``(..., n)``."""
-    return torch.matmul(coefficients.unsqueeze(-2), rows).squeeze(-2)
+    filled = torch.cat([rows, blank.expand(missing, *shape)])
+    made = torch.cat([function(part) for part in filled.split(piece)])[:count]
+    return made.reshape(*values.shape[: values.dim() - ndim], *made.shape[1:])
 
 
 def outer_combination(left: Tensor, rows: Tensor) -> Tensor:
