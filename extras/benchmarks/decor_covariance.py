@@ -32,7 +32,6 @@ from manifed_extras.stationary import (
     WHITE,
     StationaryNoise,
     coalitions,
-    incidence_of,
     largest_mu,
     shapes,
     squared_mu,
@@ -104,7 +103,7 @@ def decor(graph: Graph, collusion: int, r: float) -> StationaryNoise | None:
 def draws(noise: StationaryNoise, seeds: int, dimension: int, seed: int) -> Iterator[Array]:
     """The noise of round after round, (seeds, n, d)."""
     rng = np.random.default_rng([seed, 7])
-    directions = np.hstack([np.eye(NODES), incidence_of(noise.graph)])
+    directions = np.hstack([np.eye(NODES), noise.graph.incidence])
     variances = np.vstack([noise.nodes, noise.edges])
     used = [np.flatnonzero(column) for column in variances.T]
     states = [rng.standard_normal((seeds, len(each), dimension)) for each in used]

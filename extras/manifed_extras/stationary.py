@@ -56,13 +56,6 @@ def largest_mu(epsilon: float, delta: float) -> float:
     return float(find(lambda mu: gaussian.delta(epsilon, mu=mu) - delta, 1e-9, 1e3, xtol=1e-14))
 
 
-def incidence_of(graph: Graph) -> Matrix:
-    """K with L = K K^T: a column for an edge (i, j), +1 at i and -1 at j, (n, |E|)."""
-    found, (i, j), k = np.zeros((graph.num_nodes, len(graph.edges))), graph.ends, len(graph.edges)
-    found[i, range(k)], found[j, range(k)] = 1.0, -1.0
-    return found
-
-
 @dataclass(frozen=True)
 class Shape:
     """How a stream of unit variance is correlated over rounds; u is first-order autoregressive.
@@ -206,7 +199,7 @@ class StationaryNoise:
 
     def _at_nodes(self, of_edges: Matrix) -> Matrix:
         """Sums over the edges at each node, (n, ...)."""
-        return np.abs(incidence_of(self.graph)) @ of_edges
+        return np.abs(self.graph.incidence) @ of_edges
 
 
 def _cells(noise: StationaryNoise) -> tuple[Array, Array]:

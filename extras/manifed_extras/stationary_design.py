@@ -26,7 +26,7 @@ import scipy.optimize
 from numpy.typing import NDArray
 
 from manifed.graphs.graph import Graph, Matrix
-from manifed_extras.stationary import Shape, StationaryNoise, against, incidence_of
+from manifed_extras.stationary import Shape, StationaryNoise, against
 
 Array = NDArray[np.float64]
 
@@ -102,7 +102,7 @@ class Design:
 def cost(workload: Workload, noise: StationaryNoise) -> float:
     """What the noise adds to mean_i E|x_i - x*|^2 / (eta^2 d) in the long run."""
     graph = noise.graph
-    costs = workload.costs(np.hstack([np.eye(graph.num_nodes), incidence_of(graph)]), noise.shapes)
+    costs = workload.costs(np.hstack([np.eye(graph.num_nodes), graph.incidence]), noise.shapes)
     return float((np.vstack([noise.nodes, noise.edges]) * costs).sum())
 
 
@@ -154,7 +154,7 @@ class _Search:
     ) -> None:
         self.graph, self.shapes, self.coalitions = graph, shapes, coalitions
         n, edges = graph.num_nodes, len(graph.edges)
-        self.directions = np.hstack([np.eye(n), incidence_of(graph)])
+        self.directions = np.hstack([np.eye(n), graph.incidence])
         self.costs = workload.costs(self.directions, shapes)
         self.groups = np.array([0] * n + [1] * edges) if is_uniform else np.arange(n + edges)
         self.prices = self._by_group(self.costs)

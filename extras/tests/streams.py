@@ -31,7 +31,7 @@ from manifed.privacy.mechanism import Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.secldp import Correlated, Rounds
 from manifed_extras import stationary
-from manifed_extras.stationary import WHITE, StationaryNoise, incidence_of
+from manifed_extras.stationary import WHITE, StationaryNoise
 from manifed_extras.stationary_decor import StationaryDecor, StreamSpec, hidden_by
 
 MOST_NODES, FREQUENCIES = 512, 33
@@ -105,7 +105,7 @@ class StreamAttack:
         """Sigma^-1 of (e_t x e_victim) for every round t, (rounds, honest, rounds)."""
         rest, left = self._law.without(self.coalition)
         lags = np.abs(np.subtract.outer(np.arange(self.num_rounds), np.arange(self.num_rounds)))
-        incidence, size = incidence_of(rest.graph), self.num_rounds * len(left)
+        incidence, size = rest.graph.incidence, self.num_rounds * len(left)
         covariance = np.zeros((size, size))
         for j, shape in enumerate(rest.shapes):
             masks = (incidence * rest.edges[:, j]) @ incidence.T

@@ -17,7 +17,6 @@ from manifed_extras.stationary import (
     StationaryNoise,
     against,
     coalitions,
-    incidence_of,
     mean_precision,
     shapes,
     squared_mu,
@@ -43,7 +42,7 @@ def covariance(noise, rounds, start=1.0):
     blocks = []
     for j, shape in enumerate(noise.shapes):
         in_time = filter_matrix(shape, rounds, start)
-        incidence = incidence_of(noise.graph)
+        incidence = noise.graph.incidence
         spread = np.diag(noise.nodes[:, j]) + incidence * noise.edges[:, j] @ incidence.T
         blocks.append(np.kron(spread, in_time @ in_time.T))
     return sum(blocks)
@@ -174,8 +173,8 @@ def test_costs_are_those_of_the_recursion():
     graph = Star().build(5)
     work = Workload(metropolis_hastings(graph).toarray(), 0.8)
     fine = (np.arange(2048) + 0.5) * math.pi / 2048
-    found = work.costs(np.hstack([np.eye(5), incidence_of(graph)]), EVERY)
-    for a, u in enumerate(np.hstack([np.eye(5), incidence_of(graph)]).T):
+    found = work.costs(np.hstack([np.eye(5), graph.incidence]), EVERY)
+    for a, u in enumerate(np.hstack([np.eye(5), graph.incidence]).T):
         reply = np.linalg.solve(
             np.exp(1j * fine)[:, None, None] * np.eye(5) - 0.8 * work.mixing,
             work.mixing @ u[:, None],
@@ -191,7 +190,7 @@ def best_decor(graph, work):
     assert len(set(graph.degrees)) == 1
     ratios = np.concatenate([[0], np.geomspace(1e-2, 1e4, 4000)])
     own = (1 / (1 + ratios[:, None] * eigenvalues)).mean(1)
-    costs = work.costs(np.hstack([np.eye(graph.num_nodes), incidence_of(graph)]), [WHITE])[:, 0]
+    costs = work.costs(np.hstack([np.eye(graph.num_nodes), graph.incidence]), [WHITE])[:, 0]
     of_nodes, of_edges = costs[: graph.num_nodes].sum(), costs[graph.num_nodes :].sum()
     return (own * (of_nodes + ratios * of_edges)).min()
 

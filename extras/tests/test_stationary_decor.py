@@ -12,7 +12,7 @@ from manifed.plan import example_mechanism, planned_statement
 from manifed.privacy.noise import EdgeStream, NoiseSource, Stream
 from manifed.privacy.secldp import Correlated, worst
 from manifed_extras import stationary
-from manifed_extras.stationary import Shape, incidence_of
+from manifed_extras.stationary import Shape
 from reproduction import decor_reference as reference
 from tests.algorithms.gossip_runs import (
     WAYS,
@@ -69,7 +69,7 @@ def noise_of(config, source, rounds):
             each_state, each_noise = shape.step(states[j][1], each)
             states[j] = own_state, each_state
             z = z + OWN * stream.own * own_noise
-            z = z + MASK * stream.shared * (incidence_of(graph) @ each_noise)
+            z = z + MASK * stream.shared * (graph.incidence @ each_noise)
         found.append(z)
     return np.stack(found)
 
@@ -136,7 +136,7 @@ def test_messages_carry_the_covariance_that_is_charged():
     noise = config.training.noise(Correlated(OWN, MASK))
     lags = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
     covariance = np.zeros((rounds * nodes,) * 2)
-    incidence = incidence_of(noise.graph)
+    incidence = noise.graph.incidence
     for j, shape in enumerate(noise.shapes):
         own, masks = np.diag(noise.nodes[:, j]), (incidence * noise.edges[:, j]) @ incidence.T
         covariance += np.kron(shape.autocovariance(lags), own + masks)

@@ -35,7 +35,7 @@ from manifed.durable import write_atomically
 from manifed.errors import ConfigError, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
-from manifed.runs.evidence import evidence_of, experiment_in, refused
+from manifed.runs.evidence import evidence_of, refused, saved_config
 from manifed.runs.folder import RunFolder, is_fresh, with_label
 from manifed.runs.interrupt import Ended
 from manifed.runs.places import check_new, real
@@ -193,7 +193,7 @@ def _has_begun(directory: Path, config: Experiment) -> bool:
     """Whether a folder is of this very run; one that is neither that nor new is refused."""
     remedy = "move it away, or name another place with --out"
     if RunFolder(directory).experiment_path.is_file():
-        found = evidence_of(directory, load(experiment_in(directory)))
+        found = evidence_of(directory, saved_config(directory))
         if sha256(found.config) != sha256(config):
             others = f"one of another config; {remedy}"
             raise refused(directory, "expected a run of this config", others)

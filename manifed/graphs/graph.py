@@ -77,6 +77,13 @@ class Graph:
         """Deg - Adj, (n, n)."""
         return np.diag(self.adjacency.sum(1)) - self.adjacency
 
+    @property
+    def incidence(self) -> Matrix:
+        """K with L = K K^T: a column for an edge (i, j), +1 at i and -1 at j, (n, |E|)."""
+        found, (i, j), k = np.zeros((self.num_nodes, len(self.edges))), self.ends, len(self.edges)
+        found[i, range(k)], found[j, range(k)] = 1.0, -1.0
+        return found
+
     @cached_property
     def components(self) -> tuple[tuple[int, ...], ...]:
         """The connected components, each in order."""

@@ -15,7 +15,7 @@ every reader shows them beside the label of the run (manifed/privacy/label.py).
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -107,7 +107,7 @@ def evidence_of(
     if os.path.lexists(folder.experiment_path) and manifest.get("experiment_sha256") is not None:
         folder.check_unedited(manifest["experiment_sha256"])
     try:
-        config = config or load(experiment_in(directory), plugins=allowed_here())
+        config = config or saved_config(directory, allowed_here())
     except ConfigError as error:
         why = one_line(str(error), 300)
         doubts.append(f"nothing was compared with the config, which cannot be read here: {why}")
@@ -202,6 +202,19 @@ def experiment_in(directory: Path) -> Path:
     if not path.is_file():
         raise refused(directory, "expected a run folder", "no experiment.toml in it")
     return path
+
+
+def saved_config(directory: Path, plugins: Collection[str] | None = None) -> Experiment:
+    """The config of experiment.toml, without amendments; ``plugins`` as of `load`.
+
+    Raises:
+        ConfigError: with the file.
+    """
+    path = experiment_in(directory)
+    try:
+        return load(path, plugins=plugins)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def refused(directory: Path, expected: str, found: str) -> ConfigError:

@@ -268,7 +268,8 @@ def draw_finished(folder: RunFolder) -> None:
     Raises:
         NotDrawn: it failed, or this process is told to end.
     """
-    if not folder.manifest()["config"]["output"].get("plots", True):
+    output = (folder.manifest().get("config") or {}).get("output")
+    if not isinstance(output, dict) or not output.get("plots", True):
         return
     try:
         drawn = write_figures(curves_of([read(folder.directory)]), folder.directory)

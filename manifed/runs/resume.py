@@ -23,7 +23,6 @@ import torch
 from manifed.durable import held, is_draft
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import facts_of, initial_point
-from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.rounds import CLIP
 from manifed.plan import kept_multiplier, promise_of
@@ -33,7 +32,14 @@ from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import Made
 from manifed.runs import checkpoint
-from manifed.runs.evidence import Evidence, amended, evidence_of, experiment_in, refused
+from manifed.runs.evidence import (
+    Evidence,
+    amended,
+    evidence_of,
+    experiment_in,
+    refused,
+    saved_config,
+)
 from manifed.runs.folder import FolderDamaged, RunFolder, check_regular
 from manifed.runs.manifest import LIBRARY
 from manifed.runs.places import real
@@ -136,7 +142,7 @@ def extend(directory: Path, num_rounds: int) -> str:
     """
     directory = real("--resume", directory)
     with held_or_refused(directory):
-        past = read_past(directory, load(experiment_in(directory)), may_be_finished=True)
+        past = read_past(directory, saved_config(directory), may_be_finished=True)
         config = past.config
         before, path = config.federation.num_rounds, RunFolder(directory).ledger_path
         if num_rounds == before:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from manifed.errors import ConfigError, one_line
-from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
 from manifed.federation.replies import KINDS
 from manifed.plan import budget_of, reporting_delta
 from manifed.privacy.composition import NoValidBound
-from manifed.runs.evidence import evidence_of, experiment_in
+from manifed.runs.evidence import evidence_of, saved_config
 from manifed.runs.folder import RunFolder, json_object
 from manifed.runs.places import real
 from manifed.runs.resume import to_go_on
@@ -32,7 +31,7 @@ def status_of(directory: Path) -> dict[str, Any]:
             in it is not what a run writes; one line with the file.
     """
     directory = real("--resume", directory)
-    experiment = load(experiment_in(directory))
+    experiment = saved_config(directory)
     folder, holder = RunFolder(directory), holder_of(directory)
     found = evidence_of(directory, experiment)
     config, saved, final = found.config, found.checkpoint, found.manifest.get("final", {})

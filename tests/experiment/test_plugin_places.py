@@ -16,7 +16,7 @@ from manifed.experiment.load import load
 from manifed.experiment.plugins import NOTED, VARIABLE, sha256_of
 from manifed.flower.run_config import experiment_of, run_config_of
 from manifed.problems.data import FOLDERS
-from manifed.runs.evidence import experiment_in
+from manifed.runs.evidence import saved_config
 from manifed.runs.export import viewed
 from manifed.runs.folder import FolderDamaged
 from manifed.runs.report import read
@@ -116,11 +116,8 @@ def test_a_run_folder_is_read_where_the_run_looked_and_never_in_itself(places, m
         by(run)
         return imported_from()
 
-    def config_of(path):
-        return load(experiment_in(path))
-
     ways = (
-        config_of,
+        saved_config,
         lambda path: viewed(read(path)),
     )
     monkeypatch.chdir(places.b)
@@ -135,7 +132,7 @@ def test_a_run_folder_is_read_where_the_run_looked_and_never_in_itself(places, m
     for damage in ("[]", '"', f'{{"{NOTED}": [1]}}', f'{{"{NOTED}": "{places.a}"}}'):
         folder.manifest_path.write_text(damage)
         with pytest.raises(ConfigError, match="No module named 'meadow'"):
-            read_anew(config_of)
+            read_anew(saved_config)
     folder.manifest_path.write_text(manifest)
     (places.a / "meadow.py").rename(places.b / "meadow.py")
     assert [read_anew(by) for by in ways] == [places.b] * len(ways)
