@@ -3,13 +3,15 @@
 Several seeds of one configuration become one curve: their mean, with a band from the least to the
 greatest. A figure that has nothing to show (privacy off, no optimum known) is not made.
 
-The page needs nothing beside it, no network and no script. What a run folder says enters it as
-text, and a policy in its head allows no script at all.
+The page needs nothing beside it: no network, no script to be read. What a run folder says enters it
+as text, and a policy in its head allows no script but the page's own.
 """
 
 import base64
+import hashlib
 import io
 import json
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,9 +54,12 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.color": "#DDDDDD",
     "legend.frameon": False,
+    "svg.hashsalt": "",
 }
 HEADER = ("run", "rounds", "relative cost gap", "gradient norm", "label", "epsilon", "delta")
 """Of the table of runs."""
+_MOST_ROWS = 60
+"""Of a table of values; all of them are in metrics.csv."""
 Column = NDArray[np.float64]
 _Lines = Mapping[str, tuple[Column, Column]]
 """Of each label x (n,) and y (runs, n)."""
@@ -212,7 +217,7 @@ def figure_of(
 
     class FitFigure(Figure):
         def _repr_png_(self) -> bytes:
-            return _png(self)
+            return _saved(self, "png")
 
     title = label_in(statement)
     for one in statement.get("adversaries", ())[:1]:
@@ -230,8 +235,8 @@ def figure_of(
     return figure
 
 
-def picture(lines: _Lines, x: str, y: str, *, title: str = "") -> bytes:
-    """A PNG of one pair of axes with a legend; y is logarithmic but for costs and epsilon."""
+def picture(lines: _Lines, x: str, y: str, kind: str = "png", *, title: str = "") -> bytes:
+    """A pair of axes with a legend as PNG or SVG; y is logarithmic but for costs and epsilon."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -240,13 +245,14 @@ def picture(lines: _Lines, x: str, y: str, *, title: str = "") -> bytes:
         axes = figure.add_subplot(title=title)
         draw(axes, lines, x, y, is_log=y not in ("cost", "epsilon", "held_out_accuracy"))
         figure.legend(loc="outside lower center", ncols=2)
-        return _png(figure)
+        return _saved(figure, kind)
 
 
-def _png(figure: "Figure") -> bytes:
+def _saved(figure: "Figure", kind: str) -> bytes:
     """The bytes of a figure, which depend on nothing else."""
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=150, metadata={"Software": None})
+    told = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+    figure.savefig(content, format=kind, dpi=150, metadata=told, transparent=kind == "svg")
     return content.getvalue()
 
 
@@ -297,15 +303,13 @@ def _told(runs: Sequence[Run]) -> Iterator[tuple[Run, tuple[str, ...]]]:
             now = {"rounds": run.last("round"), **{key: run.last(key) for key in ends}}
             final = run.final or now
             label = label_in_manifest(run.manifest, final.get("epsilon"))
-            rounds, gap, norm, *spent = (
-                _said(final.get(key)) for key in ("rounds", *ends, "delta")
-            )
+            rounds, gap, norm, *spent = (said(final.get(key)) for key in ("rounds", *ends, "delta"))
             name = curve.label + (f", run {k}" if len(curve.runs) > 1 else "")
             name += "" if run.final else " (unfinished)"
             yield run, (name, rounds, gap, norm, label, *spent)
 
 
-def _said(value: object) -> str:
+def said(value: object) -> str:
     """Four digits of a number; an empty place as "-"."""
     if isinstance(value, float):
         return "-" if np.isnan(value) else f"{value:.4g}"
@@ -315,25 +319,44 @@ def _said(value: object) -> str:
 def page_of(runs: Sequence[Run], *, is_server_view: bool = False) -> str:
     """The HTML of runs as they may be shown (`manifed.runs.export.viewed`)."""
     from jinja2 import StrictUndefined, Template
+    from markupsafe import Markup
 
-    told, figures = list(_told(runs)), list[tuple[str, str]]()
-    for y, _, words, lines in figures_of(curves_of(runs)):
-        caption = f"{y} against {words}".replace("_", " ")
-        figures.append((caption, base64.b64encode(picture(lines, words, y)).decode()))
+    told, charts = list(_told(runs)), list[dict[str, Any]]()
+    for y, x, words, lines in figures_of(curves_of(runs)):
+        drawn = picture(lines, words, y, "svg").decode()
+        extra = r'<metadata>.*?</metadata>| xmlns(:\w+)?="[^"]*"'
+        svg = re.sub(extra, "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
+        values = [
+            (label, said(a), said(b))
+            for label, (first, found) in lines.items()
+            for a, b in zip(first.tolist(), found.mean(axis=0).tolist(), strict=True)
+        ]
+        kept = sorted({round(i) for i in np.linspace(0, len(values) - 1, _MOST_ROWS)})
+        charts.append(
+            {
+                "caption": f"{y} against {words}".replace("_", " "),
+                "svg": Markup(re.sub(r'(\bid="|href="#|url\(#)', rf"\1{y}-by-{x}-", svg)),
+                "header": ("curve", words, y),
+                "rows": [values[i] for i in kept],
+            }
+        )
     template = Template(
         Path(__file__).with_name("page.html").read_text(encoding="utf-8"),
         autoescape=True,
         undefined=StrictUndefined,
     )
-    return template.render(
+    text = template.render(
         title=told[0][1][0] if len(told) == 1 else f"{len(told)} runs",
         is_server_view=is_server_view,
         header=HEADER,
         rows=[row for _, row in told],
-        figures=figures,
+        charts=charts,
         runs=[
             (row[0], statement_of(run.manifest.get("privacy") or {"kind": "none"}),
              json.dumps({k: v for k, v in run.manifest.items() if k != "privacy"}, indent=1))
             for run, row in told
         ],
     )  # fmt: skip
+    script = text[text.rindex("<script>") + 8 : text.rindex("</script>")]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return text.replace("HASH-OF-THE-SCRIPT", digest, 1)
