@@ -37,8 +37,8 @@ from manifed.cli.main import call
 from manifed.durable import make_folder
 from manifed.errors import ConfigError
 
-LOOPBACK_HOSTS = ("localhost", "127.0.0.1")
-DAYS = 365
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1")
+_DAYS = 365
 _HOST = re.compile(r"[A-Za-z0-9*._:-]+")
 
 
@@ -61,7 +61,7 @@ class TLSFiles:
 
 
 def generate(
-    folder: Path, num_supernodes: int, hosts: Sequence[str] = LOOPBACK_HOSTS, days: int = DAYS
+    folder: Path, num_supernodes: int, hosts: Sequence[str] = _LOOPBACK_HOSTS, days: int = _DAYS
 ) -> TLSFiles:
     """Writes new credentials into ``folder`` and returns where they lie.
 
@@ -234,10 +234,10 @@ def everything(
     host: Annotated[
         list[str] | None, typer.Option(help="Name or address of the SuperLink; repeatable.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="Validity of the certificates.")] = DAYS,
+    days: Annotated[int, typer.Option(min=1, help="Validity of the certificates.")] = _DAYS,
 ) -> None:
     """Write an authority, a SuperLink's certificate, and keys; ``key FILE`` writes one key."""
-    hosts = list(dict.fromkeys([*(host or ()), *LOOPBACK_HOSTS]))
+    hosts = list(dict.fromkeys([*(host or ()), *_LOOPBACK_HOSTS]))
     generate(folder, supernodes, hosts, days)
     typer.echo(f"{folder.absolute()}: valid for {', '.join(hosts)}")
 

@@ -18,7 +18,7 @@ from app.superlink import CONNECTION, START_SECONDS, start_superlink, submit
 from manifed.errors import ConfigError
 from manifed.flower.run_config import SIMULATION
 
-NODE_START_SECONDS = 20.0
+_NODE_START_SECONDS = 20.0
 RESTART_SECONDS = 5.0
 INSECURE = (
     "insecure: no TLS and no SuperNode authentication: whoever reaches this machine's loopback can "
@@ -154,7 +154,7 @@ class SuperNodes:
         """All of them, accepted by the SuperLink."""
         self.services += [self._start(i) for i in range(len(self.commands))]
         for node in self.services:
-            node.wait_for(ACCEPTED, START_SECONDS + NODE_START_SECONDS * len(self.services))
+            node.wait_for(ACCEPTED, START_SECONDS + _NODE_START_SECONDS * len(self.services))
 
     def restart_those_that_ended(self) -> None:
         """Start each one that ended `RESTART_SECONDS` ago, and say who left and who is back."""

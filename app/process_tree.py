@@ -21,8 +21,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-PROC = Path("/proc")
-HEIRS_GRACE_SECONDS = 1.5
+_PROC = Path("/proc")
+_HEIRS_GRACE_SECONDS = 1.5
 """For processes whose run was killed."""
 
 
@@ -37,7 +37,7 @@ class ProcessId:
 def process_table() -> dict[ProcessId, int]:
     """Every living process of this machine and the id of its parent."""
     table: dict[ProcessId, int] = {}
-    for entry in PROC.glob("[0-9]*"):
+    for entry in _PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended meanwhile
             state, parent, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
             if state not in {"Z", "X"}:
@@ -47,7 +47,7 @@ def process_table() -> dict[ProcessId, int]:
 
 def _carries(pid: int, mark: bytes) -> bool:
     try:
-        return mark in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        return mark in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:  # ended, or another user's
         return False
 
@@ -112,7 +112,7 @@ def heir(mark: str, home: Path) -> subprocess.Popen[bytes]:
 def _inherit(parent: int, mark: str, home: Path) -> None:
     while os.getppid() == parent:
         time.sleep(0.1)
-    end_family(mark, (), HEIRS_GRACE_SECONDS)
+    end_family(mark, (), _HEIRS_GRACE_SECONDS)
     time.sleep(0.2)  # what was just being started then has its mark by now
     end_family(mark, (), 0.0)
     shutil.rmtree(home, ignore_errors=True)

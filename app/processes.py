@@ -28,8 +28,8 @@ from manifed.runs.interrupt import ENDING, ending_signals
 
 MARK = "MANIFED_ENGINE_MARK"
 LOOPBACK = "127.0.0.1"
-GRACE_SECONDS = 4.0
-FLOWER_SETTINGS = {
+_GRACE_SECONDS = 4.0
+_FLOWER_SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -55,7 +55,7 @@ def environment(home: Path, mark: str, inherited: Mapping[str, str]) -> dict[str
     scripts = str(Path(sys.executable).parent)
     return {
         **kept,
-        **FLOWER_SETTINGS,
+        **_FLOWER_SETTINGS,
         "PATH": os.pathsep.join([scripts, kept.get("PATH", os.defpath)]),
         "FLWR_HOME": str(home / "flwr"),
         "RAY_TMPDIR": str(home),
@@ -205,7 +205,7 @@ def private_flower(
                 for number in ENDING:
                     signal.signal(number, signal.SIG_IGN)
             started = [service.process for service in flower.services] if flower else []
-            end_family(f"{MARK}={mark}", started, GRACE_SECONDS)
+            end_family(f"{MARK}={mark}", started, _GRACE_SECONDS)
             shutil.rmtree(home, ignore_errors=True)
             watch.kill()
             watch.wait()

@@ -28,9 +28,9 @@ from manifed.runs.resume import held_or_refused, read_past
 
 CONNECTION = "manifed"
 COMPLETED = "finished:completed"
-LOST = "lost"
+_LOST = "lost"
 """Our status of a run whose SuperLink does not answer."""
-LOST_SECONDS = 120.0
+_LOST_SECONDS = 120.0
 """Longer than a SuperLink takes to come back, and than it waits for a dead ServerApp (60 s)."""
 START_SECONDS = 90.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -57,17 +57,17 @@ def start_superlink(
     return link, f"{LOOPBACK}:{port}"
 
 
-def status_of(flower: PrivateFlower, run_id: str) -> tuple[str, str]:
+def _status_of(flower: PrivateFlower, run_id: str) -> tuple[str, str]:
     """Flower's own status of a run and its details: the exception text of the ServerApp.
 
-    `LOST` when the SuperLink does not answer.
+    `_LOST` when the SuperLink does not answer.
     """
     try:
         listing = flower.call("flwr", "list", CONNECTION, "--run-id", run_id, "--format", "json")
         run = json.loads(listing[listing.index("{") :])["runs"][0]
         return run["status"], run["status-details"]
     except (EngineFailed, ValueError, LookupError) as error:
-        return LOST, one_line(f"the SuperLink does not say how run {run_id} is: {error}")
+        return _LOST, one_line(f"the SuperLink does not say how run {run_id} is: {error}")
 
 
 def submit(
@@ -131,11 +131,11 @@ def _wait_for_completion(
     """
     answered = time.monotonic()
     while True:
-        status, details = status_of(flower, run_id)
-        if status != LOST:
+        status, details = _status_of(flower, run_id)
+        if status != _LOST:
             answered = time.monotonic()
-        elif time.monotonic() > answered + LOST_SECONDS:
-            raise EngineFailed(LOST, details)
+        elif time.monotonic() > answered + _LOST_SECONDS:
+            raise EngineFailed(_LOST, details)
         if status == COMPLETED:
             return
         if status.startswith("finished"):
@@ -146,7 +146,7 @@ def _wait_for_completion(
         time.sleep(1.0)
 
 
-def in_force(experiment: Experiment) -> Experiment:
+def _in_force(experiment: Experiment) -> Experiment:
     """The config that a resumed run goes on with, after every --rounds, where its folder is here.
 
     A finished or damaged run is refused before anything is started.
@@ -161,7 +161,7 @@ def in_force(experiment: Experiment) -> Experiment:
     return experiment
 
 
-def submitted(
+def _submitted(
     address: Annotated[str, typer.Argument(help="HOST:PORT of the SuperLink.")],
     experiment: Annotated[Path, typer.Option(help="A TOML file.")],
     root_certificates: Annotated[Path | None, typer.Option(help="The file of the CA.")] = None,
@@ -177,7 +177,7 @@ def submitted(
     if is_insecure == (root_certificates is not None):
         raise ConfigError("Expected --root-certificates FILE or --insecure, one of the two")
     where = {} if out is None else {"output.directory": str(out.absolute())}
-    config = in_force(load(find(str(experiment)), tuple(sets or ()), where))
+    config = _in_force(load(find(str(experiment)), tuple(sets or ()), where))
     with private_flower(project) as flower:
         flower.connect(CONNECTION, address, root_certificates)
         submit(flower, run_config_of(config), (), timeout=timeout, on_line=typer.echo)
@@ -186,7 +186,7 @@ def submitted(
 def main(arguments: Sequence[str]) -> NoReturn:
     """``python -m app.superlink``."""
     alone = typer.Typer(add_completion=False)
-    alone.command()(submitted)
+    alone.command()(_submitted)
     call(typer.main.get_command(alone), arguments, "python -m app.superlink")
 
 

@@ -33,11 +33,11 @@ from manifed.problems.examples import Examples
 from manifed.problems.problem import InvalidRecord, Problem
 from manifed.setting import Federation, Setting
 
-LoadShard = Callable[[Context], Examples | Mapping[str, Tensor]]
+_LoadShard = Callable[[Context], Examples | Mapping[str, Tensor]]
 """This node's examples; each tensor of shape (n, *feature)."""
 
 
-def no_site(context: Context) -> Experiment:
+def _no_site(context: Context) -> Experiment:
     """Refuse to open data where the node's own config says that a site has them."""
     raise ValueError(
         f"Expected an experiment to forward to {shown(context.node_config[keys.SITE_SOCKET])}, "
@@ -46,7 +46,7 @@ def no_site(context: Context) -> Experiment:
 
 
 def app_of(
-    find: client.FindNode, experiment: Callable[[Context], Experiment] = no_site
+    find: client.FindNode, experiment: Callable[[Context], Experiment] = _no_site
 ) -> ClientApp:
     """The ClientApp of the nodes that ``find`` makes, or of sites, asked about ``experiment``."""
     app = ClientApp()
@@ -82,7 +82,7 @@ def app_of(
 def client_app(
     problem: Problem,
     update: ClientUpdate,
-    load_shard: LoadShard,
+    load_shard: _LoadShard,
     *,
     privacy: Privacy | None = None,
     source: NoiseSource | None = None,

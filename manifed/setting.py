@@ -53,7 +53,7 @@ class Target(Frozen):
     """Kept where more rounds were added later (``--rounds``); None: found from the target."""
 
 
-class Published(Frozen):
+class _Published(Frozen):
     """Noise by the papers' formulas, per local-training call; priced by the sound accountant."""
 
     kind: Literal["published"] = "published"
@@ -67,7 +67,7 @@ class Published(Frozen):
     """o_i of the papers; they set it to one, which is too small (spec 000 §7.3)."""
 
 
-Noise = Annotated[Multiplier | Target | Published, Field(discriminator="kind")]
+Noise = Annotated[Multiplier | Target | _Published, Field(discriminator="kind")]
 
 
 class NoPrivacy(Frozen):

@@ -39,7 +39,7 @@ Metric = Callable[[Tensor, Tensor], Tensor | float]
 """(outputs (n, *), labels (n, *)) of all test examples -> one number."""
 
 
-class Task(NamedTuple):
+class _Task(NamedTuple):
     """A module and its sites as a fit takes them."""
 
     problem: ModuleProblem
@@ -63,7 +63,7 @@ def task_of(
     metrics: Mapping[str, Metric] | None = None,
     clip_shares: Mapping[str, float] | None = None,
     compute: Literal["float64", "float32"] | None = None,
-) -> Task:
+) -> _Task:
     """What `manifed.fit` trains where it is given a module; its arguments say what these are.
 
     Raises:
@@ -106,7 +106,7 @@ def task_of(
             judge(problem.start)  # what fails is told before a round is paid for
         except ArithmeticError as error:
             raise ConfigError(f"test: {error}") from None
-    return Task(problem, shards, algorithm, judge)
+    return _Task(problem, shards, algorithm, judge)
 
 
 def examples_of(site: Site, name: str) -> Examples:

@@ -30,7 +30,7 @@ Space = Literal["tangent", "ambient"]
 """Where uploads live: at the broadcast point, or in the embedding space."""
 Weighting = Literal["num-examples", "uniform"]
 """A client's weight in a mean: its number of examples, or 1."""
-Place = Literal["point", "point-nearby", "tangent", "ambient", "any"]
+_Place = Literal["point", "point-nearby", "tangent", "ambient", "any"]
 """Where what comes down lies: on the manifold, near it (only its projection is used as a point),
 tangent at the point of this round, anywhere in the ambient space, or nowhere on it (a key)."""
 UploadPlace = Literal["tangent", "ambient", "point", "any"]
@@ -67,7 +67,7 @@ class Phase:
     name: str
     down: type[Payload]
     up: type[Payload]
-    places: tuple[Place, ...] = ("point",)
+    places: tuple[_Place, ...] = ("point",)
     """One for each field of ``down``; the client refuses what is elsewhere."""
     uploads: tuple[UploadPlace, ...] = ()
     """One for each field of ``up``; the server drops what is elsewhere; (): the server's space."""

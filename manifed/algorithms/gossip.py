@@ -37,13 +37,13 @@ from manifed.graphs.specs import GraphSpec
 from manifed.manifolds.base import Manifold
 from manifed.oracles.oracle import Oracle
 
-MixingWeights = Literal["metropolis-hastings", "complete"]
+_MixingWeights = Literal["metropolis-hastings", "complete"]
 _BY_ENTRIES_FROM = 32
 """Nodes from which on W is kept by its entries."""
 
 
 @dataclass(frozen=True)
-class Network:
+class _Network:
     """A graph and who mixes with whom, as index tables; nodes are partitions."""
 
     graph: Graph
@@ -59,7 +59,7 @@ class Network:
 
 
 @lru_cache(maxsize=32)
-def network(spec: GraphSpec, num_nodes: int, seed: int, mixing_weights: MixingWeights) -> Network:
+def network(spec: GraphSpec, num_nodes: int, seed: int, mixing_weights: _MixingWeights) -> _Network:
     """The network of a config, built once in a process.
 
     Raises:
@@ -67,12 +67,12 @@ def network(spec: GraphSpec, num_nodes: int, seed: int, mixing_weights: MixingWe
     """
     graph = spec.build(num_nodes, seed)
     if mixing_weights == "complete":
-        return Network(graph, np.full((num_nodes, num_nodes), 1.0 / num_nodes))
+        return _Network(graph, np.full((num_nodes, num_nodes), 1.0 / num_nodes))
     weights = metropolis_hastings(graph)
-    return Network(graph, weights.toarray() if num_nodes < _BY_ENTRIES_FROM else weights)
+    return _Network(graph, weights.toarray() if num_nodes < _BY_ENTRIES_FROM else weights)
 
 
-class OfGraph(ClientUpdate):
+class _OfGraph(ClientUpdate):
     """Training whose nodes stand on a graph."""
 
     graph: GraphSpec
@@ -82,7 +82,7 @@ class OfGraph(ClientUpdate):
     num_nodes: int | None = Field(default=None, ge=1, lt=1 << 20)
     """None in a config: federation.num_clients. Node i is partition i."""
 
-    def network_of(self, mixing_weights: MixingWeights) -> Network:
+    def network_of(self, mixing_weights: _MixingWeights) -> _Network:
         """The graph and a mixing matrix of it.
 
         Raises:
@@ -113,10 +113,10 @@ class OfGraph(ClientUpdate):
         super().check(setting)
 
 
-class ModelOfEachNode(OfGraph, ServerUpdate):
+class ModelOfEachNode(_OfGraph, ServerUpdate):
     """The half of an algorithm that keeps a model for every node of a graph, and mixes them."""
 
-    mixing_weights: MixingWeights = "metropolis-hastings"
+    mixing_weights: _MixingWeights = "metropolis-hastings"
     """"complete" is the plain mean whatever the graph: the central special case."""
 
     space: ClassVar[Space] = "ambient"
@@ -127,7 +127,7 @@ class ModelOfEachNode(OfGraph, ServerUpdate):
     without_client_level: ClassVar[str | None] = "the server mixes models that it sees"
 
     @property
-    def network(self) -> Network:
+    def network(self) -> _Network:
         """The graph and its mixing matrix; errors as `network_of`."""
         return self.network_of(self.mixing_weights)
 
@@ -172,7 +172,7 @@ class ModelOfEachNode(OfGraph, ServerUpdate):
             )
 
 
-class ByGraph(GradientSteps, OfGraph):
+class ByGraph(GradientSteps, _OfGraph):
     """Gradient steps of nodes on a graph, which may become shorter."""
 
     decay_rounds: float | None = Field(default=None, gt=0)

@@ -22,7 +22,7 @@ from manifed.privacy.masks import (
     owners_of,
 )
 
-Shape = tuple[int, ...]
+_Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class OfferedKey(Payload):
     signature: Tensor
 
     @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
+    def layout(cls, shape: _Shape, dtype: torch.dtype) -> dict[str, Layout]:
         """Bytes."""
         return {
             "public": ((KEY_BYTES,), torch.uint8),
@@ -53,7 +53,7 @@ class NeighbourKeys(Payload):
     signature: Tensor
 
     @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
+    def layout(cls, shape: _Shape, dtype: torch.dtype) -> dict[str, Layout]:
         """As many keys as a node has neighbours at most."""
         return {
             "x": (shape, dtype),
@@ -73,7 +73,7 @@ class Agreed(Payload):
     flaws: Tensor
 
     @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
+    def layout(cls, shape: _Shape, dtype: torch.dtype) -> dict[str, Layout]:
         """A byte a neighbour."""
         return {"flaws": ((cls.places,), torch.uint8)}
 

@@ -89,7 +89,7 @@ from manifed.problems.linear import LinearModel
 from manifed.problems.problem import Problem
 from manifed.problems.statistics import APART, GramMatrices, LogSums, SecondMoments
 
-LABEL = "statistic"
+_LABEL = "statistic"
 """Of the query, and of the release that it is charged as."""
 
 
@@ -126,7 +126,7 @@ class OneShot(Algorithm):
         """The statistic, whatever the point that came down: it fixes shapes alone."""
         ndim = x.dim() - here.manifold.ndim
         origin = self._zero(x, tuple(x.shape[ndim:]), tuple(x.shape[:ndim]))
-        return self.up(oracle.statistic(origin, LABEL, self.takes))
+        return self.up(oracle.statistic(origin, _LABEL, self.takes))
 
     def _zero(self, x: Tensor, point: tuple[int, ...], lead: tuple[int, ...] = ()) -> Tensor:
         """A statistic of zeros, for points of a shape."""
@@ -134,7 +134,7 @@ class OneShot(Algorithm):
 
     def asks(self) -> tuple[Ask, ...]:
         """One mean of statistics."""
-        return (Ask(label=LABEL, apart=self.apart),)
+        return (Ask(label=_LABEL, apart=self.apart),)
 
     def check(self, setting: Any) -> None:
         """Refuse more rounds than one, and a problem that is no function of what is released."""

@@ -42,7 +42,7 @@ from manifed.algorithms.algorithm import (
 )
 from manifed.oracles.oracle import Oracle
 
-Probability = Annotated[float, Field(gt=0, le=1)]
+_Probability = Annotated[float, Field(gt=0, le=1)]
 
 
 class RFedAGS(MappedSteps, ServerUpdate):
@@ -53,7 +53,7 @@ class RFedAGS(MappedSteps, ServerUpdate):
     """Of the mean that a mechanism noises; `shares` are the weights of streams."""
     server_step_size: float = Field(default=1.0, gt=0)
     """Of the server's step along the mean."""
-    participation: Probability | tuple[Probability, ...] | None = None
+    participation: _Probability | tuple[_Probability, ...] | None = None
     """p_i, one for all clients or one each; None: the share of rounds in which a client was there
     (at client level: the cohort's own)."""
 

@@ -38,7 +38,7 @@ from manifed.oracles.minibatch import Ask, Minibatch, Poisson, Query
 from manifed.oracles.oracle import Oracle
 from manifed.privacy.mechanism import ExampleMechanism
 
-SUBSET_FACTOR = 3.5
+_SUBSET_FACTOR = 3.5
 """Utpala et al., Claim 4: what a subset costs over rate^2 times the unsampled price."""
 
 
@@ -128,6 +128,6 @@ def least_cost_share(reference: Query, correction: Query) -> float:
     """
     proper = correction.sampling.kind == "without-replacement"
     rate = correction.expected_size / correction.num_examples
-    factor = SUBSET_FACTOR if proper and rate < 1 else 1.0
+    factor = _SUBSET_FACTOR if proper and rate < 1 else 1.0
     there, here = reference.sensitivity, rate * correction.sensitivity
     return there / (there + math.sqrt(factor) * here)

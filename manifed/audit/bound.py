@@ -25,11 +25,11 @@ from torch import Tensor
 from manifed.errors import ConfigError
 
 Scores = NDArray[np.float64]
-DELTAS: Final = (1e-5, 1e-4, 1e-3, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+_DELTAS: Final = (1e-5, 1e-4, 1e-3, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 """Where a claim is compared: the larger ones need the fewest runs."""
-LEAST_CLAIM: Final = 0.1
+_LEAST_CLAIM: Final = 0.1
 """At a delta where less is claimed, a ratio of two small numbers says nothing."""
-WEAK: Final = 0.5
+_WEAK: Final = 0.5
 """An audit that proves a smaller share of the claim is weak: it would miss a fault of that size."""
 
 
@@ -54,7 +54,7 @@ class Verdict:
     @property
     def is_weak(self) -> bool:
         """Whether so little is proved that a fault of a factor of two would be missed."""
-        return self.power < WEAK
+        return self.power < _WEAK
 
 
 def clopper_pearson(
@@ -83,11 +83,11 @@ def audit(
     Raises:
         ConfigError: for a claim below LEAST_CLAIM at every delta.
     """
-    claims = [(delta, claim(delta)) for delta in DELTAS]
-    claims = [(delta, e) for delta, e in claims if LEAST_CLAIM <= e < math.inf]
+    claims = [(delta, claim(delta)) for delta in _DELTAS]
+    claims = [(delta, e) for delta, e in claims if _LEAST_CLAIM <= e < math.inf]
     if not claims:
         raise ConfigError(
-            f"Expected a finite claim of epsilon >= {LEAST_CLAIM} at a delta of {DELTAS}, got "
+            f"Expected a finite claim of epsilon >= {_LEAST_CLAIM} at a delta of {_DELTAS}, got "
             "none; attack more rounds at once"
         )
     third, (delta, epsilon) = len(present) // 3, np.array(claims).T[..., None]
@@ -124,7 +124,7 @@ def _proved(
     return np.log(np.maximum(rate - delta, 1e-300) / false_rate)
 
 
-CONFIDENCE = 0.95
+_CONFIDENCE = 0.95
 
 
 class Attack(ABC):
@@ -190,7 +190,7 @@ class Finding:
         )
 
 
-def find(audited: Audited, confidence: float = CONFIDENCE) -> Finding:
+def find(audited: Audited, confidence: float = _CONFIDENCE) -> Finding:
     """Attack one mechanism."""
     scores = [audited.attack.scores(audited.trials, is_present=p) for p in (True, False)]
     claim = audited.claim or audited.attack.claim
@@ -199,7 +199,7 @@ def find(audited: Audited, confidence: float = CONFIDENCE) -> Finding:
 
 def find_all(attacks: Sequence[Audited]) -> Iterator[Finding]:
     """What each attack proves, at a confidence such that all hold together at 95 % (Bonferroni)."""
-    return (find(one, 1.0 - (1.0 - CONFIDENCE) / len(attacks)) for one in attacks)
+    return (find(one, 1.0 - (1.0 - _CONFIDENCE) / len(attacks)) for one in attacks)
 
 
 def find_strongest(attacks: Sequence[Audited]) -> tuple[Finding, list[Finding]]:

@@ -32,12 +32,12 @@ from manifed.problems.hyperbolic import HyperbolicPrediction
 from manifed.problems.pca import PrincipalEigenvector
 from manifed.problems.problem import Problem
 
-Record = Mapping[str, Tensor]
+_Record = Mapping[str, Tensor]
 """The tensors of one example, without a leading dimension."""
 
 SHORT_STEP = 1e-6
 """Step size of a worst case: curvature moves a score by less than 1e-5 of its noise."""
-MOST_HELD = 1_000_000
+_MOST_HELD = 1_000_000
 """Numbers of records that are held at once."""
 _AT_HAND = 4
 
@@ -54,7 +54,7 @@ class ExampleAttack(Attack):
     x: Tensor
     source: NoiseSource
     num_rounds: int = 1
-    canaries: tuple[Record, ...] = ()
+    canaries: tuple[_Record, ...] = ()
     """What stands there, or is replaced by; none: they are searched for."""
 
     def claim(self, delta: float) -> float:
@@ -66,7 +66,7 @@ class ExampleAttack(Attack):
     @property
     def at_once(self) -> int:
         """Clients whose records are held at once."""
-        return max(1, MOST_HELD // sum(t.numel() for t in self.shard.tensors.values()))
+        return max(1, _MOST_HELD // sum(t.numel() for t in self.shard.tensors.values()))
 
     def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
         """One score a client."""
@@ -109,7 +109,7 @@ class ExampleAttack(Attack):
             absent, move = max(gaps, key=lambda found: float(self._inner(found[1], found[1])))
         return present, absent, move[0]
 
-    def _found(self) -> Iterator[Record]:
+    def _found(self) -> Iterator[_Record]:
         """The records at hand that pull most, and larger ones that pull as they do."""
         norms = self.problem.gradients(self.x, self.shard).norms
         norms = norms.reshape(-1, norms.shape[-1]).amax(0)  # of the longest of a record's groups
@@ -134,7 +134,7 @@ class ExampleAttack(Attack):
         axes = torch.eye(len(value)).to(value)[[0, -1]]
         return [-value, 30.0 * value, 1e3 * value, *(1e3 * axes)]
 
-    def _with(self, canary: Record) -> Examples:
+    def _with(self, canary: _Record) -> Examples:
         """The shard with a canary in the place of its last record."""
         tensors = {key: tensor.clone() for key, tensor in self.shard.tensors.items()}
         for key, value in canary.items():

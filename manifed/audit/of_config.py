@@ -29,13 +29,13 @@ from manifed.privacy.noise import NoiseSource
 from manifed.privacy.secldp import MOST_EXACT, Correlated, worst
 from manifed.problems.data import SiteData
 
-SEEN_AT, ENOUGH = 0.05, 1.0
+_SEEN_AT, _ENOUGH = 0.05, 1.0
 """So many rounds are attacked together that epsilon = 1 is claimed at this delta, or all there are:
 a claim of nearly nothing cannot be told from nothing by a few thousand runs."""
-MOST_MASKED_ROUNDS = 16
-Found = list[tuple[Attack, str]]
+_MOST_MASKED_ROUNDS = 16
+_Found = list[tuple[Attack, str]]
 """Attacks, each with what it does in words."""
-T = TypeVar("T", ExampleAttack, MaskedAttack)
+_T = TypeVar("_T", ExampleAttack, MaskedAttack)
 
 
 def attacks_of(config: Experiment, trials: int) -> list[Audited]:
@@ -65,19 +65,19 @@ def costliest_round(
 
     def cost(server_round: int) -> float:
         releases = training.in_round(server_round).releases(mechanism, num_examples)
-        return accountant.epsilon(releases, SEEN_AT)
+        return accountant.epsilon(releases, _SEEN_AT)
 
     return max(range(1, num_rounds + 1), key=cost)
 
 
-def _enough(attack: T, most: int) -> T:
+def _enough(attack: _T, most: int) -> _T:
     """The attack over so many rounds that enough is claimed, ``most`` at most."""
-    while attack.num_rounds < most and attack.claim(SEEN_AT) < ENOUGH:
+    while attack.num_rounds < most and attack.claim(_SEEN_AT) < _ENOUGH:
         attack = replace(attack, num_rounds=min(2 * attack.num_rounds, most))
     return attack
 
 
-def _of_examples(config: Experiment, source: NoiseSource) -> Found:
+def _of_examples(config: Experiment, source: NoiseSource) -> _Found:
     """The smallest shard, and the worst case."""
     training, rounds = config.training, config.federation.num_rounds
     if isinstance(training, GrowingSamples) or is_plugin(training.kind):
@@ -110,7 +110,7 @@ def _of_examples(config: Experiment, source: NoiseSource) -> Found:
     ]
 
 
-def _of_masks(config: Experiment, source: NoiseSource) -> Found:
+def _of_masks(config: Experiment, source: NoiseSource) -> _Found:
     """The first rounds of DECOR's nodes on the config's graph, against each adversary.
 
     Raises:
@@ -141,14 +141,14 @@ def _of_masks(config: Experiment, source: NoiseSource) -> Found:
     if len(named) > 1:
         coalitions[named] = f"nodes {', '.join(map(str, named))} collude"
     first = MaskedAttack(training.graph, clients, stddevs, source, clip=mechanism.l2_norm_clip)
-    most, found = min(config.federation.num_rounds, MOST_MASKED_ROUNDS), Found()
+    most, found = min(config.federation.num_rounds, _MOST_MASKED_ROUNDS), _Found()
     for coalition, how in coalitions.items():
         attack = _enough(replace(first, coalition=coalition), most)
         found.append((attack, f"{how}; {attack.num_rounds} rounds from the first on"))
     return found
 
 
-def _of_server(config: Experiment, source: NoiseSource) -> Found:
+def _of_server(config: Experiment, source: NoiseSource) -> _Found:
     """One round of the server's noised mean."""
     mechanism, cohort = client_mechanism(config.setting), config.federation.cohort
     assert mechanism is not None

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
-GARBAGE_EVERY = 50_000
+_GARBAGE_EVERY = 50_000
 """Objects between two looks for garbage. Python's 700 look again and again through the thousands
 that modules make and keep: up to a fifth of the time that a command takes to start."""
 
@@ -182,7 +182,7 @@ def call(command: click.Command, argv: Sequence[str], name: str) -> NoReturn:
     SIGTERM and SIGHUP end it as Ctrl-C does, from here on. An error that nothing foresaw is a
     traceback under MANIFED_DEBUG.
     """
-    gc.set_threshold(GARBAGE_EVERY)
+    gc.set_threshold(_GARBAGE_EVERY)
     core.HAS_RICH = False  # frames take longer to import than all else that help needs
     code: Any = 1
     try:

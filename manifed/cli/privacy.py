@@ -25,7 +25,7 @@ from manifed.privacy.label import AUTHENTICITY, PLANNED
 
 _MOST = 10**9
 """Rounds, clients and steps that the accountants count to."""
-Delta = Annotated[float, typer.Option(click_type=SHARE, help="Delta of all that is priced.")]
+_Delta = Annotated[float, typer.Option(click_type=SHARE, help="Delta of all that is priced.")]
 
 
 def compare(
@@ -160,7 +160,7 @@ def calibrate(
     target_epsilon: Annotated[
         float, typer.Option(click_type=POSITIVE, help="Epsilon of all steps together.")
     ],
-    target_delta: Delta,
+    target_delta: _Delta,
     steps: Annotated[int, typer.Option(min=1, max=_MOST, help="Noised gradients (or rounds).")],
     sampling_probability: Annotated[
         float,
@@ -223,7 +223,7 @@ def curve(
 def series(
     config: Annotated[Path, typer.Argument(help="Schedules, C and noise (docs/time_varying.md).")],
     rounds: Annotated[int, typer.Option(min=1, max=10**7, help="K.")] = 100_000,
-    delta: Delta = 1e-5,
+    delta: _Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
     """Price rounds of distributed optimisation with growing samples.
@@ -279,7 +279,7 @@ def secldp(
         int, typer.Option(min=0, help="q: how many honest-but-curious nodes collude.")
     ] = 0,
     rounds: Annotated[int, typer.Option(min=1, max=_MOST, help="T, for totals.")] = 1,
-    delta: Delta = 1e-5,
+    delta: _Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
     """Price masks that cancel along the edges of a graph (DECOR), round by round and in total.

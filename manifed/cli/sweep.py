@@ -42,7 +42,7 @@ from manifed.runs.places import check_new, real
 from manifed.runs.report import Curve, Run, read, write_figures
 from manifed.runs.statement import label_in_manifest
 
-MEASURES = ("relative_cost_gap", "held_out_accuracy", "held_out_loss", "accuracy", "cost")
+_MEASURES = ("relative_cost_gap", "held_out_accuracy", "held_out_loss", "accuracy", "cost")
 """What a table compares unless it is told, the first that all runs have measured."""
 _COMMA = re.compile(r',(?![^\[{]*[\]}])(?=(?:[^"]*"[^"]*")*[^"]*$)')
 """Outside brackets and quotes."""
@@ -213,7 +213,7 @@ def rows_of(
     """
     runs = list(chain(*groups.values()))
     known = [name for name in runs[0].columns if all(run.last(name) is not None for run in runs)]
-    measure = named or next((name for name in MEASURES if name in known), None)
+    measure = named or next((name for name in _MEASURES if name in known), None)
     if measure not in known:
         raise ConfigError(
             f"--measure: expected a measured column ({', '.join(known)}), got {measure!r}"
@@ -249,7 +249,7 @@ def run_all(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, str | N
     waiting.sort(key=lambda trial: trial.directory.exists())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
     with ProcessPoolExecutor(jobs, get_context("spawn"), _silenced) as pool:
-        playing = {pool.submit(play, trial.request): trial for trial in waiting}
+        playing = {pool.submit(_play, trial.request): trial for trial in waiting}
         try:
             for future in as_completed(playing):
                 yield playing[future], future.result()
@@ -271,7 +271,7 @@ def _silenced() -> None:
         os.dup2(nowhere, stream)
 
 
-def play(request: Request) -> str | None:
+def _play(request: Request) -> str | None:
     """Run a request in a process of its own; the line of the error if it failed."""
     try:
         launch(replace(request, began=time.perf_counter()))

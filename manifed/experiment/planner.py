@@ -60,7 +60,7 @@ class Auto(Frozen):
 
 
 @dataclass(frozen=True)
-class Option:
+class _Option:
     """A method at its best settings, and what it is predicted to give."""
 
     training: SecondMoment | LogEuclidean | RSGD
@@ -100,7 +100,7 @@ def stand_in(table: Mapping[str, Any]) -> dict[str, Any]:
     return _without_strategy(table) | {"training": method, "federation": federation}
 
 
-def with_option(table: Mapping[str, Any], option: Option) -> dict[str, Any]:
+def with_option(table: Mapping[str, Any], option: _Option) -> dict[str, Any]:
     """The table with a method, its rounds, its clip and its own server update."""
     parts = {"training": option.training, "strategy": option.strategy}
     told = {k: v.model_dump(mode="json", exclude_none=True) for k, v in parts.items() if v}
@@ -116,7 +116,7 @@ def _without_strategy(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def planned(
     table: Mapping[str, Any], parse: Callable[[dict[str, Any]], Experiment]
-) -> list[Option]:
+) -> list[_Option]:
     """What `plan` finds for the table of a config; ``parse`` reads a table that names a method.
 
     Raises:
@@ -132,7 +132,7 @@ def planned(
 
 
 # -- the choice ------------------------------------------------------------------------------
-def plan(config: Experiment, auto: Auto, rounds: int) -> list[Option]:
+def plan(config: Experiment, auto: Auto, rounds: int) -> list[_Option]:
     """The best settings of every method for the problem and budget of ``config``, best first.
 
     Where no guess is made for the problem: the safe default alone. Of several principal components
@@ -147,7 +147,7 @@ def plan(config: Experiment, auto: Auto, rounds: int) -> list[Option]:
     clip, size = config.privacy.l2_norm_clip or 0.0, math.prod(shape)
     most = int(min(rounds, (auto.numbers_up or math.inf) // size))
     guess = guess_of(config, clip, shape, auto.decay)
-    found = dict[str, list[Option]]()
+    found = dict[str, list[_Option]]()
     for option in (
         *_releases(config, guess, sizes, shape, clip),
         *_descents(config, guess, sizes, shape, clip, most),
@@ -167,11 +167,11 @@ def plan(config: Experiment, auto: Auto, rounds: int) -> list[Option]:
     return [best, *sorted((o for o in each if o is not best), key=_gap)]
 
 
-def _gap(option: Option) -> float:
+def _gap(option: _Option) -> float:
     return math.inf if option.gap is None else option.gap
 
 
-def _best(options: Sequence[Option]) -> Option:
+def _best(options: Sequence[_Option]) -> _Option:
     """The one of the least gap; of those within 5 %, which tells nothing, what sends least."""
     least = min(map(_gap, options))
     good = [option for option in options if _gap(option) <= 1.05 * least]
@@ -219,7 +219,7 @@ def public_numbers(config: Experiment) -> tuple[Sizes, tuple[int, ...]]:
 # -- every method ----------------------------------------------------------------------------
 def _releases(
     config: Experiment, guess: Guess | None, sizes: Sizes, shape: tuple[int, ...], clip: float
-) -> Iterator[Option]:
+) -> Iterator[_Option]:
     """The one-shot releases that the problem has a statistic for."""
     statistic = config.problem.build().sufficient_statistic
     for kind in (SecondMoment, LogEuclidean):
@@ -232,7 +232,7 @@ def _releases(
         price, stddev = _noise(config, training, sizes, cut)
         gap = float(_typical(np.atleast_1d(guess.landscape.one_shot_gap(stddev))))
         up = math.prod(training.up.layout(shape, torch.float64)["u"][0])
-        yield Option(training, 1, cut, price, up, gap)
+        yield _Option(training, 1, cut, price, up, gap)
 
 
 def _descents(
@@ -242,7 +242,7 @@ def _descents(
     shape: tuple[int, ...],
     clip: float,
     rounds: int,
-) -> Iterator[Option]:
+) -> Iterator[_Option]:
     """Full-batch descent for every setting that is tried; the safe default where none is known."""
     if rounds < 1:
         return
@@ -252,7 +252,7 @@ def _descents(
     clip = clip * (1.0 if guess is None else guess.clip_share)
     price, stddev = _noise(config, RSGD(step_size=1.0, minibatch=Full()), sizes, clip)
 
-    def option(tried: Descent, step: float, gap: float | None) -> Option:
+    def option(tried: Descent, step: float, gap: float | None) -> _Option:
         ratio, count, average, strategy = tried.noise_ratio, tried.num_rounds, None, None
         # exact logarithms of frames do not converge where the noise of a step is long
         is_exact = manifold.has_logmap and not is_frame
@@ -267,7 +267,9 @@ def _descents(
         if tried.momentum or average:
             strategy = TangentMean(momentum=tried.momentum or None, average=average)
         scale = math.sqrt(sum(ratio ** (-2 * r) for r in range(count)))
-        return Option(training, count, clip, scale * price, count * math.prod(shape), gap, strategy)
+        return _Option(
+            training, count, clip, scale * price, count * math.prod(shape), gap, strategy
+        )
 
     told = False
     if guess is not None:

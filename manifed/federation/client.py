@@ -106,7 +106,7 @@ class Seat(NamedTuple):
     phase: str
 
 
-class UpdateResult(NamedTuple):
+class _UpdateResult(NamedTuple):
     """What an update produced: the upload, the new memory, and how often the oracle was asked."""
 
     up: Payload
@@ -127,7 +127,7 @@ def run_update(
     num_examples: Sequence[int] | int,
     source: NoiseSource,
     device: str = "cpu",
-) -> UpdateResult:
+) -> _UpdateResult:
     """The update of the client(s) in ``seat``; a cohort has a leading dimension everywhere.
 
     ``num_examples`` is the public size N_i of each shard: it normalises means, scales noise and
@@ -155,8 +155,8 @@ def run_update(
     if charged is not None and seat.server_round == 0:
         charged = Counter()  # the exchanges before round 1 are charged nothing
     if charged is not None:
-        check_charged(training.kind, oracle.queries, charged)
-    return UpdateResult(_plain(up), after and _plain(after), oracle.queries)
+        _check_charged(training.kind, oracle.queries, charged)
+    return _UpdateResult(_plain(up), after and _plain(after), oracle.queries)
 
 
 def releases_in(
@@ -176,7 +176,7 @@ def releases_in(
 
 def _evaluated(
     setup: ClientSetup, seat: Seat, down: Payload, examples: Examples, draws: Draws
-) -> UpdateResult:
+) -> _UpdateResult:
     """What a client says of its hold-out.
 
     Raises:
@@ -190,7 +190,7 @@ def _evaluated(
         raise Uncharged(f"evaluation.every: round {seat.server_round} is not charged for one")
     stddev = held.stddev(setup.mechanism)
     up = held.totals(problem, down.x, examples, stddev, draws)
-    return UpdateResult(up, None, Counter({LABEL: 1}))
+    return _UpdateResult(up, None, Counter({LABEL: 1}))
 
 
 def _placed(phase: Phase, down: Payload, manifold: Manifold) -> Payload:
@@ -212,7 +212,7 @@ def _plain(record: P) -> P:
     return type(record)(*[t.detach() for t in vars(record).values()])
 
 
-def check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> None:
+def _check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> None:
     """Refuse an update that asked its oracle for more than its releases are charged for.
 
     An un-noised answer must be charged too, and be covered by as many noised ones of another label
@@ -313,7 +313,7 @@ class Node:
         return self.hold_out
 
 
-class Answer(NamedTuple):
+class _Answer(NamedTuple):
     """What goes up, where the key of its noise came from, and what is to be kept."""
 
     up: Payload
@@ -321,17 +321,17 @@ class Answer(NamedTuple):
     kept: Kept | None
 
 
-ReadPayload = Callable[[type[Payload], tuple[int, ...], torch.dtype], Payload]
+_ReadPayload = Callable[[type[Payload], tuple[int, ...], torch.dtype], Payload]
 """Reads what came down, of this kind, where a point has this shape and type."""
 
 
 def answer(
     node: Node,
     header: Header,
-    read: ReadPayload,
+    read: _ReadPayload,
     kept: Kept | None,
     pay: Callable[[], object] = lambda: None,
-) -> Answer:
+) -> _Answer:
     """What a node answers; whoever calls writes ``kept`` down once the reply is made.
 
     ``pay`` is called when all that came down was checked and before a record is looked at.
@@ -367,5 +367,5 @@ def answer(
         node.setup, seat, down, memory, node.examples(phase), node.num_examples, source
     )
     if made.memory is None:
-        return Answer(made.up, source.origin, None)
-    return Answer(made.up, source.origin, Kept(header, made.memory.tensors()))
+        return _Answer(made.up, source.origin, None)
+    return _Answer(made.up, source.origin, Kept(header, made.memory.tensors()))

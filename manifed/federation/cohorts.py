@@ -21,7 +21,7 @@ from manifed.privacy.events import (
 )
 from manifed.privacy.noise import NoiseSource, Stream
 
-Probabilities = tuple[Annotated[float, Field(gt=0, le=1)], ...]
+_Probabilities = tuple[Annotated[float, Field(gt=0, le=1)], ...]
 """p_i of every client, where they differ; () where one number says them all."""
 _SERVER = 0
 """The partition field of the server's own draws; its streams are never a client's."""
@@ -70,7 +70,7 @@ class Everyone(_Cohort):
     """All clients, every round."""
 
     kind: Literal["all"] = "all"
-    probabilities: ClassVar[Probabilities] = ()
+    probabilities: ClassVar[_Probabilities] = ()
 
     def rate(self, num_clients: int) -> float:
         """One."""
@@ -91,7 +91,7 @@ class FixedSize(_Cohort):
     """A uniform subset of ``cohort_size`` clients, without replacement (Algorithm 1, line 2)."""
 
     kind: Literal["fixed-size"] = "fixed-size"
-    probabilities: ClassVar[Probabilities] = ()
+    probabilities: ClassVar[_Probabilities] = ()
     cohort_size: int = Field(ge=1)
     """Clients a round, drawn uniformly."""
 
@@ -116,7 +116,7 @@ class PoissonCohort(_Cohort):
     """Each client independently with ``sampling_probability``; a round may have nobody."""
 
     kind: Literal["poisson"] = "poisson"
-    probabilities: ClassVar[Probabilities] = ()
+    probabilities: ClassVar[_Probabilities] = ()
     sampling_probability: float = Field(gt=0, le=1)
     """With which each client takes part in a round, independently."""
 
@@ -135,7 +135,7 @@ class PoissonEach(_Cohort):
     """
 
     kind: Literal["poisson-each"] = "poisson-each"
-    probabilities: Probabilities = Field(min_length=1)
+    probabilities: _Probabilities = Field(min_length=1)
     """p_i of every client, public: with which a round asks it."""
 
     def chosen(self, uniforms: Tensor) -> Tensor:

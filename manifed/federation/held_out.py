@@ -39,7 +39,7 @@ from manifed.problems.problem import Problem
 
 LABEL = "evaluation"
 """Of the release that it is charged as."""
-NORMAL_95 = 1.959963984540054
+_NORMAL_95 = 1.959963984540054
 """The standard normal is this far from 0 with probability 5 %."""
 FALSE_ALARM = 1e-9
 """At most so probable is it that an honest site's totals of one evaluation are refused."""
@@ -71,7 +71,7 @@ class StopWhen(Frozen):
     """Evaluations in a row without a smaller mean loss than any before."""
 
 
-class HeldOut(Frozen):
+class _HeldOut(Frozen):
     """When a model is judged by records that no training step uses, and what follows from it."""
 
     every: int = Field(default=1, ge=1)
@@ -82,7 +82,7 @@ class HeldOut(Frozen):
     """End before the last round; None: never."""
 
 
-class PublicEvaluation(HeldOut):
+class PublicEvaluation(_HeldOut):
     """Loss and accuracy on a file that the server has, and that anybody may have."""
 
     kind: Literal["public"] = "public"
@@ -90,7 +90,7 @@ class PublicEvaluation(HeldOut):
     """On the server's machine, read as ``data`` says; relative to the current folder there."""
 
 
-class PrivateEvaluation(HeldOut):
+class PrivateEvaluation(_HeldOut):
     """Loss and accuracy of every site's hold-out, noised and charged to every ledger."""
 
     kind: Literal["private"] = "private"
@@ -223,11 +223,11 @@ def ratio(total: float, count: float, noise: float) -> tuple[float | None, float
     All theta with |total - theta count| <= 1.96 noise sqrt(1 + theta^2) (Fieller 1954): exact.
     None, and all of [-1, 1], where the count is not told from 0.
     """
-    spread = (NORMAL_95 * noise) ** 2
+    spread = (_NORMAL_95 * noise) ** 2
     lead = count**2 - spread
     if lead <= 0 or count <= 0:
         return None, -1.0, 1.0
-    root = NORMAL_95 * noise * math.sqrt(max(total**2 + lead, 0.0))
+    root = _NORMAL_95 * noise * math.sqrt(max(total**2 + lead, 0.0))
     ends = ((total * count - root) / lead, (total * count + root) / lead)
     middle, low, high = (min(1.0, max(-1.0, value)) for value in (total / count, *ends))
     return middle, low, high

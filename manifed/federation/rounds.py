@@ -31,13 +31,13 @@ log = logging.getLogger("manifed")
 CLIP = "l2_norm_clip"
 """The adapted clip norm, kept in the server's state and so in its checkpoints."""
 
-Charge = Callable[..., None]
+_Charge = Callable[..., None]
 """``charge(server_round, attempt, partitions)`` pays for an attempt before any message of it
 leaves, and with a last argument ``disclosed`` for what its next exchange discloses of these
 clients' masks; it raises `BudgetExhausted` when the run may not pay."""
 
 
-class BadState(RoundFailed):
+class _BadState(RoundFailed):
     """A server update led to a state that could not be broadcast."""
 
     def __init__(self, text: str) -> None:
@@ -52,7 +52,7 @@ def run_rounds(
     plan: Plan,
     state: State,
     transport: Transport,
-    charge: Charge = free,
+    charge: _Charge = free,
     *,
     num_rounds: int,
     first_round: int = 1,
@@ -303,11 +303,11 @@ def _checked(now: Attempt, replies: Replies) -> Replies:
     return found
 
 
-Aggregate = Callable[[Attempt, Replies], Mean]
+_Aggregate = Callable[[Attempt, Replies], Mean]
 """What becomes of the replies that a round goes on with."""
 
 
-def after(now: Attempt, replies: Replies, aggregate: Aggregate = aggregated) -> Attempt:
+def after(now: Attempt, replies: Replies, aggregate: _Aggregate = aggregated) -> Attempt:
     """The attempt after an exchange: replies judged, aggregated, and the server's step taken.
 
     Raises:
@@ -320,7 +320,7 @@ def after(now: Attempt, replies: Replies, aggregate: Aggregate = aggregated) -> 
     taken = _judged(now, replies)
     try:
         state = _step(now, taken, aggregate)
-    except BadState as bad:
+    except _BadState as bad:
         left = _without_culprits(bad, now, taken, aggregate)
         _tell_who_was_dropped(now, left)
         failures |= left.failures
@@ -344,7 +344,7 @@ class Course:
         self,
         plan: Plan,
         state: State,
-        charge: Charge = free,
+        charge: _Charge = free,
         first_round: int = 1,
         attempts: Callable[[int], int] = lambda _: 0,
         last_accepted: Mapping[int, int] | None = None,
@@ -417,7 +417,7 @@ class Course:
         )
         return found
 
-    def moved(self, replies: Replies, aggregate: Aggregate = aggregated) -> RoundReport | None:
+    def moved(self, replies: Replies, aggregate: _Aggregate = aggregated) -> RoundReport | None:
         """The report of the round that these replies end; None where more exchanges follow.
 
         Raises:
@@ -473,7 +473,7 @@ def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
         )
 
 
-def _step(now: Attempt, replies: Replies, aggregate: Aggregate) -> State:
+def _step(now: Attempt, replies: Replies, aggregate: _Aggregate) -> State:
     """The state after the server update on these replies, if it can be broadcast."""
     plan, state = now.plan, now.state
     if not replies.partitions and plan.mechanism is None:
@@ -487,7 +487,7 @@ def _step(now: Attempt, replies: Replies, aggregate: Aggregate) -> State:
         new = plan.server_update.step(state, now.name, collected, now.server_round, plan.manifold)
     # torch exports the error from C, out of the sight of pyright
     except (torch.linalg.LinAlgError, ArithmeticError) as error:  # pyright: ignore[reportPrivateImportUsage]
-        raise BadState(
+        raise _BadState(
             f"Round {now.server_round}: the server update failed: {type(error).__name__}; "
             "the state of the round before stays (lower the step sizes?)"
         ) from None
@@ -495,7 +495,7 @@ def _step(now: Attempt, replies: Replies, aggregate: Aggregate) -> State:
 
 
 def _without_culprits(
-    bad: BadState, now: Attempt, replies: Replies, aggregate: Aggregate
+    bad: _BadState, now: Attempt, replies: Replies, aggregate: _Aggregate
 ) -> Replies:
     """The replies without each whose upload alone leads to a state that nobody can use.
 
@@ -510,7 +510,7 @@ def _without_culprits(
         alone = replies.of_rows([row])
         try:
             _step(now, alone, aggregate)
-        except BadState:
+        except _BadState:
             largest = max(float(u.abs().max()) for u in alone.uploads.tensors().values())
             culprits[alone.partitions[0]] = Failure(
                 "unusable",
@@ -521,7 +521,7 @@ def _without_culprits(
         raise bad
     if len(culprits) == count:  # then the step is at fault, or there is one client
         some = ", ".join(str(i) for i in list(culprits)[:5])
-        raise BadState(f"{bad}; so does each upload alone, of the clients {some}") from None
+        raise _BadState(f"{bad}; so does each upload alone, of the clients {some}") from None
     return replies._replace(failures={}).without(culprits)
 
 
@@ -540,7 +540,7 @@ def _usable(state: State, plan: Plan, server_round: int) -> State:
         bound = LARGEST[tensor.dtype]
         bad = int((~(tensor.abs() <= bound)).sum())
         if bad:
-            raise BadState(
+            raise _BadState(
                 f"Round {server_round}: Expected a finite state after the server update, got "
                 f"{bad} of {tensor.numel()} numbers in {name} that are not, or above {bound:g}; "
                 f"{kept}"
@@ -549,7 +549,7 @@ def _usable(state: State, plan: Plan, server_round: int) -> State:
     bound = DRIFT[model.dtype]
     defect = float(plan.manifold.membership_defect(model))
     if not defect <= bound:
-        raise BadState(
+        raise _BadState(
             f"Round {server_round}: Expected a model on {plan.manifold.name} within {bound:g} "
             f"after the server update, got a relative distance of {defect:.3g}; {kept}"
         )

@@ -169,7 +169,7 @@ def _clients_at_once(side: ClientSide, device: str, memory_budget_mb: int) -> in
     return min(fits, max(1, int(16 * 2**20 / working))) if device == "cpu" else fits
 
 
-class Stack:
+class _Stack:
     """Neighbours whose shards lie in one stack of tensors, and what they remember.
 
     Where all stacks are of one client, it is computed without a leading dimension, as by a node.
@@ -292,11 +292,11 @@ class StackTransport:
         stacks = self.chunking.stacks
         owned = range(len(stacks)) if owned is None else owned
         first = stacks[owned.start].start
-        self.stacks: dict[int, Stack] = {}
+        self.stacks: dict[int, _Stack] = {}
         for i in owned:
             place = range(stacks[i].start - first, stacks[i].stop - first)
             is_alone = self.chunking.in_a_stack == 1
-            self.stacks[i] = Stack(side.of(place), stacks[i], device, is_alone=is_alone)
+            self.stacks[i] = _Stack(side.of(place), stacks[i], device, is_alone=is_alone)
         self._side = replace(side, shards=(), hold_outs=())
 
     def exchange(self, asked: Asked) -> Replies:

@@ -40,15 +40,15 @@ _START = 600.0
 _AGAIN = 60.0
 """Seconds for which a round waits, once, for an actor that Ray starts anew."""
 
-Arrays = dict[str, NDArray[Any]]
-Build = Callable[[range], ClientSide]
+_Arrays = dict[str, NDArray[Any]]
+_Build = Callable[[range], ClientSide]
 """Builds the client side of some neighbours, in the process that calls it."""
 
 
-class Actor:
+class _Actor:
     """Some stacks of clients in a process of their own; each method is one call of the driver."""
 
-    def __init__(self, build: Build, owned: range, chunking: Chunking, device: str) -> None:
+    def __init__(self, build: _Build, owned: range, chunking: Chunking, device: str) -> None:
         torch.set_num_threads(1)
         stacks = chunking.stacks[owned.start : owned.stop]
         side = build(range(stacks[0].start, stacks[-1].stop))
@@ -63,7 +63,7 @@ class Actor:
     def exchange(
         self,
         header: Header,
-        down: Arrays,
+        down: _Arrays,
         is_own: bool,
         partitions: tuple[int, ...],
         last_accepted: Mapping[int, int],
@@ -80,12 +80,12 @@ class Actor:
         return came._replace(uploads=uploads, failures=dict(came.failures), nodes={})
 
 
-def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+def _arrays(tensors: Mapping[str, Tensor]) -> _Arrays:
     """As Ray carries them: in one piece, without a copy where that can be."""
     return {name: t.detach().cpu().as_subclass(Tensor).numpy() for name, t in tensors.items()}
 
 
-def _tensors(arrays: Arrays) -> list[Tensor]:
+def _tensors(arrays: _Arrays) -> list[Tensor]:
     """Tensors of their own: what Ray hands over must not be written."""
     return [torch.from_numpy(array.copy()) for array in arrays.values()]
 
@@ -95,7 +95,7 @@ class RayTransport:
 
     def __init__(
         self,
-        build: Build,
+        build: _Build,
         side: ClientSide,
         *,
         workers: int,
@@ -147,7 +147,7 @@ class RayTransport:
             num_gpus=1 if device == "cuda" else 0,
             scheduling_strategy="SPREAD",
             max_restarts=-1,
-        )(Actor)
+        )(_Actor)
         self.actors = [actor.remote(build, own, chunking, device) for own in shares]
         self._coming: dict[int, Any] = {}
         """Actors that died, and what says that one is up again."""
@@ -248,7 +248,7 @@ class RayTransport:
                 came.append(found)
                 failures |= found.failures
         full = [
-            asked.phase.up(*_tensors(cast(Arrays, one.uploads))) for one in came if one.partitions
+            asked.phase.up(*_tensors(cast(_Arrays, one.uploads))) for one in came if one.partitions
         ]
         reached = sum(len(mine) for _, mine, _ in calls)
         return Replies(

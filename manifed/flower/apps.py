@@ -22,7 +22,7 @@ from manifed.runs.statement import statement_of
 
 log = logging.getLogger("manifed")
 
-StrategyOf = Callable[[Job], ManifoldStrategy]
+_StrategyOf = Callable[[Job], ManifoldStrategy]
 """Makes the strategy of a run, which sends, aggregates, charges and fails in its own way."""
 
 
@@ -56,7 +56,7 @@ def strategy_of(job: Job) -> ManifoldStrategy:
 def run(
     grid: Grid,
     config: Experiment,
-    strategy: StrategyOf = strategy_of,
+    strategy: _StrategyOf = strategy_of,
     began: float | None = None,
 ) -> RunFolder:
     """The finished run folder of an experiment whose clients are the nodes of ``grid``.
@@ -95,7 +95,7 @@ def run(
 
 
 def server_app_of(
-    experiment: Callable[[Context], Experiment], strategy: StrategyOf = strategy_of
+    experiment: Callable[[Context], Experiment], strategy: _StrategyOf = strategy_of
 ) -> ServerApp:
     """The ServerApp that runs the experiment of its context by ``strategy``."""
     made = ServerApp()

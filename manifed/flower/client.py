@@ -40,7 +40,7 @@ from manifed.runs.manifest import code_sha256
 from manifed.site import protocol
 from manifed.site.protocol import Question, Refusal, Tensors, Update, about, ask
 
-DEPLOYED = "flwr-clientapp"
+_DEPLOYED = "flwr-clientapp"
 """The program that a SuperNode starts for each message."""
 HOME = "manifed"
 """A deployed node's folder in its Flower home."""
@@ -130,7 +130,7 @@ def _store(context: Context) -> MemoryStore | None:
         ValueError: ``state-dir`` is no absolute path.
     """
     named = context.node_config.get(keys.STATE_DIR)
-    if named is None and Path(sys.argv[0]).name == DEPLOYED:
+    if named is None and Path(sys.argv[0]).name == _DEPLOYED:
         named = str(Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").absolute() / HOME)
     if named is None:
         return None
@@ -173,7 +173,7 @@ def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
     return app_of(lambda context: node_of(context, experiment(context)), experiment)
 
 
-class NoAnswer(RuntimeError):
+class _NoAnswer(RuntimeError):
     """The site did not answer; the text is for the log of this node."""
 
 
@@ -185,7 +185,7 @@ def introduced(message: Message, context: Context, config: Experiment) -> Messag
     """
     told, _ = _asked(context, config, about(config), {})
     if not isinstance(told, protocol.Introduction):
-        raise NoAnswer("the site did not introduce itself")
+        raise _NoAnswer("the site did not introduce itself")
     said = Introduction(told.partition, told.num_examples, told.config_sha256, told.code_sha256)
     return handshake.introduction(said, message)
 
@@ -198,7 +198,7 @@ def answered(message: Message, context: Context, config: Experiment) -> Message:
     question = about(config, str(context.run_id), header)
     told, up = _asked(context, config, question, down)
     if not isinstance(told, Update):
-        raise NoAnswer("the site did not answer with an update")
+        raise _NoAnswer("the site did not answer with an update")
     content = pack(header, tensors_to_record(up), noise_origin=told.noise_origin)
     return Message(content, reply_to=message)
 
@@ -209,5 +209,5 @@ def _asked(
     path = Path(str(context.node_config[keys.SITE_SOCKET]))
     told, up = ask(path, question, down, config.federation.replies.timeout)
     if isinstance(told, Refusal):
-        raise NoAnswer(f"the site refused: {told.reason}")
+        raise _NoAnswer(f"the site refused: {told.reason}")
     return told, up

@@ -19,7 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from manifed.flower import keys
 from manifed.flower.polling import OwnGrid
 
-UserConfig = dict[str, bool | float | int | str]
+_UserConfig = dict[str, bool | float | int | str]
 _FIRST_NODE = 2
 _RUN_ID = 1
 
@@ -32,7 +32,7 @@ class InlineGrid(OwnGrid):
         client_app: ClientApp,
         num_supernodes: int,
         run_config: Mapping[str, bool | float | int | str],
-        node_config: Callable[[int], UserConfig] | None = None,
+        node_config: Callable[[int], _UserConfig] | None = None,
     ) -> None:
         """One context a node; ``node_config(i)`` adds to partition i's own."""
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, _RUN_ID, 1

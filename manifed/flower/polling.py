@@ -21,11 +21,11 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from google.protobuf.message import DecodeError
 
-SHORTEST_PAUSE = 0.005
-LONGEST_PAUSE = 0.1
+_SHORTEST_PAUSE = 0.005
+_LONGEST_PAUSE = 0.1
 UNREADABLE_REPLY = 1000
 """Our code, beside Flower's, of the error for a reply that came and cannot be used."""
-UNREADABLE = (
+_UNREADABLE = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -124,7 +124,7 @@ class PollingGrid(OwnGrid):
         asked = self._asked.get(identity)
         try:
             replies = list(self._grid.pull_messages([identity]))
-        except UNREADABLE as error:
+        except _UNREADABLE as error:
             if asked is None:
                 raise
             reason = f"a reply that cannot be unpacked: {type(error).__name__}"
@@ -155,7 +155,7 @@ class PollingGrid(OwnGrid):
             for message, identity in zip_longest(sent, identities[: len(sent)])
             if not identity
         ]
-        pause = SHORTEST_PAUSE
+        pause = _SHORTEST_PAUSE
         while waiting:
             began = time.monotonic()
             arrived = list(self.pull_messages(waiting))
@@ -164,6 +164,6 @@ class PollingGrid(OwnGrid):
             waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
             if not waiting or (deadline is not None and time.monotonic() >= deadline):
                 break
-            pause = SHORTEST_PAUSE if arrived else min(2 * pause, LONGEST_PAUSE)
+            pause = _SHORTEST_PAUSE if arrived else min(2 * pause, _LONGEST_PAUSE)
             time.sleep(max(pause, took))  # at most half of the time is spent on looking
         return replies

@@ -40,10 +40,10 @@ FIELDS = {
 SIMULATION = "MANIFED_SIMULATION"
 """The environment variable of processes that all play one simulation: they read ``data.paths``."""
 
-RunConfig = Mapping[str, bool | float | int | str]
+_RunConfig = Mapping[str, bool | float | int | str]
 
 
-def experiment_of(run_config: RunConfig, folder: Path = APP_FOLDER) -> Experiment:
+def experiment_of(run_config: _RunConfig, folder: Path = APP_FOLDER) -> Experiment:
     """The experiment that a run config carries (see `manifed.experiment.load.load` for errors).
 
     Args:

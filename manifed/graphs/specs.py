@@ -32,7 +32,7 @@ class GraphSource(BaseModel):
         """
 
 
-class NamedGraph(GraphSource):
+class _NamedGraph(GraphSource):
     """A graph that networkx makes; a random one is drawn until it is connected."""
 
     def pairs(self, num_nodes: int) -> int:
@@ -74,7 +74,7 @@ class NamedGraph(GraphSource):
         )
 
 
-class Ring(NamedGraph):
+class Ring(_NamedGraph):
     """Node i beside i - 1 and i + 1."""
 
     kind: Literal["ring"] = "ring"
@@ -84,7 +84,7 @@ class Ring(NamedGraph):
         return nx.cycle_graph(num_nodes)
 
 
-class Torus(NamedGraph):
+class Torus(_NamedGraph):
     """A grid whose edges wrap around; a square one unless ``rows`` is given."""
 
     kind: Literal["torus"] = "torus"
@@ -106,7 +106,7 @@ class Torus(NamedGraph):
         return nx.grid_2d_graph(rows, num_nodes // rows, periodic=True)
 
 
-class Complete(NamedGraph):
+class Complete(_NamedGraph):
     """Everybody beside everybody."""
 
     kind: Literal["complete"] = "complete"
@@ -120,7 +120,7 @@ class Complete(NamedGraph):
         return nx.complete_graph(num_nodes)
 
 
-class Star(NamedGraph):
+class Star(_NamedGraph):
     """Node 0 beside all others."""
 
     kind: Literal["star"] = "star"
@@ -130,7 +130,7 @@ class Star(NamedGraph):
         return nx.star_graph(num_nodes - 1)
 
 
-class Exponential(NamedGraph):
+class Exponential(_NamedGraph):
     """Node i beside i +- 1, 2, 4, 8, ... (mod n): about 2 log2(n) neighbours."""
 
     kind: Literal["exponential"] = "exponential"
@@ -145,7 +145,7 @@ class Exponential(NamedGraph):
         return nx.circulant_graph(num_nodes, offsets)
 
 
-class ErdosRenyi(NamedGraph):
+class ErdosRenyi(_NamedGraph):
     """Each edge with ``probability``, drawn again until the graph is connected."""
 
     kind: Literal["erdos-renyi"] = "erdos-renyi"
@@ -161,7 +161,7 @@ class ErdosRenyi(NamedGraph):
         return nx.gnp_random_graph(num_nodes, self.probability, seed=rng)
 
 
-class RandomRegular(NamedGraph):
+class RandomRegular(_NamedGraph):
     """Everybody has ``degree`` neighbours, drawn again until the graph is connected."""
 
     kind: Literal["random-regular"] = "random-regular"

@@ -264,7 +264,7 @@ class Manifold(geoopt.Manifold):
         is_finite = torch.isfinite(x).flatten(-self.ndim).all(-1)
         if not bool(is_finite.all()):
             x = torch.where(self.expand_scalar(is_finite), x, 0.0)
-        return or_infinite(self._off_manifold(x), is_finite)
+        return _or_infinite(self._off_manifold(x), is_finite)
 
     def tangency_defect(self, x: Tensor, u: Tensor) -> Tensor:
         """The part of u normal at x over |x| + |u|, ambient norms, shape (...,); see `defects`.
@@ -281,7 +281,7 @@ class Manifold(geoopt.Manifold):
             length = torch.linalg.vector_norm(u, dim=self.point_dims())
         normal, size = self._normal_part(x, u), frobenius(x, self.ndim)
         defect = torch.where(normal == 0, normal, normal / (size / scale + length))
-        return or_infinite(defect, torch.isfinite(length) & torch.isfinite(size))
+        return _or_infinite(defect, torch.isfinite(length) & torch.isfinite(size))
 
     @abstractmethod
     def _off_manifold(self, x: Tensor) -> Tensor:
@@ -438,7 +438,7 @@ def as_point(x: Tensor, manifold: Manifold) -> ManifoldTensor:
     return placed
 
 
-def or_infinite(defect: Tensor, is_finite: Tensor) -> Tensor:
+def _or_infinite(defect: Tensor, is_finite: Tensor) -> Tensor:
     """The defects; infinite where they are not finite or ``is_finite`` does not hold."""
     return torch.where(is_finite & torch.isfinite(defect), defect, torch.inf)
 

@@ -201,7 +201,7 @@ def positive_qr(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # -- exponential and rotations -----------------------------------------------------------------
-DEGREE_18_RADIUS = 1.09
+_DEGREE_18_RADIUS = 1.09
 """1-norm up to which `expm` needs no squaring."""
 _DEGREE_18 = torch.tensor((
     (0, -0.100365581030144618291, -8.02924648241156932449e-3, -8.92138498045729985177e-4, 0),
@@ -225,7 +225,7 @@ def expm(a: Tensor) -> Tensor:
     largest = float(a.detach().abs().sum(-2).max()) if a.numel() else 0.0
     if not math.isfinite(largest):
         raise ValueError(f"Expected a finite matrix, got a 1-norm of {largest}")
-    squarings = max(0, math.ceil(math.log2(max(largest, TINY[torch.float64]) / DEGREE_18_RADIUS)))
+    squarings = max(0, math.ceil(math.log2(max(largest, TINY[torch.float64]) / _DEGREE_18_RADIUS)))
     a = a * 0.5**squarings
     squared = a @ a
     cubed = squared @ a
@@ -273,7 +273,7 @@ def polar(x: Tensor) -> Tensor:
     return u @ vt
 
 
-ROOT_TWO = math.sqrt(2.0)
+_ROOT_TWO = math.sqrt(2.0)
 
 
 def packed_size(order: int) -> int:
@@ -281,7 +281,7 @@ def packed_size(order: int) -> int:
     return order * (order + 1) // 2
 
 
-def order_of(size: int) -> int:
+def _order_of(size: int) -> int:
     """The d of d(d+1)/2 coordinates.
 
     Raises:
@@ -301,14 +301,14 @@ def packed(s: Tensor) -> Tensor:
     order = s.shape[-1]
     rows, columns = torch.triu_indices(order, order, device=s.device)
     found = s[..., rows, columns]
-    return torch.where(rows == columns, found, ROOT_TWO * found)
+    return torch.where(rows == columns, found, _ROOT_TWO * found)
 
 
 def unpacked(c: Tensor) -> Tensor:
     """The symmetric matrices of coordinates (..., d(d+1)/2), shape (..., d, d)."""
-    order = order_of(c.shape[-1])
+    order = _order_of(c.shape[-1])
     rows, columns = torch.triu_indices(order, order, device=c.device)
-    entries = torch.where(rows == columns, c, c / ROOT_TWO)
+    entries = torch.where(rows == columns, c, c / _ROOT_TWO)
     s = c.new_zeros(*c.shape[:-1], order, order)
     s[..., rows, columns] = entries
     s[..., columns, rows] = entries

@@ -1,6 +1,6 @@
 """Manifolds made of others: a product of named factors, a power, and a change of scale.
 
-All three hand every movement on to what they are made of (`Composed`); what differs is how points
+All three hand every movement on to what they are made of (`_Composed`); what differs is how points
 are stored and what becomes of the metric.
 """
 
@@ -16,20 +16,20 @@ from torch import Tensor
 
 from manifed.manifolds.base import Manifold
 
-Part = Callable[..., Tensor]
+_Part = Callable[..., Tensor]
 """A manifold's operation on the parts of points and vectors that lie on it: (manifold, *parts)."""
 
 
 def _part_by_part(name: str) -> Callable[..., Tensor]:
     """The method ``name`` of every part, on what tensors (..., *point) hold of that part."""
 
-    def method(self: "Composed", *tensors: Tensor) -> Tensor:
+    def method(self: "_Composed", *tensors: Tensor) -> Tensor:
         return self.joined(lambda manifold, *parts: getattr(manifold, name)(*parts), *tensors)
 
     return method
 
 
-class Composed(Manifold):
+class _Composed(Manifold):
     """A manifold whose points are points of others, moved there one by one."""
 
     def __init__(self, parts: list[Manifold]) -> None:
@@ -40,11 +40,11 @@ class Composed(Manifold):
         self.looks_at_all_pairs = any(m.looks_at_all_pairs for m in parts)
 
     @abstractmethod
-    def joined(self, operation: Part, *tensors: Tensor) -> Tensor:
+    def joined(self, operation: _Part, *tensors: Tensor) -> Tensor:
         """``operation`` on every part, in the shape of a point."""
 
     @abstractmethod
-    def measured(self, operation: Part, *tensors: Tensor) -> Tensor:
+    def measured(self, operation: _Part, *tensors: Tensor) -> Tensor:
         """``operation``, of one number a part, on every part: shape (..., parts)."""
 
     projx = _part_by_part("projx")
@@ -119,7 +119,7 @@ class Factor:
         return prod(self.manifold.coords_shape(self.shape))
 
 
-class Product(Composed):
+class Product(_Composed):
     """M_1 x ... x M_k with the sum of the metrics; points have shape ``(..., total size)``.
 
     A point of ``Product({"basis": (Grassmann(), (20, 3)), "mean": (Euclidean(), (5,))})`` is a
@@ -181,15 +181,15 @@ class Product(Composed):
         lead = np.broadcast_shapes(*[part.shape[:-1] for part in flat])
         return torch.cat([part.expand(*lead, -1) for part in flat], dim=-1)
 
-    def _each(self, operation: Part, *tensors: Tensor) -> list[Tensor]:
+    def _each(self, operation: _Part, *tensors: Tensor) -> list[Tensor]:
         parts = [self.unpack(tensor) for tensor in tensors]
         return [operation(f.manifold, *(part[f.name] for part in parts)) for f in self.factors]
 
-    def joined(self, operation: Part, *tensors: Tensor) -> Tensor:
+    def joined(self, operation: _Part, *tensors: Tensor) -> Tensor:
         """``operation`` on every factor, packed."""
         return self._join(self._each(operation, *tensors))
 
-    def measured(self, operation: Part, *tensors: Tensor) -> Tensor:
+    def measured(self, operation: _Part, *tensors: Tensor) -> Tensor:
         """``operation`` on every factor, shape (..., factors)."""
         return torch.stack(self._each(operation, *tensors)).movedim(0, -1)
 
@@ -224,7 +224,7 @@ class Product(Composed):
 
 
 # -- one manifold, many times or in another scale ------------------------------------------------
-class OverBase(Composed):
+class _OverBase(_Composed):
     """Another manifold's points and geodesics; sizes and metric are those of a subclass."""
 
     def __init__(self, base: Manifold) -> None:
@@ -232,7 +232,7 @@ class OverBase(Composed):
         self.base = base
         self.form = base.form
 
-    def joined(self, operation: Part, *tensors: Tensor) -> Tensor:
+    def joined(self, operation: _Part, *tensors: Tensor) -> Tensor:
         """The base's."""
         return operation(self.base, *tensors)
 
@@ -253,7 +253,7 @@ class OverBase(Composed):
     of_zeros = _part_by_part("of_zeros")
 
 
-class Power(OverBase):
+class Power(_OverBase):
     """M^k for any k, with the sum of the metrics; points ``(..., k, *point of M)``.
 
     Unlike `Product` it needs no shapes to be built.
@@ -277,7 +277,7 @@ class Power(OverBase):
         """K of the base's coordinates."""
         return (shape[0], *self.base.coords_shape(shape[1:]))
 
-    def measured(self, operation: Part, *tensors: Tensor) -> Tensor:
+    def measured(self, operation: _Part, *tensors: Tensor) -> Tensor:
         """The base's, shape (..., k)."""
         return operation(self.base, *tensors)
 
@@ -306,7 +306,7 @@ def _over_scale(name: str, power: int) -> Callable[..., Tensor]:
     return method
 
 
-class Scaled(OverBase):
+class Scaled(_OverBase):
     """M with distances ``scale`` times as long; points and tangent vectors as in M.
 
     With g' = c^2 g the Christoffel symbols are those of g, so geodesics, logarithms and transports
@@ -340,7 +340,7 @@ class Scaled(OverBase):
         """Base and scale."""
         return (self.base, self.scale)
 
-    def measured(self, operation: Part, *tensors: Tensor) -> Tensor:
+    def measured(self, operation: _Part, *tensors: Tensor) -> Tensor:
         """The base's, shape (..., 1)."""
         return operation(self.base, *tensors).unsqueeze(-1)
 

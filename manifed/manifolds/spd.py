@@ -48,7 +48,7 @@ from manifed.manifolds.linalg import (
     whiten,
 )
 
-SMALLEST_EIGENVALUE = 1e-12
+_SMALLEST_EIGENVALUE = 1e-12
 """Of a matrix that `projx` returns; in float32 eight units of rounding."""
 
 
@@ -68,7 +68,7 @@ class SPDSet(Manifold):
 
     def projx(self, x: Tensor) -> Tensor:
         """The nearest symmetric matrix with eigenvalues >= 1e-12 (clamped, not mirrored)."""
-        smallest = max(SMALLEST_EIGENVALUE, 8 * torch.finfo(x.dtype).eps)
+        smallest = max(_SMALLEST_EIGENVALUE, 8 * torch.finfo(x.dtype).eps)
         w, v = torch.linalg.eigh(sym(x))
         return sym((v * w.clamp_min(smallest).unsqueeze(-2)) @ v.mT)
 
@@ -79,7 +79,7 @@ class SPDSet(Manifold):
 
     def norm_slack(self, x: Tensor) -> Tensor:
         """4 m eps tr(x) tr(x^-1), at least the condition number of x times 4 m eps."""
-        factor, inverse = factor_norms(x)
+        factor, inverse = _factor_norms(x)
         return 4 * x.shape[-1] * torch.finfo(x.dtype).eps * (factor * inverse).square()
 
     def _off_manifold(self, x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class SPDSet(Manifold):
         return zeros + identity_like(zeros)
 
 
-def factor_norms(x: Tensor) -> tuple[Tensor, Tensor]:
+def _factor_norms(x: Tensor) -> tuple[Tensor, Tensor]:
     """|L|_F and |L^-1|_F of x = L L^T, shape ``(...)`` each."""
     factor = torch.linalg.cholesky(x)
     inverse = torch.linalg.solve_triangular(factor, identity_like(x).expand_as(factor), upper=False)
@@ -263,7 +263,7 @@ def _lyapunov(x: Tensor, u: Tensor) -> Tensor:
 
 
 # -- flat metrics ------------------------------------------------------------------------------
-class FlatSPD(SPDSet):
+class _FlatSPD(SPDSet):
     """SPD matrices with the metric that a chart to a vector space makes flat."""
 
     looks_at_all_pairs = False
@@ -317,7 +317,7 @@ class FlatSPD(SPDSet):
         return self.unchart(torch.tensordot(weights / weights.sum(), charts, dims=1))
 
 
-class SPDLogEuclidean(FlatSPD):
+class SPDLogEuclidean(_FlatSPD):
     """SPD matrices with <u, v>_x = tr(dlog_x[u] dlog_x[v]); points ``(..., m, m)``."""
 
     name = "SPDLogEuclidean"
@@ -350,7 +350,7 @@ class SPDLogEuclidean(FlatSPD):
         return basis @ (sym(c) / d) @ basis.mT
 
 
-class SPDLogCholesky(FlatSPD):
+class SPDLogCholesky(_FlatSPD):
     """SPD matrices with the metric of (strict lower L, log diag L); points ``(..., m, m)``.
 
     Needs Cholesky factors and products only: no eigendecomposition anywhere.
@@ -388,7 +388,7 @@ class SPDLogCholesky(FlatSPD):
 
     def norm_slack(self, x: Tensor) -> Tensor:
         """4 m eps tr(x) tr(x^-1) max(1, |L|) max(1, |L^-1|): the chart is not scale invariant."""
-        factor, inverse = factor_norms(x)
+        factor, inverse = _factor_norms(x)
         return super().norm_slack(x) * factor.clamp_min(1.0) * inverse.clamp_min(1.0)
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:

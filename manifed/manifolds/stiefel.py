@@ -36,15 +36,15 @@ from manifed.manifolds.linalg import (
 
 Metric = Literal["euclidean", "canonical"]
 
-TOLERANCE = 4e-15
-RESIDUAL = 1e-10
+_TOLERANCE = 4e-15
+_RESIDUAL = 1e-10
 """Largest distance of the end of a logarithm's geodesic from its target."""
-MAX_ITERATIONS = 300
+_MAX_ITERATIONS = 300
 
 
 # -- logarithms --------------------------------------------------------------------------------
-def tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
-    """The tangent vector u at ``x`` with expmap(x, u) = y to `RESIDUAL`, shape (..., n, k).
+def _tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
+    """The tangent vector u at ``x`` with expmap(x, u) = y to `_RESIDUAL`, shape (..., n, k).
 
     The iterations run in float64, from the nearest orthonormal points where these are in a shorter
     type.
@@ -54,7 +54,7 @@ def tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
     """
     if x.dtype != torch.float64:
         start, end = polar(x.to(torch.float64)), polar(y.to(torch.float64))
-        return tangent_of_logarithm(start, end, beta).to(x.dtype)
+        return _tangent_of_logarithm(start, end, beta).to(x.dtype)
     x, y = torch.broadcast_tensors(x, y)
     n, k = x.shape[-2:]
     across = min(k, n - k)
@@ -69,16 +69,16 @@ def tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
         a, b = _zimmermann_hueper(target)
     else:
         a, b = _shoot(target, beta)
-    residual = _largest_norm(reduced_geodesic(a, b, beta, 1)[0] - target)
-    if not residual <= RESIDUAL:
+    residual = _largest_norm(_reduced_geodesic(a, b, beta, 1)[0] - target)
+    if not residual <= _RESIDUAL:
         raise ArithmeticError(
-            f"Stiefel logarithm did not converge: residual = {residual:.3g} > {RESIDUAL:.3g}; "
+            f"Stiefel logarithm did not converge: residual = {residual:.3g} > {_RESIDUAL:.3g}; "
             "y is too far from x (injectivity radius: about 0.89 pi); use invretr instead"
         )
     return x @ a + q @ b
 
 
-def reduced_geodesic(a: Tensor, b: Tensor, beta: float, steps: int) -> list[Tensor]:
+def _reduced_geodesic(a: Tensor, b: Tensor, beta: float, steps: int) -> list[Tensor]:
     """Points t = 1 / steps, ..., 1 of the geodesic [I; 0] -> [A; B], each (..., k + p, k)."""
     corner = torch.zeros_like(b @ b.mT)
     rows = (torch.cat((2 * beta * a, -b.mT), -1), torch.cat((b, corner), -1))
@@ -112,12 +112,12 @@ def _zimmermann_hueper(target: Tensor) -> tuple[Tensor, Tensor]:
     k, previous = target.shape[-1], float("inf")
     rest = _completion(target)
     a = b = target
-    for _ in range(MAX_ITERATIONS):
+    for _ in range(_MAX_ITERATIONS):
         log = logm_rotation(torch.cat((target, rest), -1))  # line 5
         c = log[..., k:, k:]
         size = _largest_norm(c)
         a, b = log[..., :k, :k], log[..., k:, :k]
-        if size <= TOLERANCE or (size <= RESIDUAL and size >= previous):  # line 6
+        if size <= _TOLERANCE or (size <= _RESIDUAL and size >= previous):  # line 6
             break
         previous = size
         rest = rest @ expm(_sylvester(b, c))  # lines 8-10
@@ -136,16 +136,16 @@ def _shoot(target: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     k, previous = target.shape[-1], float("inf")
     a, b = skew(target[..., :k, :]), target[..., k:, :]
     best = (a, b)
-    for _ in range(MAX_ITERATIONS):
-        points = reduced_geodesic(a, b, beta, 3)
+    for _ in range(_MAX_ITERATIONS):
+        points = _reduced_geodesic(a, b, beta, 3)
         miss = points[-1] - target
         size = torch.linalg.matrix_norm(miss, keepdim=True)
         worst = float(size.max())
-        if worst <= RESIDUAL and worst >= previous:
+        if worst <= _RESIDUAL and worst >= previous:
             break
         if worst < previous:
             best, previous = (a, b), worst
-        if worst <= TOLERANCE:
+        if worst <= _TOLERANCE:
             break
         for point in reversed(points):
             miss = miss - point @ sym(point.mT @ miss)
@@ -278,12 +278,12 @@ class Stiefel(Manifold):
             raise NotImplementedError(
                 "Stiefel.logmap is not differentiable: use torch.no_grad(), or differentiate dist"
             )
-        return tangent_of_logarithm(x, y, self._beta)
+        return _tangent_of_logarithm(x, y, self._beta)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """The norm of the logarithm, shape (...,); differentiable away from x = y."""
         with torch.no_grad():
-            forward = tangent_of_logarithm(x, y, self._beta)
+            forward = _tangent_of_logarithm(x, y, self._beta)
             length = self.norm(x, forward, keepdim=True)
             result = length if keepdim else length[..., 0, 0]
         if not (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)):
@@ -291,7 +291,7 @@ class Stiefel(Manifold):
         with torch.no_grad():
             scale = torch.where(length > 0, -1 / length, 0.0)
             at_x = self._lower(x, forward) * scale
-            at_y = self._lower(y, tangent_of_logarithm(y, x, self._beta)) * scale
+            at_y = self._lower(y, _tangent_of_logarithm(y, x, self._beta)) * scale
         change = (at_x * (x - x.detach()) + at_y * (y - y.detach())).sum((-2, -1), keepdim=keepdim)
         return result + change
 

@@ -6,7 +6,7 @@ an example that comes or goes changes the last bit of others, and where a gradie
 that bit moves as much as an example can, of several of them at once. No clip bounds that.
 
 Examples that a problem does not keep apart itself (`Problem.keeps_rows_apart`) are therefore
-computed client by client in blocks of certain sizes (`SIZES`). Missing ones are copies that count
+computed client by client in blocks of certain sizes (`_SIZES`). Missing ones are copies that count
 for nothing, and one that fails is replaced in its own place. Which sizes may be used is tried out
 on made-up examples at a made-up point: each must give the same bits at every place of a block as in
 a block of copies of itself. So must every number on the way, because a sign or a largest entry
@@ -33,9 +33,9 @@ from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
 from manifed.problems.rows import FEWEST
 
-SIZES = (FEWEST, *(FEWEST * k for k in (2, 3, 4, 6, 8, 12, 16, 24, 32)))
+_SIZES = (FEWEST, *(FEWEST * k for k in (2, 3, 4, 6, 8, 12, 16, 24, 32)))
 """Examples of a block; few sizes, because each is tried out before it is used."""
-NUMBERS_AT_ONCE = 1 << 24
+_NUMBERS_AT_ONCE = 1 << 24
 """Numbers that a block holds at most: 128 MiB in float64."""
 _TRIED = 4
 """Made-up examples whose bits are compared."""
@@ -43,7 +43,7 @@ _PLACES = 64
 """Places of a block that are compared; of smaller blocks all."""
 
 Points = tuple[Tensor, ...]
-Compute = Callable[[Points, Examples], Callable[[int], Tensor]]
+_Compute = Callable[[Points, Examples], Callable[[int], Tensor]]
 """From the points and the examples of a block to what the one at a place gives."""
 
 _found: "WeakKeyDictionary[Problem, dict[Hashable, bool]]" = WeakKeyDictionary()
@@ -52,7 +52,7 @@ _found: "WeakKeyDictionary[Problem, dict[Hashable, bool]]" = WeakKeyDictionary()
 
 def blocks(
     problem: Problem,
-    compute: Compute,
+    compute: _Compute,
     name: Hashable,
     points: Points,
     examples: Examples,
@@ -67,7 +67,7 @@ def blocks(
     problem.point_shape(examples)  # a module says only then what an example holds
     x, features = points[0], examples.feature_ndim
     held = max(1.0, problem.points_per_example * x.numel())
-    most = max(1, int(NUMBERS_AT_ONCE / held))
+    most = max(1, int(_NUMBERS_AT_ONCE / held))
     least, known = min(FEWEST, most), _found.setdefault(problem, {})
     shapes = [(k, t.shape[t.dim() - features[k] :], t.dtype) for k, t in examples.tensors.items()]
 
@@ -79,7 +79,7 @@ def blocks(
 
     smallest = 1 if problem.looks_at_all_rows or not keeps_apart(least) else least
     while len(rows):  # a size that the rest fills to three quarters
-        fit = [size for size in SIZES if size <= most and 0.75 * size <= len(rows)]
+        fit = [size for size in _SIZES if size <= most and 0.75 * size <= len(rows)]
         size = smallest if smallest == 1 else max(fit, default=least)
         if not keeps_apart(size):
             size = smallest
@@ -88,7 +88,7 @@ def blocks(
 
 
 def _are_alike(
-    problem: Problem, compute: Compute, points: Points, like: Examples, least: int, size: int
+    problem: Problem, compute: _Compute, points: Points, like: Examples, least: int, size: int
 ) -> bool:
     """Whether an example gives the same bits at each place of a block of that size.
 
@@ -114,7 +114,7 @@ def _are_alike(
         return False
 
 
-def _on_the_way(compute: Compute, points: Points, made: Examples, size: int) -> list[bytes] | None:
+def _on_the_way(compute: _Compute, points: Points, made: Examples, size: int) -> list[bytes] | None:
     """The numbers of two examples in blocks of copies; None: they depend on the place."""
     ways: list[list[tuple[bytes, bool]]] = []
     for i in range(2):

@@ -30,14 +30,14 @@ from manifed.privacy.noise import NoiseSource, Stream, laplace_of_normals, lapla
 from manifed.problems.examples import KEY, Examples
 from manifed.problems.problem import Problem
 
-LARGEST_BESIDE_NOISE = 1e9
+_LARGEST_BESIDE_NOISE = 1e9
 """An entry this many standard deviations long is rounded by 1e-7 of one."""
 STEPS_PER_PHASE = 1 << 20
 """Oracle queries that one phase of one update may ask."""
 
 Batch = tuple[Tensor | None, Tensor]
 """Positions (..., b) or None for the whole shard; weights (..., b) of 0 and 1, padding has 0."""
-Each = float | Tensor
+_Each = float | Tensor
 """A number of every client: one for all, or (C,) where they differ."""
 
 
@@ -78,7 +78,7 @@ class Draws:
         """Uniforms in (0, 1) with 53 bits, shape ``shape`` or ``(C, *shape)``."""
         return self.source.uniforms(tuple(shape), **self._at(stream, step)).to(self.device)
 
-    def coins(self, count: int, rate: Each, step: int) -> Tensor:
+    def coins(self, count: int, rate: _Each, step: int) -> Tensor:
         """Which rows a Poisson batch takes, bool, shape (count,) or (C, count), on the CPU."""
         chance = rate.numpy(force=True)[:, None] if isinstance(rate, Tensor) else rate
         return self.source.coins(count, chance, **self._at(Stream.MINIBATCH, step))
@@ -105,22 +105,22 @@ class Asked:
 
     query: Query
     """Of the first client."""
-    size: Each
+    size: _Each
     """The normaliser."""
-    rate: Each
+    rate: _Each
     """Of a Poisson batch."""
     subset: int
     """Examples of the largest subset of fixed size."""
-    stddev: Each | None
+    stddev: _Each | None
     """What is added to an answer; None: nothing."""
-    charged: Each
+    charged: _Each
     """What is charged."""
 
     @staticmethod
     def of(queries: Sequence[Query], draws: Draws) -> "Asked":
         """The query of all clients, whose public sizes may differ."""
 
-        def column(values: list[float]) -> Each:
+        def column(values: list[float]) -> _Each:
             if isinstance(draws.partition, int) or values.count(values[0]) == len(values):
                 return values[0]
             return torch.tensor(values, dtype=torch.float64, device=draws.device)
@@ -306,9 +306,9 @@ class Oracle:
             unit = self.manifold.from_coords(seen.to(x), ones.to(x))
         charged = self.manifold.expand_scalar(charged)
         largest, least = float(seen.abs().max()), float((charged * unit).abs().min())
-        if not largest <= LARGEST_BESIDE_NOISE * least:
+        if not largest <= _LARGEST_BESIDE_NOISE * least:
             raise ValueError(
-                f"Expected a broadcast point of entries up to {LARGEST_BESIDE_NOISE:g} times the "
+                f"Expected a broadcast point of entries up to {_LARGEST_BESIDE_NOISE:g} times the "
                 f"noise {least:.3g}, got {largest:.3g}: float64 would round the noise away"
             )
         self.queries[label] += 1

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("manifed")
 
 
-class NotIsolated(ValueError):
+class _NotIsolated(ValueError):
     """A device on which nobody has tested that records are computed apart."""
 
 
@@ -122,7 +122,7 @@ def sum_of_good(
         torch.linalg.LinAlgError: the metric at a point itself cannot be evaluated.
     """
     if not points[0].is_cpu:
-        raise NotIsolated(
+        raise _NotIsolated(
             f"device: expected 'cpu' for clipped sums, got {points[0].device.type!r}: whether a "
             "record's numbers there have the same bits whatever is computed beside it has not been "
             "tested"

@@ -42,7 +42,7 @@ from manifed.privacy.events import Release
 from manifed.privacy.loss import Loss
 
 __all__ = ["NoValidBound", "epsilon", "mixed_epsilon"]
-Counts = Mapping[tuple[Composition, float], int]
+_Counts = Mapping[tuple[Composition, float], int]
 """How often an update was made, by what it releases and its probability."""
 _USELESS: Final = 200.0
 _MOST_LAPLACE: Final = 32
@@ -77,7 +77,7 @@ def _price(total: Composition, delta: float) -> float:
     return min(found, total.pure_epsilon)
 
 
-def mixed_epsilon(counts: Counts, delta: float) -> float:
+def mixed_epsilon(counts: _Counts, delta: float) -> float:
     """The price of updates that happen with a probability, seen to happen or not.
 
     Of probability 1 there is at most one.
@@ -89,7 +89,7 @@ def mixed_epsilon(counts: Counts, delta: float) -> float:
     return _by_loss(counts, delta)
 
 
-def _of_everybody(counts: Counts, delta: float) -> float:
+def _of_everybody(counts: _Counts, delta: float) -> float:
     """The price of the same updates when each takes all units (`Composition.everybody`).
 
     An update that would alone cost more than _USELESS makes the grid large and the bound useless.
@@ -101,14 +101,14 @@ def _of_everybody(counts: Counts, delta: float) -> float:
     return mixed_epsilon(everybody, delta) if largest**2 / 2 <= _USELESS else math.inf
 
 
-def _by_loss(counts: Counts, delta: float) -> float:
+def _by_loss(counts: _Counts, delta: float) -> float:
     interval, is_fine = grid_interval((update, n * p) for (update, p), n in counts.items())
     parts = [_mixture(update, p, interval).composed(n) for (update, p), n in counts.items()]
     found = reduce(Loss.convolved, parts).epsilon(delta)
     return found if math.isfinite(found) and is_fine else min(found, _by_renyi(counts, delta))
 
 
-def _by_renyi(counts: Counts, delta: float) -> float:
+def _by_renyi(counts: _Counts, delta: float) -> float:
     curves = [n * renyi.mixed(renyi.curve(update), p) for (update, p), n in counts.items()]
     return renyi.epsilon(np.sum(curves, axis=0), delta)
 

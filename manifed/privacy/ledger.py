@@ -166,7 +166,7 @@ class Entry(Frozen):
         return entry, content[:-1] + end.encode()
 
 
-Feed = Callable[[Entry], None]
+_Feed = Callable[[Entry], None]
 """What is handed every entry in order as it is verified; an error after it voids what it got."""
 
 
@@ -269,7 +269,7 @@ class Ledger:
         pays: Callable[[], Entry] | None = None,
         key: bytes | None = None,
         anchors: Iterable[Head] = (),
-        feed: Feed | None = None,
+        feed: _Feed | None = None,
     ) -> "Ledger":
         """The ledger at ``path``, its whole chain verified, locked for this process.
 
@@ -321,7 +321,7 @@ class Ledger:
         *,
         key: bytes | None = None,
         anchors: Iterable[Head] = (),
-        feed: Feed | None = None,
+        feed: _Feed | None = None,
     ) -> Verified:
         """What the chain holds, read once in a stream without lock and without writing anything.
 

@@ -204,7 +204,7 @@ class AdaptiveClip(Frozen):
 
 
 @dataclass(frozen=True)
-class NoisedMean:
+class _NoisedMean:
     """What a round releases about its clients: their noised mean, and the next clip norm."""
 
     mean: Tensor
@@ -281,7 +281,7 @@ class ClientMechanism(Frozen):
         expected_cohort: float,
         is_tangent: bool = True,
         l2_norm_clip: float | None = None,
-    ) -> NoisedMean:
+    ) -> _NoisedMean:
         """The release: the noised mean of clipped ``uploads`` (clients, *point) at ``base``.
 
         Each is clipped in the metric at ``base``, or by its ambient norm; the sum is divided by the
@@ -309,7 +309,7 @@ class ClientMechanism(Frozen):
         if is_tangent:
             total = manifold.tangent_part(base, total)
         mean = total / expected_cohort + self.stddev(expected_cohort, clip) * noise
-        return NoisedMean(
+        return _NoisedMean(
             mean.to(uploads.dtype), self._adapted(clip, norms, normals, expected_cohort)
         )
 

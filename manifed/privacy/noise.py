@@ -84,7 +84,7 @@ class EdgeStream(IntEnum):
 
 
 # -- where a number lives -----------------------------------------------------------------------
-class Address(TypedDict, total=False):
+class _Address(TypedDict, total=False):
     """Where the numbers of one or several clients, or of one or several edges, live.
 
     ``edge`` names two partitions in either order; it stands in place of ``partition``.
@@ -237,7 +237,7 @@ class NoiseSource:
         """The source whose key is HMAC-SHA256(key, label); as secret as this one."""
         return replace(self, key=hmac.digest(self.key, b"manifed derive\0" + label, "sha256"))
 
-    def normals(self, shape: tuple[int, ...], **address: Unpack[Address]) -> Tensor:
+    def normals(self, shape: tuple[int, ...], **address: Unpack[_Address]) -> Tensor:
         """Standard normals, float64, of ``shape``; ``(C, *shape)`` for C partitions or edges.
 
         Row c is bit for bit what ``partition[c]``, or ``edge[c]``, alone would give. Both ends of
@@ -245,15 +245,15 @@ class NoiseSource:
         """
         return self._draw(shape, _NORMALS[self.precision], address)
 
-    def uniforms(self, shape: tuple[int, ...], **address: Unpack[Address]) -> Tensor:
+    def uniforms(self, shape: tuple[int, ...], **address: Unpack[_Address]) -> Tensor:
         """Uniforms of (0, 1), float64, odd multiples of 2^-53; shapes as ``normals``."""
         return self._draw(shape, _UNIFORMS, address)
 
-    def words(self, count: int, **address: Unpack[Address]) -> Array:
+    def words(self, count: int, **address: Unpack[_Address]) -> Array:
         """The words of ``count`` uniforms of that address, uint64, shape (count,) or (C, count)."""
         return self._draw((count,), _WORDS, address).numpy().view(_WORD)
 
-    def coins(self, count: int, probability: float | Array, **address: Unpack[Address]) -> Tensor:
+    def coins(self, count: int, probability: float | Array, **address: Unpack[_Address]) -> Tensor:
         """Independent coins, bool, shape (count,) or (C, count): True with that probability.
 
         ``probability`` is a number of [0, 1] or, where clients differ, (C, 1). A coin is True where
@@ -264,7 +264,7 @@ class NoiseSource:
         bound = np.minimum(scaled, 2.0**64 - 2048).astype(_WORD)
         return torch.as_tensor(self.words(count, **address) < bound)
 
-    def generator(self, **address: Unpack[Address]) -> torch.Generator:
+    def generator(self, **address: Unpack[_Address]) -> torch.Generator:
         """A torch generator seeded at this address; for data and starting points, never noise."""
         generator = torch.Generator()
         generator.manual_seed(int(self.words(2, **address)[0]) & (2**63 - 1))

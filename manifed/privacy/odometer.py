@@ -39,7 +39,7 @@ PLACE: Final = "place"
 """What an entry of a site's ledger says of the answer it pays for (manifed/site/account.py)."""
 LIMITS: Final = "limits"
 """What an entry of a site's ledger says of the limits that are in force from here on."""
-Counts = NDArray[np.int64]
+_Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Known:
     """Terms that were met, with every client's update as an index into `_updates`."""
 
     terms: Terms
-    update_of: Counts
+    update_of: _Counts
 
 
 class Odometer:
@@ -58,7 +58,7 @@ class Odometer:
         self._known: tuple[_Known, ...] = ()
         self._numbers: dict[Terms, int] = {}
         self._updates: tuple[Releases, ...] = ()
-        self._draws, self._served = Counter[int](), dict[int, Counts]()
+        self._draws, self._served = Counter[int](), dict[int, _Counts]()
         """What counts, by the number of its terms: draws of cohorts, and how often each client."""
         self._open: tuple[Reserves, Members, int] | None = None
         """The reservation that may be settled, its cohort and its terms."""
@@ -243,7 +243,7 @@ class Odometer:
         """Of the client with most of them, as counted."""
         return int(self.participations_by_client().max(initial=0))
 
-    def participations_by_client(self) -> Counts:
+    def participations_by_client(self) -> _Counts:
         """Of every client, as counted."""
         return np.asarray(sum(self._served.values(), start=np.zeros(1, dtype=np.int64)))
 
@@ -329,7 +329,7 @@ class Odometer:
             more[self._now] += terms.planned_draws - made.total()
         return +made + (+more)
 
-    def _histories(self) -> Iterator[Counts]:
+    def _histories(self) -> Iterator[_Counts]:
         """How often a client may have been asked for each update, if no other was asked more."""
         if not self._served:
             return

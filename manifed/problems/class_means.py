@@ -93,7 +93,7 @@ class ClassMeans(Problem):
         blocks = self.base.expand_scalar(found.blocks.to(x))
         return blocks * found.vectors.unsqueeze(-1 - self.base.ndim)
 
-    def gradients(self, x: Tensor, examples: Examples) -> "InBlocks":
+    def gradients(self, x: Tensor, examples: Examples) -> "_InBlocks":
         """The gradients as vectors of their own blocks.
 
         NaN for a label that is no class, so that such a record counts for nothing, whatever others
@@ -108,7 +108,7 @@ class ClassMeans(Problem):
             vectors = torch.where(base.expand_scalar(has_class), vectors, torch.nan)
         label = class_numbers(examples["label"], self.num_classes).unsqueeze(-1)
         blocks = label == torch.arange(self.num_classes, device=label.device)
-        return InBlocks(base, own, vectors, blocks)
+        return _InBlocks(base, own, vectors, blocks)
 
     def correct(self, x: Tensor, examples: Examples) -> Tensor:
         """1 where the nearest mean is that of the example's class, else 0, shape ``(..., n)``."""
@@ -140,7 +140,7 @@ class ClassMeans(Problem):
 
 
 @dataclass(frozen=True)
-class InBlocks:
+class _InBlocks:
     """Tangent ``vectors`` (..., n, *point) at points ``own``, one block of k each: ``blocks``."""
 
     base: Manifold

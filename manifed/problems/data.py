@@ -140,7 +140,7 @@ def generator(seed: int, purpose: Literal["data", "partition"]) -> np.random.Gen
 
 
 # -- partitions ------------------------------------------------------------------------------------
-Indices = NDArray[np.int64]
+_Indices = NDArray[np.int64]
 _MOST_DRAWS = 1000
 
 
@@ -154,7 +154,7 @@ class PartitionRule(Frozen):
     @abstractmethod
     def split(
         self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    ) -> list[_Indices]:
         """One index array per client, disjoint."""
         raise NotImplementedError
 
@@ -170,7 +170,7 @@ class Equal(PartitionRule):
 
     def split(
         self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    ) -> list[_Indices]:
         """One index array per client, of one size (to one example)."""
         count = len(dataset.examples)
         used = _used(count, num_partitions, self.shard_size)
@@ -193,7 +193,7 @@ class Sorted(PartitionRule):
 
     def split(
         self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    ) -> list[_Indices]:
         """One index array per client."""
         labels = _required(dataset.labels, self.kind, "labels")
         used = _used(len(labels), num_partitions, self.shard_size)
@@ -222,12 +222,12 @@ class Dirichlet(PartitionRule):
 
     def split(
         self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    ) -> list[_Indices]:
         """One index array per client."""
         labels = _required(dataset.labels, self.kind, "labels")
         _used(len(labels), num_partitions, None)
         for _ in range(_MOST_DRAWS):
-            parts: list[list[Indices]] = [[] for _ in range(num_partitions)]
+            parts: list[list[_Indices]] = [[] for _ in range(num_partitions)]
             for value in np.unique(labels):
                 members = rng.permutation(np.flatnonzero(labels == value).astype(np.int64))
                 shares = rng.dirichlet(np.full(num_partitions, self.alpha))
@@ -250,7 +250,7 @@ class Natural(PartitionRule):
 
     def split(
         self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    ) -> list[_Indices]:
         """One index array per client, in the order of the sorted source values."""
         del rng
         sources = _required(dataset.sources, self.kind, "sources")

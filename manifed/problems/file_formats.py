@@ -23,12 +23,12 @@ from manifed.durable import check_regular
 from manifed.problems.data import DataSource, named
 
 Array = NDArray[np.float64]
-Format = Literal["csv", "npy", "npz", "parquet", "safetensors"]
-Found = Mapping[str, NDArray[Any]]
+_Format = Literal["csv", "npy", "npz", "parquet", "safetensors"]
+_Found = Mapping[str, NDArray[Any]]
 """Columns or arrays of a file by name, as many entries as examples in each."""
-Place = Callable[[int], str]
+_Place = Callable[[int], str]
 """Where in its file an example stands: "line 17" of example 15."""
-MOST_BYTES = 1 << 33
+_MOST_BYTES = 1 << 33
 """Of the arrays of one file, unpacked: what says that it holds more is refused unread."""
 
 
@@ -57,7 +57,7 @@ class Raw:
     """(n,) text or numbers."""
     features: Array
     """(n, number of feature columns)."""
-    place: Place
+    place: _Place
 
 
 class Layout(DataSource):
@@ -75,7 +75,7 @@ class Layout(DataSource):
     """Public: the labels that there can be. Of two, logistic regression takes the second for +1."""
     features: tuple[str, ...] = ()
     """Columns of the features of hyperbolic points, for hyperbolic prediction."""
-    format: Format | None = None
+    format: _Format | None = None
     """None: by the file's suffix."""
     delimiter: Literal[",", ";", "\t", "|"] = ","
     """Of a csv file."""
@@ -111,8 +111,8 @@ class Layout(DataSource):
         if self.source is not None:
             return self._of_arrays(path, _of_function(path, self.source, self))
         kind = self.format or path.suffix.lower().removeprefix(".")
-        if kind not in get_args(Format):
-            known = [f".{one}" for one in get_args(Format)]
+        if kind not in get_args(_Format):
+            known = [f".{one}" for one in get_args(_Format)]
             raise BadFile(
                 path, f"expected a suffix of {known}, got {path.suffix!r}; set data.format"
             )
@@ -134,10 +134,10 @@ class Layout(DataSource):
                 what = f"expected a readable file, got {said!r}"
             raise BadFile(path, what) from None
 
-    def _of_arrays(self, path: Path, found: Found) -> Raw:
+    def _of_arrays(self, path: Path, found: _Found) -> Raw:
         return self._checked(path, found.get(self.array), found, lambda i: f"example {i}")
 
-    def _checked(self, path: Path, x: NDArray[Any] | None, found: Found, place: Place) -> Raw:
+    def _checked(self, path: Path, x: NDArray[Any] | None, found: _Found, place: _Place) -> Raw:
         """Examples ``x`` with the labels and features among ``found``, one an example.
 
         Raises:
@@ -180,7 +180,7 @@ def _places(path: Path, layout: Layout, found: list[str]) -> dict[str, int]:
     return {name: names.index(name) for name in wanted}
 
 
-def _csv(path: Path, layout: Layout) -> tuple[Found, Place]:
+def _csv(path: Path, layout: Layout) -> tuple[_Found, _Place]:
     """The columns of a csv file that are wanted."""
     values, lines, texts = array("d"), array("q"), list[str]()
     with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
@@ -224,7 +224,7 @@ def _csv(path: Path, layout: Layout) -> tuple[Found, Place]:
     return found, lambda i: f"line {lines[i]}"
 
 
-def _parquet(path: Path, layout: Layout) -> tuple[Found, Place]:
+def _parquet(path: Path, layout: Layout) -> tuple[_Found, _Place]:
     """The columns of a parquet file that are wanted."""
     try:
         types: Any = importlib.import_module("pyarrow").types
@@ -236,8 +236,8 @@ def _parquet(path: Path, layout: Layout) -> tuple[Found, Place]:
         ) from None
     with parquet.ParquetFile(path) as file:
         wanted = _places(path, layout, file.schema_arrow.names)
-        if file.metadata.num_rows * 8 * len(wanted) > MOST_BYTES:
-            raise BadFile(path, f"expected at most {MOST_BYTES} bytes of numbers, got more")
+        if file.metadata.num_rows * 8 * len(wanted) > _MOST_BYTES:
+            raise BadFile(path, f"expected at most {_MOST_BYTES} bytes of numbers, got more")
         table = file.read(columns=list(wanted))
     found: dict[str, NDArray[Any]] = {}
     for name in wanted:
@@ -261,7 +261,7 @@ def _parquet(path: Path, layout: Layout) -> tuple[Found, Place]:
 
 
 # -- arrays ---------------------------------------------------------------------------------------
-def _arrays(path: Path, kind: str, names: tuple[str, ...]) -> Found:
+def _arrays(path: Path, kind: str, names: tuple[str, ...]) -> _Found:
     """The named arrays that a file holds; an npy file holds the first one."""
     if kind == "safetensors":
         from safetensors import safe_open
@@ -271,7 +271,7 @@ def _arrays(path: Path, kind: str, names: tuple[str, ...]) -> Found:
     with path.open("rb") as file:
         found = np.load(file, allow_pickle=False)
         if kind == "npz":
-            if sum(member.file_size for member in found.zip.infolist()) > MOST_BYTES:
+            if sum(member.file_size for member in found.zip.infolist()) > _MOST_BYTES:
                 raise ValueError("more bytes than are read")
             return {name: np.asarray(found[name]) for name in names if name in found.files}
         if file.read(1):
@@ -292,7 +292,7 @@ def function(name: str) -> Callable[[Path], Any]:
     return found
 
 
-def _of_function(path: Path, name: str, layout: Layout) -> Found:
+def _of_function(path: Path, name: str, layout: Layout) -> _Found:
     """The named arrays that the function ``name`` makes of a file.
 
     It returns a tensor, a mapping of tensors by name, or a ``torch.utils.data.Dataset`` of

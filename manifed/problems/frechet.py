@@ -33,8 +33,8 @@ from manifed.problems.examples import Examples
 from manifed.problems.problem import FrozenProblem, Optimum, Problem, check_points
 from manifed.problems.statistics import LogSums
 
-Name = Literal["spd", "spd-log-euclidean", "spd-log-cholesky", "sphere", "lorentz", "poincare"]
-MANIFOLDS: Mapping[Name, Manifold] = {
+_Name = Literal["spd", "spd-log-euclidean", "spd-log-cholesky", "sphere", "lorentz", "poincare"]
+MANIFOLDS: Mapping[_Name, Manifold] = {
     "spd": SPD(),
     "spd-log-euclidean": SPDLogEuclidean(),
     "spd-log-cholesky": SPDLogCholesky(),
@@ -62,18 +62,18 @@ def _by_name(source: Any, handler: Any) -> core_schema.CoreSchema:
     del source
     return core_schema.no_info_wrap_validator_function(
         read,
-        handler(Name),
+        handler(_Name),
         serialization=core_schema.plain_serializer_function_ser_schema(name_of),
     )
 
 
-OfManifold = Annotated[Manifold, GetPydanticSchema(_by_name)]
+_OfManifold = Annotated[Manifold, GetPydanticSchema(_by_name)]
 
 
 class OnPoints(FrozenProblem):
     """A problem whose examples are points ``z`` (..., n, *point) of a manifold."""
 
-    manifold: OfManifold = Field(default_factory=lambda: MANIFOLDS["spd"])
+    manifold: _OfManifold = Field(default_factory=lambda: MANIFOLDS["spd"])
     """Where the points lie, and which metric measures between them."""
 
     reference_tolerance = 1e-12

@@ -27,8 +27,8 @@ from manifed.problems.data import ExampleKind
 from manifed.problems.examples import Examples
 from manifed.problems.problem import FrozenProblem, Optimum, OriginStart, Start, check_points
 
-KernelWidth = Literal["printed", "rbf"]
-Ridge = Literal["printed", "times-examples"]
+_KernelWidth = Literal["printed", "rbf"]
+_Ridge = Literal["printed", "times-examples"]
 
 
 def kernel_weights(
@@ -37,8 +37,8 @@ def kernel_weights(
     *,
     bandwidth: float = 0.3,
     ridge: float = 1e-5,
-    kernel_width: KernelWidth = "printed",
-    ridge_rule: Ridge = "printed",
+    kernel_width: _KernelWidth = "printed",
+    ridge_rule: _Ridge = "printed",
 ) -> Tensor:
     """alpha(w) = (K + gamma I)^{-1} K_w, shape (n,), of features (n, r) for the query (r,)."""
     scale = 4 * bandwidth**2 if kernel_width == "printed" else 2 * bandwidth**2
@@ -63,9 +63,9 @@ class HyperbolicPrediction(FrozenProblem):
     """v, the width of the kernel over features."""
     ridge: float = Field(default=1e-5, gt=0)
     """gamma, added to the diagonal of the kernel matrix."""
-    kernel_width: KernelWidth = "printed"
+    kernel_width: _KernelWidth = "printed"
     """"printed": exp(-|w-w'|^2 / (2 v)^2); "rbf": exp(-|w-w'|^2 / (2 v^2))."""
-    ridge_rule: Ridge = "printed"
+    ridge_rule: _Ridge = "printed"
     """"printed": K + gamma I; "times-examples": K + N_i gamma I."""
     radius: float = Field(default=4.0, gt=0)
     """The paper's M, of its constants L_f and L_g; nothing is computed from it."""

@@ -74,13 +74,13 @@ class LinearModel(FrozenProblem):
         slopes = self.slopes(x, examples).unsqueeze(-1)
         return slopes * examples["feature"] + self.ridge * x.unsqueeze(-2)
 
-    def gradients(self, x: Tensor, examples: Examples) -> "Slopes":
+    def gradients(self, x: Tensor, examples: Examples) -> "_Slopes":
         """Gradients of `rgrads`, from the slopes."""
-        return Slopes(x, examples, self.slopes(x, examples), self.ridge)
+        return _Slopes(x, examples, self.slopes(x, examples), self.ridge)
 
 
 @dataclass(frozen=True)
-class Slopes:
+class _Slopes:
     """slope_j a_j + ridge x for rows a_j and slopes (..., n)."""
 
     x: Tensor

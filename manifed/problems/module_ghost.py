@@ -206,16 +206,16 @@ def _read_off(factor: Factor, x: Tensor, calls: Sequence[Call], read: Read, lead
     if kind == "table":
         base = manifold.base if isinstance(manifold, Power) else Euclidean(1)
         index = torch.cat(inputs, -1).clamp(0, x.shape[-2] - 1)
-        return Table(base, x, index, left.to(x.dtype))
+        return _Table(base, x, index, left.to(x.dtype))
     right = _joined(inputs)
     if kind == "transposed":
         left, right = right, left
     is_known = type(manifold) in (Euclidean, Stiefel)  # a subclass may have a metric of its own
     if is_known and not _is_cheaper_whole(left, right):
-        return Outer(manifold, x, left.to(x.dtype), right.to(x.dtype))
+        return _Outer(manifold, x, left.to(x.dtype), right.to(x.dtype))
     egrads = (left.mT @ right).to(x.dtype)  # in the type of the layer; what it is, is summed
     if type(manifold) is Euclidean:
-        return Whole(egrads.flatten(-2))
+        return _Whole(egrads.flatten(-2))
     return _plain(factor, x, egrads, lead)
 
 
@@ -233,7 +233,7 @@ def _plain(factor: Factor, x: Tensor, egrads: Tensor, lead: int) -> "Plain":
 
 
 def _is_table(manifold: Manifold) -> bool:
-    """Whether its rows are points by themselves, as `Table` takes them to be."""
+    """Whether its rows are points by themselves, as `_Table` takes them to be."""
     return type(manifold) in (Euclidean, Power)
 
 
@@ -252,7 +252,7 @@ class Plain(Vectors):
 
 
 @dataclass(frozen=True)
-class Whole:
+class _Whole:
     """Gradients in Euclidean space, flat: ``egrads`` (..., n, size)."""
 
     egrads: Tensor
@@ -268,7 +268,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Outer:
+class _Outer:
     """Gradients G_j = sum_t l_jt r_jt^T in Euclidean space or on a Stiefel manifold, never made."""
 
     manifold: Manifold
@@ -323,7 +323,7 @@ def _is_cheaper_whole(left: Tensor, right: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Table:
+class _Table:
     """Gradients with respect to a table of V points, of which an example reads T."""
 
     base: Manifold

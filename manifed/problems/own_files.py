@@ -19,8 +19,8 @@ from manifed.problems.data import Dataset, ExampleKind, checksum
 from manifed.problems.examples import Examples
 from manifed.problems.file_formats import Array, BadFile, Layout, Raw, function
 
-Interval = tuple[float, float]
-Outside = Literal["refuse", "clip", "project"]
+_Interval = tuple[float, float]
+_Outside = Literal["refuse", "clip", "project"]
 _LARGEST = 1e100
 """Of a bound; two bounds are one over it apart at least: what is rescaled stays finite."""
 _FINITE = "expected a finite number, got NaN or infinity"
@@ -31,15 +31,15 @@ class _Kind(NamedTuple):
 
     provides: ExampleKind
     takes: tuple[str, ...]
-    outside: tuple[Outside, ...]
+    outside: tuple[_Outside, ...]
     shape: str = "[d]"
 
 
 _BOUNDS = ("range", "rescale_to", "row_norm")
-_ANY: tuple[Outside, ...] = ("refuse", "clip", "project")
-_CLIPPED: tuple[Outside, ...] = ("refuse", "clip")
-_PROJECTED: tuple[Outside, ...] = ("refuse", "project")
-KINDS = {
+_ANY: tuple[_Outside, ...] = ("refuse", "clip", "project")
+_CLIPPED: tuple[_Outside, ...] = ("refuse", "clip")
+_PROJECTED: tuple[_Outside, ...] = ("refuse", "project")
+_KINDS = {
     "rows": _Kind("rows", ("label", "classes", *_BOUNDS), _ANY),
     "regression": _Kind(
         "regression", ("label", "label_range", "has_intercept", *_BOUNDS), _ANY
@@ -75,15 +75,15 @@ class FileData(Layout):
     """What the entries of a hyperbolic point are."""
     is_row_wise: bool = False
     """Declares that ``source`` computes each example from its own record alone."""
-    range: Interval | tuple[Interval, ...] | None = None
+    range: _Interval | tuple[_Interval, ...] | None = None
     """Public bounds: of every entry, of each column, or of the eigenvalues of SPD matrices."""
-    label_range: Interval | None = None
+    label_range: _Interval | None = None
     """Public bounds of the label of a regression."""
-    rescale_to: Interval | None = None
+    rescale_to: _Interval | None = None
     """Map ``range`` linearly to this, each column by itself."""
     row_norm: float | None = Field(default=None, gt=0)
     """Public bound of a row's length; of a hyperbolic point's distance from the origin."""
-    outside: Outside = "refuse"
+    outside: _Outside = "refuse"
     """A row beyond a bound: refuse the file; clip its entries, then its length; or project it onto
     the manifold (rows and sphere points: onto the sphere of radius ``row_norm``)."""
     ridge: float = Field(default=1e-6, gt=0)
@@ -105,8 +105,13 @@ class FileData(Layout):
 
     def _faults(self) -> Iterator[tuple[bool, str]]:
         """What may be wrong, one after the other: whether it is, and what is said then."""
-        kind, of, classes, columns = self.examples, KINDS[self.examples], self.classes, self.columns
-        for name in sorted({key for each in KINDS.values() for key in each.takes} - {*of.takes}):
+        kind, of, classes, columns = (
+            self.examples,
+            _KINDS[self.examples],
+            self.classes,
+            self.columns,
+        )
+        for name in sorted({key for each in _KINDS.values() for key in each.takes} - {*of.takes}):
             is_given = getattr(self, name) != FileData.model_fields[name].default
             yield is_given, f"{name}: examples = {kind!r} take none"
         expected = f"outside: expected one of {list(of.outside)} with examples = {kind!r}, got "
@@ -189,7 +194,7 @@ class FileData(Layout):
     @property
     def provides(self) -> ExampleKind:
         """The kind of its examples."""
-        kind: Any = KINDS[self.examples].provides
+        kind: Any = _KINDS[self.examples].provides
         if self.label is not None and kind in ("rows", "spd-matrices"):
             kind = f"labelled-{kind}"
         return kind
@@ -262,7 +267,7 @@ class FileData(Layout):
         is_bad: NDArray[np.bool_],
         what: str,
         column: str | None = None,
-        mend: Outside | None = None,
+        mend: _Outside | None = None,
     ) -> None:
         """Refuse the first example with a flag; flags of entries name their column.
 
@@ -375,7 +380,7 @@ class FileData(Layout):
 # Each takes n rows and returns n rows and which of them were outside; no row changes another. A
 # bound that privacy relies on may depend on the config alone: no mean, deviation, rank or count of
 # the file is looked at.
-Flags = NDArray[np.bool_]
+_Flags = NDArray[np.bool_]
 _FARTHEST = 1e60
 """Largest |space| of a point of the hyperboloid: no record is larger."""
 
@@ -395,14 +400,14 @@ def directions(rows: Array) -> tuple[Array, Array]:
         return rows / scale[:, None] / ratio[:, None], largest * ratio
 
 
-def shortened(rows: Array, largest: float) -> tuple[Array, Flags]:
+def shortened(rows: Array, largest: float) -> tuple[Array, _Flags]:
     """Rows (n, d) longer than ``largest`` scaled down to it."""
     unit, length = directions(rows)
     is_long = length > largest * (1 + 1e-12)
     return np.where(is_long[:, None], unit * largest, rows), is_long
 
 
-def positive_definite(z: Array, bounds: tuple[float, float] | None) -> tuple[Array, Flags]:
+def positive_definite(z: Array, bounds: tuple[float, float] | None) -> tuple[Array, _Flags]:
     """Symmetric parts (n, m, m) with eigenvalues moved into ``bounds``.
 
     Without bounds they are at least 1e-9 of the largest one, which must be positive. Outside are
@@ -434,7 +439,7 @@ def covariances(signals: Array, ridge: float, *, is_centred: bool) -> Array:
         return (z + z.swapaxes(-1, -2)) / 2 + ridge * np.eye(signals.shape[1])
 
 
-def to_hyperboloid(rows: Array, coordinates: str, largest: float | None) -> tuple[Array, Flags]:
+def to_hyperboloid(rows: Array, coordinates: str, largest: float | None) -> tuple[Array, _Flags]:
     """Points (n, d + 1) of the hyperboloid, and which were off it or farther out than ``largest``.
 
     ``rows`` are coordinates in the Poincaré ball (n, d) or on the hyperboloid (n, d + 1), time

@@ -118,9 +118,9 @@ class PrincipalEigenvector(FrozenProblem):
         s = row_products(examples["z"], x).unsqueeze(-1)
         return -2 * s * (examples["z"] - s * x.unsqueeze(-2))
 
-    def gradients(self, x: Tensor, examples: Examples) -> "AlongX":
+    def gradients(self, x: Tensor, examples: Examples) -> "_AlongX":
         """Gradients of `rgrads`: one product with the rows gives them, another their sum."""
-        return AlongX(x, examples, row_products(examples.tensors["z"], x))
+        return _AlongX(x, examples, row_products(examples.tensors["z"], x))
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The leading eigenvector of the pooled second moment, by eigh, largest entry positive."""
@@ -136,7 +136,7 @@ class PrincipalEigenvector(FrozenProblem):
 
 
 @dataclass(frozen=True)
-class AlongX:
+class _AlongX:
     """-2 s_j (z_j - s_j x) for rows z_j and s_j = x^T z_j, shape (..., n)."""
 
     x: Tensor
@@ -198,9 +198,9 @@ class KPCA(OnFrames):
         residual = examples["z"] - row_maps(s, x)
         return -residual.unsqueeze(-1) * s.unsqueeze(-2)
 
-    def gradients(self, x: Tensor, examples: Examples) -> "AlongFrame":
+    def gradients(self, x: Tensor, examples: Examples) -> "_AlongFrame":
         """Gradients of `rgrads`: one product with the rows gives them, another their sum."""
-        return AlongFrame(x, examples, _coordinates(x, examples))
+        return _AlongFrame(x, examples, _coordinates(x, examples))
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """An orthonormal basis of the leading eigenspace of the pooled second moment, by eigh."""
@@ -215,7 +215,7 @@ class KPCA(OnFrames):
 
 
 @dataclass(frozen=True)
-class AlongFrame:
+class _AlongFrame:
     """-(z_j - X s_j) s_j^T for rows z_j and s_j = X^T z_j, shape (..., n, k)."""
 
     x: Tensor

@@ -27,7 +27,7 @@ from manifed.problems.data import ExampleKind, Frozen
 from manifed.problems.examples import Examples
 
 Shards = Sequence[Examples]
-LARGEST_ENTRY = 1e60
+_LARGEST_ENTRY = 1e60
 """Default and largest bound on |entries|: fourth powers and their sums stay finite in float64."""
 
 
@@ -270,10 +270,10 @@ def descend(
 
 
 # -- where a run starts ---------------------------------------------------------------------------
-Entries = tuple[float, ...] | tuple[tuple[float, ...], ...]
+_Entries = tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 
-class RandomStart(Frozen):
+class _RandomStart(Frozen):
     """A random point of the manifold, the same for every algorithm that runs with one seed."""
 
     kind: Literal["random"] = "random"
@@ -285,11 +285,11 @@ class OriginStart(Frozen):
     kind: Literal["origin"] = "origin"
 
 
-class GivenStart(Frozen):
+class _GivenStart(Frozen):
     """A point written into the config, which everybody may read."""
 
     kind: Literal["given"] = "given"
-    entries: Entries = Field(min_length=1)
+    entries: _Entries = Field(min_length=1)
     """Its entries: a list of numbers, or the rows of a matrix."""
 
 
@@ -299,7 +299,9 @@ class ModelStart(Frozen):
     kind: Literal["model"] = "model"
 
 
-Start = Annotated[RandomStart | OriginStart | GivenStart | ModelStart, Field(discriminator="kind")]
+Start = Annotated[
+    _RandomStart | OriginStart | _GivenStart | ModelStart, Field(discriminator="kind")
+]
 
 
 def point_of(
@@ -311,7 +313,7 @@ def point_of(
         ValueError: the entries have another shape, or are not a point of the manifold; or they are
             a model's, which a manifold does not know.
     """
-    if isinstance(start, RandomStart):
+    if isinstance(start, _RandomStart):
         return manifold.random(*shape, generator=generator)
     if isinstance(start, OriginStart):
         return manifold.origin(*shape, dtype=torch.float64)
@@ -342,9 +344,9 @@ class ProblemSource(Frozen):
         kind: Any
         """The name in the config."""
 
-    start: Start = RandomStart()
+    start: Start = _RandomStart()
     """x^(0), which is broadcast as it is: from the config and the seed, never from examples."""
-    largest_entry: float = Field(default=LARGEST_ENTRY, gt=0, le=LARGEST_ENTRY)
+    largest_entry: float = Field(default=_LARGEST_ENTRY, gt=0, le=_LARGEST_ENTRY)
     """Public bound on every |entry| of a prepared record; others are refused at loading."""
 
     def build(self) -> Problem:
@@ -465,7 +467,7 @@ def check_points(manifold: Manifold, points: Tensor) -> None:
 
     if isinstance(manifold, SPDSet):
         largest = points.abs().amax((-2, -1))
-        require(largest, largest >= 1 / LARGEST_ENTRY, f"max|z| >= {1 / LARGEST_ENTRY:g}")
+        require(largest, largest >= 1 / _LARGEST_ENTRY, f"max|z| >= {1 / _LARGEST_ENTRY:g}")
         values = torch.linalg.eigvalsh(points / largest[..., None, None])
         ratio = values[..., 0] / values[..., -1]
         expected = "a positive definite matrix, lambda_min/lambda_max >= 1e-12"

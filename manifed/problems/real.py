@@ -17,7 +17,7 @@ from pydantic import Field
 from manifed.problems.data import Dataset, DataSource, ExampleKind, build, generator
 
 Array = NDArray[np.float64]
-Labels = NDArray[np.int64]
+_Labels = NDArray[np.int64]
 
 
 class DataMissing(FileNotFoundError):
@@ -85,7 +85,7 @@ def find(name: str, data_dir: Path | None, *candidates: str) -> Path:
 
 
 # -- pixels ---------------------------------------------------------------------------------------
-class Images(DataSource):
+class _Images(DataSource):
     """Rows of pixels, optionally a subset, less their mean, or of unit norm (in that order)."""
 
     has_labels: bool | None = None
@@ -113,7 +113,7 @@ class Images(DataSource):
             "with privacy, got true"
         )
 
-    def _dataset(self, pixels: Array, labels: Labels, seed: int, **meta: Any) -> Dataset:
+    def _dataset(self, pixels: Array, labels: _Labels, seed: int, **meta: Any) -> Dataset:
         if self.digit is not None:
             pixels, labels = pixels[labels == self.digit], labels[labels == self.digit]
         chosen = subset(len(pixels), self.num_examples, generator(seed, "data"))
@@ -129,7 +129,7 @@ class Images(DataSource):
         return build(arrays, labels=labels, meta=meta)
 
 
-class Digits(Images):
+class Digits(_Images):
     """scikit-learn's 1797 digits of 8 x 8 pixels, divided by 16."""
 
     kind: Literal["digits"] = "digits"
@@ -140,7 +140,7 @@ class Digits(Images):
         return self._dataset(*digits(), seed)
 
 
-class Mnist(Images):
+class Mnist(_Images):
     """MNIST, 28 x 28 pixels divided by 255: the training set if present, else the test set."""
 
     kind: Literal["mnist"] = "mnist"
@@ -151,7 +151,7 @@ class Mnist(Images):
         return self._dataset(pixels, labels, seed, split=split)
 
 
-def digits() -> tuple[Array, Labels]:
+def digits() -> tuple[Array, _Labels]:
     """Pixels / 16, shape (1797, 64), and labels.
 
     Read from the file: importing scikit-learn would cost as much as a whole quick run.
@@ -161,7 +161,7 @@ def digits() -> tuple[Array, Labels]:
     return found[:, :-1] / 16.0, found[:, -1].astype(np.int64)
 
 
-def mnist(data_dir: Path | None) -> tuple[Array, Labels, str]:
+def mnist(data_dir: Path | None) -> tuple[Array, _Labels, str]:
     """Pixels / 255, shape (n, 784), labels, and the split read.
 
     The training set where the folder ``mnist`` has it, the test set of 10 000 otherwise; idx files,
@@ -178,7 +178,7 @@ def mnist(data_dir: Path | None) -> tuple[Array, Labels, str]:
         prefix, split = "t10k", "test"
         image_file = _idx("t10k-images-idx3", data_dir)
     label_file = _idx(f"{prefix}-labels-idx1", data_dir)
-    pixels, digit = read_idx(image_file), read_idx(label_file)
+    pixels, digit = _read_idx(image_file), _read_idx(label_file)
     if pixels.ndim != 3 or pixels.size == 0:
         raise DataDamaged(image_file, f"expected images (n, rows, columns), got {pixels.shape}")
     if digit.shape != (len(pixels),):
@@ -193,7 +193,7 @@ def _idx(stem: str, data_dir: Path | None) -> Path:
     return find("mnist", data_dir, f"mnist/{stem}-ubyte", f"mnist/{stem}-ubyte.gz")
 
 
-def read_idx(path: Path) -> NDArray[np.uint8]:
+def _read_idx(path: Path) -> NDArray[np.uint8]:
     """The unsigned bytes of an idx file (LeCun's format), gzipped if it ends in ``.gz``.
 
     Raises:
@@ -210,20 +210,20 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 # -- two classes ----------------------------------------------------------------------------------
-class TwoClasses(DataSource):
+class _TwoClasses(DataSource):
     """Rows of features with a label -1 or 1."""
 
     provides: ClassVar[ExampleKind] = "classification"
     has_intercept: bool = True
     """Add a constant column of ones."""
 
-    def _dataset(self, features: Array, labels: Labels) -> Dataset:
+    def _dataset(self, features: Array, labels: _Labels) -> Dataset:
         if self.has_intercept:
             features = np.concatenate([features, np.ones((len(features), 1))], axis=1)
         return build({"feature": features, "label": labels.astype(np.float64)}, labels=labels)
 
 
-class A9a(TwoClasses):
+class A9a(_TwoClasses):
     """LIBSVM's a9a (UCI Adult): 123 binary features, a constant column if ``has_intercept``."""
 
     kind: Literal["a9a"] = "a9a"
@@ -234,7 +234,7 @@ class A9a(TwoClasses):
         return self._dataset(*a9a(data_dir))
 
 
-class BreastCancer(TwoClasses):
+class BreastCancer(_TwoClasses):
     """Breast Cancer Wisconsin (UCI): 569 rows of 30 features, a constant column with an intercept.
 
     Features are mapped linearly to [-1, 1] from the ranges that the data set's documentation
@@ -262,14 +262,14 @@ BREAST_CANCER_RANGES = (
 """Least and greatest value of each feature, as the data set's documentation prints them."""
 
 
-def breast_cancer() -> tuple[Array, Labels]:
+def breast_cancer() -> tuple[Array, _Labels]:
     """569 rows of 30 features, as the file has them; benign 1, malignant -1."""
     path = _shipped("breast_cancer.csv", "breast-cancer")
     table = np.loadtxt(path, delimiter=",", skiprows=1)
     return table[:, :-1], (2 * table[:, -1] - 1).astype(np.int64)
 
 
-def a9a(data_dir: Path | None) -> tuple[Array, Labels]:
+def a9a(data_dir: Path | None) -> tuple[Array, _Labels]:
     """123 binary features and labels -1 or 1 of 32 561 rows.
 
     Raises:
@@ -298,7 +298,7 @@ def _shipped(name: str, data: str) -> Path:
     return Path(package.origin).parent / "datasets" / "data" / name
 
 
-def subset(available: int, wanted: int | None, rng: np.random.Generator) -> Labels:
+def subset(available: int, wanted: int | None, rng: np.random.Generator) -> _Labels:
     """Indices of a uniform subset of ``wanted`` out of ``available``, increasing; all for None."""
     if wanted is None:
         return np.arange(available, dtype=np.int64)

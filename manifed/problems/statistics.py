@@ -34,7 +34,7 @@ APART = math.sqrt(2.0)
 """So many clip norms are two clipped z z^T apart at most."""
 
 
-class Statistic(Problem):
+class _Statistic(Problem):
     """f_j(x) = <s_j, x> on R^m."""
 
     manifold = Euclidean()
@@ -44,7 +44,7 @@ class Statistic(Problem):
         return (self.rgrads(x, examples) * x.unsqueeze(-2)).sum(-1)
 
 
-class OuterRows(Statistic):
+class _OuterRows(_Statistic):
     """s_j = z_j z_j^T in R^{d(d+1)/2} of rows z_j."""
 
     points_per_example = 0.0
@@ -89,27 +89,27 @@ class OuterProducts:
         return packed(torch.matmul((weights.unsqueeze(-1) * z).mT, z))
 
 
-class SecondMoments(OuterRows):
+class SecondMoments(_OuterRows):
     """The second moment of rows ``z`` (..., n, d)."""
 
     keeps_rows_apart = True
 
 
-class GramMatrices(OuterRows):
+class GramMatrices(_OuterRows):
     """The second moment of rows ``feature`` (..., n, d) with their ``target`` (..., n)."""
 
     keeps_rows_apart = True
     beside = "target"
 
 
-class LabelledGrams(OuterRows):
+class LabelledGrams(_OuterRows):
     """The second moment of rows ``feature`` (..., n, d) with their ``label`` (..., n), -1 or 1."""
 
     keeps_rows_apart = True
     beside = "label"
 
 
-class LogSums(Statistic):
+class LogSums(_Statistic):
     """s_j = log z_j in R^{m(m+1)/2}; examples ``z`` of shape (..., n, m, m).
 
     The Frechet mean of SPD matrices in the log-Euclidean metric is exp of the mean of the

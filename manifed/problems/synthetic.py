@@ -21,7 +21,7 @@ from manifed.problems.examples import Examples, Stream
 Array = NDArray[np.float64]
 
 
-class Recipe(DataSource):
+class _Recipe(DataSource):
     """Random data."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
@@ -35,14 +35,14 @@ class Recipe(DataSource):
         raise NotImplementedError
 
 
-class Pooled(Recipe):
+class Pooled(_Recipe):
     """Examples that are drawn for nobody in particular."""
 
     num_examples: int = Field(default=1000, ge=1)
     """Examples in all."""
 
 
-class OfClients(Recipe):
+class OfClients(_Recipe):
     """Rows that are drawn for each client, from a law of its own."""
 
     num_clients: int = Field(default=10, ge=1)

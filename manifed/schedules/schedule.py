@@ -53,7 +53,7 @@ class Polynomial(Schedule):
         return self.scale * (k + self.offset) ** self.exponent
 
 
-class CeilPolynomial(Polynomial):
+class _CeilPolynomial(Polynomial):
     """The least integer >= scale (k + offset)^exponent, and at least 1: a sample size."""
 
     kind: Literal["ceil-polynomial"] = "ceil-polynomial"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -102,7 +102,7 @@ class Geometric(Schedule):
 
 
 AnySchedule = Annotated[
-    Polynomial | CeilPolynomial | Hyperbolic | Constant | Geometric, Field(discriminator="kind")
+    Polynomial | _CeilPolynomial | Hyperbolic | Constant | Geometric, Field(discriminator="kind")
 ]
 
 
@@ -112,7 +112,7 @@ def whole(values: Array) -> Array:
     return np.maximum(1.0, np.ceil(values * (1.0 - relative) - absolute))
 
 
-LARGEST_FACTOR = 1e9
+_LARGEST_FACTOR = 1e9
 """Of a schedule in any round, where it is a factor; the smallest is one over it."""
 
 
@@ -125,10 +125,10 @@ def factor_of(field: str, rule: AnySchedule | None, server_round: int) -> float:
     if rule is None:
         return 1.0
     factor = rule(server_round - 1)
-    if not 1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR:
+    if not 1 / _LARGEST_FACTOR <= factor <= _LARGEST_FACTOR:
         raise ValueError(
-            f"{field}: expected factors between {1 / LARGEST_FACTOR:g} and "
-            f"{LARGEST_FACTOR:g}, got {factor:g} in round {server_round}"
+            f"{field}: expected factors between {1 / _LARGEST_FACTOR:g} and "
+            f"{_LARGEST_FACTOR:g}, got {factor:g} in round {server_round}"
         )
     return factor
 
@@ -176,7 +176,7 @@ class TimeVarying(BaseModel):
         return cls(
             step_size=Polynomial(scale=a1, offset=a2, exponent=-alpha),
             mixing=Polynomial(scale=a1, offset=a2, exponent=-beta),
-            sample_size=CeilPolynomial(scale=a3, offset=a2, exponent=gamma),
+            sample_size=_CeilPolynomial(scale=a3, offset=a2, exponent=gamma),
             noise_scale=Polynomial(scale=b, offset=a2, exponent=eta),
         )
 
@@ -194,7 +194,7 @@ class TimeVarying(BaseModel):
 
 
 @dataclass(frozen=True)
-class Example:
+class _Example:
     """Schedules that the paper uses, and what it says of them."""
 
     algorithm: Literal["output", "gradient"]
@@ -207,10 +207,10 @@ class Example:
 
 
 EXAMPLES = {
-    1: Example(
+    1: _Example(
         "output", TimeVarying.polynomial(alpha=0.9, beta=0.6, gamma=1.1, eta=0.05), 0.2, 0.864
     ),
-    2: Example(
+    2: _Example(
         "gradient", TimeVarying.polynomial(alpha=0.8, beta=0.5, gamma=1.2, eta=0.1), 0.2, 0.488
     ),
 }

@@ -197,7 +197,7 @@ _Round = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Agreement:
+class _Agreement:
     """What two ledgers say about the rounds of one client."""
 
     partition: int
@@ -216,7 +216,7 @@ class Agreement:
         return not (self.differing or self.only_site)
 
 
-def compared(server: Path, site: Path, run: str | None = None) -> Agreement:
+def compared(server: Path, site: Path, run: str | None = None) -> _Agreement:
     """Whether a run's ledger and a site's agree on the rounds that both saw.
 
     ``run`` is what the SuperLink called the run, where the site answered several of one config.
@@ -255,7 +255,7 @@ def compared(server: Path, site: Path, run: str | None = None) -> Agreement:
     for place, releases in mine:
         answered.setdefault((place.server_round, place.attempt), []).append(releases)
     alike = {now for now, said in answered.items() if said == [asked.get(now)]}
-    return Agreement(
+    return _Agreement(
         partition,
         both=tuple(sorted(alike)),
         differing=tuple(sorted(set(answered) & set(asked) - alike)),
