@@ -11,8 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from manifed.runs.export import viewed
-from manifed.runs.report import _said as said
-from manifed.runs.report import page_of, read
+from manifed.runs.report import page_of, read, said
 from tests.command import invoke
 from tests.runs.browser import Browser
 from tests.runs.test_public import launched
