@@ -8,8 +8,7 @@ from typing import Any
 
 from manifed.errors import ConfigError
 from manifed.privacy import accountant
-from manifed.privacy.accountant import NoValidBound
-from manifed.privacy.calibration import least_multiplier
+from manifed.privacy.accountant import NoValidBound, least_multiplier
 from manifed.privacy.events import repeated
 from manifed.privacy.masked import Hidden, MaskedMechanism
 from manifed.privacy.mechanism import ExampleMechanism, Noise

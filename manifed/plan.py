@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from manifed.errors import ConfigError
 from manifed.federation.client import releases_in
 from manifed.federation.plan import Plan
-from manifed.privacy.accountant import NoValidBound
-from manifed.privacy.calibration import least_multiplier
+from manifed.privacy.accountant import NoValidBound, least_multiplier
 from manifed.privacy.events import (
     CLIENT_LEVEL,
     EXTERNAL,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from manifed.privacy import gaussian
-from manifed.privacy.calibration import least_multiplier
+from manifed.privacy.accountant import least_multiplier
 from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
 from manifed.privacy.loss import Array
 from manifed.privacy.renyi import subset_divergences

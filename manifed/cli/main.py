@@ -122,7 +122,6 @@ def run(
         return
     from manifed.cli.launch import Request, RunEnded, finished, launch
     from manifed.runs.manifest import process_began
-    from manifed.runs.report import draw_finished
 
     folder: RunFolder | None = None
     try:
@@ -131,7 +130,10 @@ def run(
                     credentials, process_began())
         )  # fmt: skip
         _tell(folder)
-        draw_finished(folder)
+        if folder.manifest()["config"]["output"]["plots"]:
+            from manifed.runs.report import draw_finished
+
+            draw_finished(folder)
     except Ended as ended:
         if folder is None:
             raise

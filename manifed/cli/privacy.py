@@ -172,7 +172,7 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """The least noise multiplier for a target, add-or-remove, erring on the private side."""
-    from manifed.privacy.calibration import for_steps
+    from manifed.privacy.accountant import for_steps
 
     found = for_steps(target_epsilon, target_delta, steps, sampling_probability)
     typer.echo(

@@ -85,12 +85,13 @@ def run(
     if not config.output.quiet:
         statement = statement_of(folder.manifest()["privacy"])
         sys.stdout.write(f"{statement}\nrun folder: {printable(folder.directory)}\n")
-        from manifed.runs.report import NotDrawn, draw_finished
+        if config.output.plots:
+            from manifed.runs.report import NotDrawn, draw_finished
 
-        try:
-            draw_finished(folder)
-        except NotDrawn as reason:
-            log.warning("%s", reason)
+            try:
+                draw_finished(folder)
+            except NotDrawn as reason:
+                log.warning("%s", reason)
     return folder
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from logging import ERROR
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
@@ -37,8 +38,10 @@ from manifed.flower.records import (
     tensors_to_record,
 )
 from manifed.runs.manifest import code_sha256
-from manifed.site import protocol
-from manifed.site.protocol import Question, Refusal, Tensors, Update, about, ask
+
+if TYPE_CHECKING:
+    from manifed.site import protocol
+    from manifed.site.protocol import Question, Tensors
 
 _DEPLOYED = "flwr-clientapp"
 """The program that a SuperNode starts for each message."""
@@ -183,7 +186,9 @@ def introduced(message: Message, context: Context, config: Experiment) -> Messag
     Raises:
         NoAnswer, OSError, BadFrame: the site refused, or there is none.
     """
-    told, _ = _asked(context, config, about(config), {})
+    from manifed.site import protocol
+
+    told, _ = _asked(context, config, protocol.about(config), {})
     if not isinstance(told, protocol.Introduction):
         raise _NoAnswer("the site did not introduce itself")
     said = Introduction(told.partition, told.num_examples, told.config_sha256, told.code_sha256)
@@ -192,22 +197,26 @@ def introduced(message: Message, context: Context, config: Experiment) -> Messag
 
 def answered(message: Message, context: Context, config: Experiment) -> Message:
     """The reply to a training message, as the site noised it; errors as `introduced`."""
+    from manifed.site import protocol
+
     header = facts_from_record(Header, message.content.get(keys.HEADER))
     arrays = message.content.get(keys.PAYLOAD, ArrayRecord())
     down = tensors_from_record(arrays) if isinstance(arrays, ArrayRecord) else {}
-    question = about(config, str(context.run_id), header)
+    question = protocol.about(config, str(context.run_id), header)
     told, up = _asked(context, config, question, down)
-    if not isinstance(told, Update):
+    if not isinstance(told, protocol.Update):
         raise _NoAnswer("the site did not answer with an update")
     content = pack(header, tensors_to_record(up), noise_origin=told.noise_origin)
     return Message(content, reply_to=message)
 
 
 def _asked(
-    context: Context, config: Experiment, question: Question, down: Tensors
-) -> tuple[protocol.Introduction | Update, Tensors]:
+    context: Context, config: Experiment, question: "Question", down: "Tensors"
+) -> "tuple[protocol.Introduction | protocol.Update, Tensors]":
+    from manifed.site import protocol
+
     path = Path(str(context.node_config[keys.SITE_SOCKET]))
-    told, up = ask(path, question, down, config.federation.replies.timeout)
-    if isinstance(told, Refusal):
+    told, up = protocol.ask(path, question, down, config.federation.replies.timeout)
+    if isinstance(told, protocol.Refusal):
         raise _NoAnswer(f"the site refused: {told.reason}")
     return told, up

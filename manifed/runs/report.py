@@ -267,16 +267,13 @@ def write_figures(curves: Sequence[Curve], out: Path) -> list[Path]:
 
 
 def draw_finished(folder: RunFolder) -> None:
-    """Draw what the config of a finished run asks for, and say so in a line.
+    """Draw the figures of a finished run into its folder, and say so in a line.
 
     The run is whole by then: a drawing that fails leaves it as it is.
 
     Raises:
         NotDrawn: it failed, or this process is told to end.
     """
-    output = (folder.manifest().get("config") or {}).get("output")
-    if not isinstance(output, dict) or not output.get("plots", True):
-        return
     try:
         drawn = write_figures(curves_of([read(folder.directory)]), folder.directory)
     except (Ended, KeyboardInterrupt) as ended:

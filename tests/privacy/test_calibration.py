@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifed.privacy import accountant, gaussian
-from manifed.privacy.calibration import least_multiplier
+from manifed.privacy.accountant import least_multiplier
 from manifed.privacy.participation import external_epsilon
 from tests.privacy.releases import poisson, release, subset
 
