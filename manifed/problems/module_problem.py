@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
-from manifed.errors import one_line
+from manifed.errors import ConfigError, one_line
 from manifed.layers.dropout import KeyedDropout, keyed
 from manifed.manifolds.linalg import standard_normal
 from manifed.problems.data import ExampleKind, named
@@ -95,10 +95,12 @@ class ModuleProblem(Problem):
         clip_shares: Mapping[str, float] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+            raise ConfigError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         check_layers(model)
         if isinstance(loss, str) and loss not in _LOSSES:
-            raise ValueError(f"loss: expected one of {sorted(_LOSSES)} or a function, got {loss!r}")
+            raise ConfigError(
+                f"loss: expected one of {sorted(_LOSSES)} or a function, got {loss!r}"
+            )
         self.loss = _LOSSES[loss] if isinstance(loss, str) else loss
         self.is_classifier = loss == "cross-entropy"
         """Whether the largest output names a class."""
