@@ -109,7 +109,7 @@ def node_configs(num_supernodes: int, data_paths: Sequence[Path] | None) -> list
 
 
 def link_options(tls: TLSFiles | None) -> list[str]:
-    """Of a SuperLink with these credentials."""
+    """The options of a SuperLink with these credentials."""
     common = ["--isolation", "subprocess", "--disable-runtime-dependency-installation"]
     if tls is None:
         return ["--insecure", *common]

@@ -167,7 +167,7 @@ def _sync(path: Path) -> None:
 
 
 MOST_BYTES = 1 << 30
-"""Of a file that is read whole."""
+"""The most bytes of a file that is read whole."""
 
 
 def check_regular(path: Path, most: int | None = None) -> None:

@@ -26,7 +26,7 @@ class ConfigError(ValueError):
     """Input that cannot run; one line of bounded length naming field, value and bound."""
 
     exit_code = 2
-    """Of a command that ends with it; errors that nothing foresaw have none."""
+    """The exit code of a command that ends with this error; unforeseen errors have none."""
 
     def __init__(self, text: str) -> None:
         super().__init__(one_line(text, LONGEST))

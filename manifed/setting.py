@@ -44,7 +44,7 @@ class Target(Frozen):
 
     kind: Literal["target"] = "target"
     epsilon: float = Field(gt=0, strict=True)
-    """Of the whole run, against ``adversary``."""
+    """The epsilon of the whole run, against ``adversary``."""
     delta: float = Field(gt=0, lt=1, strict=True)
     """At which ``epsilon`` holds; less than one over the number of examples."""
     adversary: AdversaryName = "server"
@@ -58,9 +58,9 @@ class _Published(Frozen):
 
     kind: Literal["published"] = "published"
     local_epsilon: float = Field(gt=0)
-    """Of one local-training call."""
+    """The epsilon of one local-training call."""
     local_delta: float = Field(gt=0, lt=1)
-    """Of one local-training call."""
+    """The delta of one local-training call."""
     slack_delta: float = Field(default=1e-3, gt=0, lt=1)
     """What advanced composition adds to delta."""
     constant: float = Field(default=1.0, gt=0)
@@ -78,7 +78,7 @@ class NoPrivacy(Frozen):
     l2_norm_clip: float | None = Field(default=None, gt=0)
     """Clip each example's gradient, without noise; None: no clip."""
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
-    """Of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
+    """The bound of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
 
 
 class _Released(Frozen):
@@ -131,7 +131,7 @@ class ExampleLevel(_Protection):
     l2_norm_clip: float = Field(gt=0)
     """Largest norm of an example's gradient; longer ones are scaled down."""
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
-    """Of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
+    """The bound of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
     l1_norm_clip: float | None = Field(default=None, gt=0)
     """Clip in L1 and draw Laplace noise (``training.kind = "growing-samples"``); it takes the place
     of ``l2_norm_clip``, which it bounds."""
@@ -183,7 +183,7 @@ class MaskTarget(Frozen):
 
     kind: Literal["target"] = "target"
     epsilon: float = Field(gt=0)
-    """Of the whole run, against ``adversary``."""
+    """The epsilon of the whole run, against ``adversary``."""
     delta: float = Field(gt=0, lt=1)
     """At which ``epsilon`` holds; less than one over the number of examples."""
     adversary: Literal["server", "one-node", "coalition"] = "server"
@@ -271,7 +271,7 @@ class Federation(Frozen):
     num_rounds: int = Field(ge=1)
     """Rounds of the whole run; the noise of a target depends on it."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """Of data, partition, cohorts, start, and of seeded noise."""
+    """The seed of data, partition, cohorts and start, and of seeded noise."""
     partition: Annotated[PartitionRule, PARTITIONS] = Field(default_factory=Equal)
     """How one data set becomes shards."""
     cohort: Cohort = Everyone()
@@ -324,17 +324,17 @@ class Engine(Frozen):
     device: Literal["cpu", "cuda"] = "cpu"
     """Where tensors live."""
     dtype: Literal["float64", "float32"] = "float64"
-    """Of points, vectors and records; noise is drawn, and clipped sums are made, in float64."""
+    """The type of points, vectors and records; noise and clipped sums are made in float64."""
     memory_budget_mb: int = Field(default=1024, ge=16)
-    """Of the stacked cohort: shards, memory, uploads and temporaries, of all workers together."""
+    """The memory of a stacked cohort: shards, uploads and temporaries, of all workers together."""
     chunk_clients: int | None = Field(default=None, ge=1)
-    """Of the stacked cohort: at most so many clients in one call; None: as many as fit."""
+    """The most clients of a stacked cohort in one call; None: as many as fit."""
     workers: int | None = Field(default=None, ge=1)
-    """Of the stacked cohort: processes that Ray runs; None: this one alone."""
+    """The processes of Ray that a stacked cohort runs in; None: this process alone."""
     address: str | None = Field(default=None, pattern=r"^(local|auto|ray://\S+)$")
     """Where workers run: "local" (None), "auto" (this machine's cluster), or "ray://HOST:PORT"."""
     timeout: float = Field(default=3600.0, gt=0)
-    """Of the whole run on Ray or a deployment."""
+    """The seconds that a whole run on Ray or a deployment may take."""
 
     @property
     def server_device(self) -> str:

@@ -167,7 +167,7 @@ class ClientUpdate(Frozen):
     _round: int = PrivateAttr(default=1)
 
     def in_round(self, server_round: int) -> "ClientUpdate":
-        """What it is in a round; exchanges, memory and payloads are those of every round."""
+        """The update of one round; exchanges, memory and payloads are those of every round."""
         return self
 
     def with_round(self, server_round: int) -> Self:
@@ -187,7 +187,7 @@ class ClientUpdate(Frozen):
         return False
 
     def largest_batch(self, num_examples: int) -> int | None:
-        """Of the rounds that so many records are enough for; None: that of the queries."""
+        """The largest batch of rounds that so many records suffice for; None: the queries say."""
         return num_examples if self.is_scheduled else None
 
     @property
@@ -236,7 +236,7 @@ class GradientSteps(ClientUpdate):
     """``local_steps`` steps of ``step_size`` along minibatch gradients."""
 
     step_size: float = Field(gt=0)
-    """Of a local step."""
+    """The length of a local step."""
     local_steps: int = Field(default=1, ge=1)
     """Local steps a round."""
     minibatch: Minibatch = Full()
@@ -348,7 +348,7 @@ class ServerUpdate(Frozen):
         return {"x": x}
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
-        """What it carries after an exchange; ``mean`` is that of the first field of the uploads.
+        """Returns the state after an exchange; ``mean`` is that of the first field of the uploads.
 
         It is empty where an exchange has no mean (`Phase.aggregation`).
         """

@@ -30,7 +30,7 @@ from manifed.manifolds.stiefel import Stiefel
 from manifed.privacy.events import Frozen
 
 _LARGEST = 1e100
-"""Of W_n / w_n: beyond it an iterate changes nothing."""
+"""The largest W_n / w_n: beyond it an iterate changes nothing."""
 
 
 class Weights(Frozen):

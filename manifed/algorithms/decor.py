@@ -42,5 +42,5 @@ class Decor(Masking, OnGraph):
         return Point(x - self.step_size_in(here.round) * g), after  # lines 5-6
 
     def known_point(self, state: State) -> Tensor:
-        """That of every node, before round 1."""
+        """The point of every node before round 1."""
         return state["x"][0]

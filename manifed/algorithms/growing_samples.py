@@ -133,7 +133,7 @@ class GrowingSamples(ModelOfEachNode):
         return self.samples == "in-order" and self.on_exhausted == "stop"
 
     def largest_batch(self, num_examples: int) -> int:
-        """Of the rounds that so many records are enough for, of the first 2^20."""
+        """The largest batch of the first 2^20 rounds that so many records are enough for."""
         if not self.is_in_order:
             return num_examples
         k = np.arange(min(num_examples, 1 << 20), dtype=np.float64)
@@ -169,7 +169,7 @@ class GrowingSamples(ModelOfEachNode):
 
     @property
     def premise(self) -> str:
-        """That steep records do not count."""
+        """The statement's sentence that steep records do not count."""
         if self.lipschitz is None:
             return ""
         steep = "; records whose gradient is not Lipschitz with constant "

@@ -54,7 +54,7 @@ class NeighbourKeys(Payload):
 
     @classmethod
     def layout(cls, shape: _Shape, dtype: torch.dtype) -> dict[str, Layout]:
-        """As many keys as a node has neighbours at most."""
+        """A layout of as many keys as a node has neighbours at most."""
         return {
             "x": (shape, dtype),
             "public": ((cls.places, KEY_BYTES), torch.uint8),

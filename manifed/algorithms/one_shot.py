@@ -90,7 +90,7 @@ from manifed.problems.problem import Problem
 from manifed.problems.statistics import APART, GramMatrices, LogSums, SecondMoments
 
 _LABEL = "statistic"
-"""Of the query, and of the release that it is charged as."""
+"""The label of the query, and of the release that it is charged as."""
 
 
 class OneShot(Algorithm):
@@ -157,7 +157,7 @@ class OneShot(Algorithm):
         return {"x": x, "mean": self._zero(x, tuple(x.shape))}
 
     def base(self, state: State, manifold: Manifold) -> Tensor:
-        """Of the shape of a statistic; uploads are vectors wherever they start."""
+        """A point of the statistic's shape; uploads are vectors wherever they start."""
         return state["mean"]
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
@@ -212,7 +212,7 @@ class NoisyGram(OneShot):
 
     kind: Literal["noisy-gram"] = "noisy-gram"
     ridge: float = Field(default=0.0, ge=0)
-    """That of the problem."""
+    """The ridge of the problem."""
     eigenvalue_floor: float = Field(default=1e-3, gt=0)
     """Public: least eigenvalue of A_aa that is believed."""
 

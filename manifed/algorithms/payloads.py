@@ -32,7 +32,7 @@ class Payload:
     """
 
     places: ClassVar[int] = 0
-    """Of a kind whose layout has so many places (`sized`)."""
+    """How many places the layout of this kind has (`sized`)."""
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields by name, in declaration order."""
@@ -63,7 +63,7 @@ class Payload:
         return type(self)(*[t[index] for t in self.tensors().values()])
 
     def to(self, device: str | torch.device) -> Self:
-        """The same payload on ``device``."""
+        """Returns the payload on ``device``."""
         return type(self)(*[t.to(device) for t in self.tensors().values()])
 
 

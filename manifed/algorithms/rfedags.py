@@ -50,9 +50,9 @@ class RFedAGS(MappedSteps, ServerUpdate):
 
     kind: Literal["rfedags"] = "rfedags"
     mean_weights: ClassVar[Weighting] = "uniform"
-    """Of the mean that a mechanism noises; `shares` are the weights of streams."""
+    """The weights of the mean that a mechanism noises; `shares` are the weights of streams."""
     server_step_size: float = Field(default=1.0, gt=0)
-    """Of the server's step along the mean."""
+    """The length of the server's step along the mean."""
     participation: _Probability | tuple[_Probability, ...] | None = None
     """p_i, one for all clients or one each; None: the share of rounds in which a client was there
     (at client level: the cohort's own)."""

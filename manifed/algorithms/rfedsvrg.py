@@ -39,7 +39,7 @@ class RFedSVRG(MappedSteps, ServerUpdate):
 
     kind: Literal["rfedsvrg"] = "rfedsvrg"
     server_step_size: float = Field(default=1.0, gt=0)
-    """Of the server's step along the mean."""
+    """The length of the server's step along the mean."""
     weights: Weighting = "uniform"
     """A client's weight in the mean: its number of examples, or 1."""
 

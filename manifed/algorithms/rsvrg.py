@@ -47,7 +47,7 @@ class RSVRG(ClientUpdate):
 
     kind: Literal["rsvrg"] = "rsvrg"
     step_size: float = Field(gt=0)
-    """Of a local step."""
+    """The length of a local step."""
     epochs: int = Field(default=1, ge=1)
     """K: how often the reference gradient is taken anew in a round."""
     inner_steps: int = Field(ge=1)

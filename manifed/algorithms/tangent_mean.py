@@ -32,7 +32,7 @@ class TangentMean(ServerUpdate):
 
     kind: Literal["tangent-mean"] = "tangent-mean"
     server_step_size: float = Field(default=1.0, gt=0)
-    """Of the server's step along the mean."""
+    """The length of the server's step along the mean."""
     weights: Weighting = "num-examples"
     """A client's weight in the mean: its number of examples, or 1."""
     output_rule: Literal["last", "uniform"] = "last"
@@ -87,7 +87,7 @@ class TangentMean(ServerUpdate):
 
     @property
     def is_average(self) -> bool:
-        """As the config says."""
+        """Whether the config asks for an average of iterates."""
         return self.average is not None
 
     def check_server(self, setting: Any) -> None:

@@ -173,14 +173,14 @@ class Finding:
     verdict: Verdict
 
     def plain(self) -> dict[str, Any]:
-        """As data."""
+        """The result as data for JSON."""
         found = self.verdict
         judged = {"power": found.power, "is_violated": found.is_violated, "is_weak": found.is_weak}
         audited = {"name": self.audited.name, "trials": self.audited.trials}
         return audited | {"attack": self.audited.how} | asdict(found) | judged
 
     def line(self) -> str:
-        """As a line of a table."""
+        """The result as a line of a table."""
         found = self.verdict
         mark = "VIOLATED" if found.is_violated else "weak" if found.is_weak else "holds"
         return (

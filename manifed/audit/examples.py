@@ -50,7 +50,7 @@ class ExampleAttack(Attack):
     training: ClientUpdate
     mechanism: ExampleMechanism
     shard: Examples
-    """Of the public size; the canary takes the place of the last record."""
+    """A shard of the public size; the canary takes the place of its last record."""
     x: Tensor
     source: NoiseSource
     num_rounds: int = 1
@@ -74,7 +74,7 @@ class ExampleAttack(Attack):
         return self.score(self.uploads(present if is_present else absent, trials))
 
     def score(self, uploads: list[Tensor]) -> Tensor:
-        """Of the uploads of all rounds, (clients, *upload) each: their sum along the move."""
+        """Sums the uploads of all rounds, (clients, *upload) each, along the canary's direction."""
         return self._inner(torch.stack(uploads).sum(0), self.neighbours[2])
 
     def uploads(self, examples: Examples, partitions: tuple[int, ...]) -> list[Tensor]:

@@ -73,7 +73,7 @@ class Nodes:
         return (down - done.up.x)[:, 0] / self.training.step_size_in(server_round)
 
     def shared(self, nodes: Sequence[int], server_round: int, step: int = 0) -> Tensor:
-        """Of every node the masks of pairs with one of ``nodes``, of unit deviation, shape (n,)."""
+        """Each node's masks of pairs with one of ``nodes``, of unit deviation, shape (n,)."""
         edges = tuple(e for e in self._graph.edges if e[0] in nodes or e[1] in nodes)
         known = torch.zeros(self._graph.num_nodes, dtype=torch.float64)
         if not edges:
@@ -102,7 +102,7 @@ class MaskedAttack(Attack):
     num_rounds: int = 1
     copies: int = 25
     clip: float = 1.0
-    """Of a node's gradient."""
+    """The bound of the norm of a node's gradient."""
 
     algorithm: ClassVar[type[Decor]] = Decor
 
@@ -131,7 +131,7 @@ class MaskedAttack(Attack):
         return self.score_of(first, is_present=is_present)[: len(trials)]
 
     def score_of(self, first: int, *, is_present: bool) -> Tensor:
-        """Of every copy in the rounds from ``first`` on, (copies,): the best test, summed."""
+        """The best linear test summed over the rounds from ``first`` on, (copies,)."""
         rounds = range(first, first + self.num_rounds)
         seen = [self.seen(r, is_present=is_present) @ self.filter for r in rounds]
         return torch.stack(seen).sum(0)

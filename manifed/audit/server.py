@@ -29,7 +29,7 @@ class ClientAttack(Attack):
     source: NoiseSource
     mechanism: ClientMechanism
     rate: float
-    """Of a Poisson cohort; 1: everybody is asked."""
+    """The rate of a Poisson cohort; 1: everybody is asked."""
     manifold: Manifold
     base: Tensor
     space: Space = "tangent"

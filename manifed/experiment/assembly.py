@@ -56,7 +56,7 @@ class Facts:
     like: Examples
     """Examples of the shapes of the data; their numbers mean nothing."""
     checksum: str | None = None
-    """Of a data set that the config names."""
+    """The checksum of a data set that the config names."""
     examples: tuple[Examples, ...] = ()
     """Every client's; (): they are not here."""
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -276,7 +276,7 @@ def check_shards(config: Experiment) -> None:
 
 
 def _dtype_of(config: Experiment) -> torch.dtype:
-    """Of points, vectors and records."""
+    """The type of points, vectors and records."""
     return {"float64": torch.float64, "float32": torch.float32}[config.engine.dtype]
 
 

@@ -68,15 +68,15 @@ class _Option:
     clip: float
     """``privacy.l2_norm_clip`` of the resolved config."""
     noise_multiplier: float
-    """Of the first round."""
+    """The noise multiplier of the first round."""
     numbers_up: int
-    """Of one client, over the run."""
+    """How many numbers one client uploads over the run."""
     gap: float | None
     """Predicted (f(x) - f*) / |f*|, the geometric mean over the guesses; None: nothing is
     predicted, the safe default."""
 
     strategy: TangentMean | None = None
-    """Of a descent with momentum or an average; None: the plain tangent mean."""
+    """The server's part of a descent with momentum or an average; None: the plain tangent mean."""
 
     @property
     def name(self) -> str:

@@ -155,7 +155,7 @@ class Cloud:
     """Root mean square distance of the points of a class from their mean, shape (m,)."""
     clip: float
     dim: int
-    """Of one class."""
+    """The dimension of the space in which one class's mean lies."""
     classes: int = 1
     mean_bow: float = 0.0
     """Mean sectional curvature."""
@@ -170,7 +170,7 @@ class Cloud:
         return 2 / self.classes * float(turned.max())
 
     def one_shot_gap(self, stddev: float) -> Array:
-        """Of the mean with this deviation in every coordinate, shape (m,)."""
+        """The gap of a mean with this deviation in every coordinate, shape (m,)."""
         return self.dim * (stddev / self.spread) ** 2
 
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:
@@ -285,7 +285,7 @@ class Components:
         return self.curvature * float(self.spectrum.gaps.max())
 
     def one_shot_gap(self, stddev: float) -> float:
-        """Of the leading eigenvectors of A + E, E with this deviation in coordinates of Sym(d)."""
+        """The gap of leading eigenvectors of A + E, E of this deviation in coordinates of Sym(d)."""
         return float(self._gap(stddev**2 / 2 / self.spectrum.gaps**2))
 
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:

@@ -110,7 +110,7 @@ class Experiment(Frozen):
     """One experiment, whole."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
-    """Of the run folder, the figures and the bundle's run; no part of the science."""
+    """The name of the run folder, the figures and the bundle's run; it changes no result."""
     description: str = ""
     """For readers."""
     problem: Annotated[ProblemSource, PROBLEMS]

@@ -41,7 +41,7 @@ class ClientSetup:
     training: ClientUpdate
     mechanism: ExampleMechanism
     evaluation: PrivateEvaluation | None = None
-    """What it says of the examples that training does not use; None: nothing, and it uses all."""
+    """How held-out examples are evaluated; None: training uses all examples."""
 
     def trained_on(self, num_examples: int) -> int:
         """The public size of what training uses."""

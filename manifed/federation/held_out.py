@@ -38,7 +38,7 @@ from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
 
 LABEL = "evaluation"
-"""Of the release that it is charged as."""
+"""The label of the release that an evaluation is charged as."""
 _NORMAL_95 = 1.959963984540054
 """The standard normal is this far from 0 with probability 5 %."""
 FALSE_ALARM = 1e-9
@@ -135,7 +135,7 @@ class PrivateEvaluation(_HeldOut):
         return mechanism.noise.multiplier
 
     def stddev(self, mechanism: ExampleMechanism) -> float:
-        """Of the noise on each of the three sums."""
+        """The deviation of the noise on each of the three sums."""
         is_added = mechanism.neighboring_relation == "add-or-remove"
         return self.multiplier(mechanism) * (math.sqrt(3.0) if is_added else 2 * math.sqrt(2.0))
 

@@ -102,7 +102,7 @@ class Replies(NamedTuple):
         return self.of_rows(left)._replace(failures={**failures, **self.failures})
 
     def zero_filled(self, partitions: tuple[int, ...]) -> "Replies":
-        """The same replies with a zero row for each of ``partitions`` that has none."""
+        """Returns the replies with a zero row for each of ``partitions`` that sent none."""
         if self.partitions == partitions:
             return self
         place = {i: row for row, i in enumerate(partitions)}
@@ -137,7 +137,7 @@ class ReplyPolicy(Frozen):
     min_fraction: float = Field(default=0.5, gt=0, le=1)
     """Proceed needs at least this share of the cohort."""
     max_attempts: int = Field(default=3, ge=1)
-    """Of one round, the first one included."""
+    """The most attempts of one round, the first one included."""
     timeout: float = Field(default=3600.0, gt=0)
     """Seconds to wait for the replies of one phase."""
 

@@ -85,7 +85,7 @@ class Chunking:
     def of(
         side: ClientSide, device: str, memory_budget_mb: int | None, at_once: int | None
     ) -> "Chunking":
-        """As many in a call as ``at_once`` says, fit in the budget, and stay in a cache.
+        """Puts as many clients in a call as ``at_once`` allows, the budget holds and a cache keeps.
 
         Sizes are the public N_i: how many examples there really are is a client's secret. Where
         few of the clients are asked in a round, a stack holds as many more. Where a client is the

@@ -81,7 +81,7 @@ class _Actor:
 
 
 def _arrays(tensors: Mapping[str, Tensor]) -> _Arrays:
-    """As Ray carries them: in one piece, without a copy where that can be."""
+    """Turns tensors into arrays that Ray carries in one piece, without a copy where that can be."""
     return {name: t.detach().cpu().as_subclass(Tensor).numpy() for name, t in tensors.items()}
 
 

@@ -102,7 +102,7 @@ class _Meeting:
 
     config_sha256: str
     num_examples: Sequence[int | None]
-    """Of each partition; None where its site declares it."""
+    """The public number of examples of each partition; None where its site declares it."""
     asked: set[int] = field(default_factory=set[int])
     waiting: dict[str, int] = field(default_factory=dict[str, int])
     nodes: dict[int, int] = field(default_factory=dict[int, int])

@@ -60,7 +60,7 @@ class Settings(TypedDict, total=False):
     source: NoiseSource | None
     """A seeded one in tests; left out, it is keyed by the operating system."""
     plan: Plan | None
-    """That of a run, which is priced already; it takes the place of all but ``ledger``."""
+    """A run's plan, which is priced already; it takes the place of all arguments but ``ledger``."""
 
 
 class CohortSettings(Settings, total=False):
@@ -156,7 +156,7 @@ class ManifoldStrategy(Strategy):
         """The round of Flower's, and the messages that wait for replies with what they ask."""
         self._metrics: MetricRecord | None = None
         self._report: RoundReport | None = None
-        """Of the round that the last replies ended."""
+        """The report of the round that the last replies ended."""
         self._stopped: BudgetExhausted | None = None
         self._exchange = 0
         self._is_closed = False

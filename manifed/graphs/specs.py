@@ -150,7 +150,7 @@ class ErdosRenyi(_NamedGraph):
 
     kind: Literal["erdos-renyi"] = "erdos-renyi"
     probability: float = Field(gt=0, le=1)
-    """Of each edge."""
+    """The probability of each edge."""
 
     def pairs(self, num_nodes: int) -> int:
         """All are looked at."""

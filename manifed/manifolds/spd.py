@@ -49,7 +49,7 @@ from manifed.manifolds.linalg import (
 )
 
 _SMALLEST_EIGENVALUE = 1e-12
-"""Of a matrix that `projx` returns; in float32 eight units of rounding."""
+"""The least eigenvalue of a matrix that `projx` returns; in float32 eight units of rounding."""
 
 
 class SPDSet(Manifold):

@@ -104,11 +104,11 @@ class Asked:
     """One query of all clients of an update, with what differs between them in columns."""
 
     query: Query
-    """Of the first client."""
+    """The query of the first client; all clients of a stack have its form."""
     size: _Each
     """The normaliser."""
     rate: _Each
-    """Of a Poisson batch."""
+    """The rate of a Poisson batch."""
     subset: int
     """Examples of the largest subset of fixed size."""
     stddev: _Each | None
@@ -338,7 +338,7 @@ class Oracle:
 
     # -- the parts ---------------------------------------------------------------------------
     def _mean(self, asked: Asked, points: tuple[Tensor, ...], problem: Problem) -> Tensor:
-        """Of a fresh batch over the expected size, before noise and a clip of the whole."""
+        """The sum over a fresh batch by the expected size, before noise and a clip of the whole."""
         examples, query = self._examples, asked.query
         lap = 0 if examples.stream is None else self._draws.attempt
         positions, chosen = asked.batch(self._rows, examples.size, self._draws, self._step, lap)

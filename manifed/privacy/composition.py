@@ -57,7 +57,7 @@ class Composition:
     """Releases about one unit under one relation, hashable; without arguments nothing."""
 
     mu: float = 0.0
-    """Of all unsampled Gaussians together; infinite when anything was released without noise."""
+    """mu of all unsampled Gaussians together; infinite when anything was released without noise."""
     poisson: tuple[tuple[float, float, int], ...] = ()
     """(noise multiplier, sampling probability, count)."""
     without_replacement: tuple[tuple[float, int, int, int], ...] = ()
@@ -84,7 +84,7 @@ class Composition:
 
     @property
     def everybody(self) -> "Composition":
-        """The same releases with every unit in every sample: a bound of these, exact itself.
+        """The composition with every unit in every sample: a bound of this one, exact itself.
 
         Let the sample be seen: given it, either the unit is in it and the output is that of a
         Gaussian release with the same noise multiplier, or neighbours give the same output. For

@@ -113,7 +113,7 @@ class Release(Frozen):
         return not (self.to_server is self.to_one is self.to_coalition is None)
 
     def times(self, factor: int) -> "Release":
-        """The same release made ``factor`` times as often."""
+        """Returns the release made ``factor`` times as often."""
         return self.model_copy(update={"count": self.count * factor})
 
     def seen_by(self, knows: _Knowledge) -> "Release":
@@ -158,7 +158,7 @@ class Adversary:
     text: str
     """Who it is and what it sees, for statements."""
     releases: Literal["updates", "aggregate"]
-    """What it learns from: what clients release about examples, or the server about clients."""
+    """What the adversary sees: clients' releases about examples, or the server's of clients."""
     sees_cohorts: bool
     knows: _Knowledge = "nothing"
     """Whose pairwise masks it knows."""

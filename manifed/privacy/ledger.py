@@ -104,7 +104,7 @@ class Amendment(Frozen):
     amends: str
     """SHA-256 of the config that was in force."""
     config_sha256: str
-    """Of the config that is in force from here on."""
+    """SHA-256 of the config that is in force from here on."""
     num_rounds: tuple[int, int]
     """Before and now."""
     planned_draws: int = Field(default=0, ge=0)
@@ -203,7 +203,7 @@ class Verified:
     header: Mapping[str, Any]
     """What its first line says."""
     head: Head
-    """Of the last whole line."""
+    """The head after the last whole line."""
     length: int
     """Bytes of the whole lines."""
     is_torn: bool

@@ -75,7 +75,7 @@ class MaskedMechanism(ExampleMechanism):
 
     unit: PrivacyUnit = "client"
     mask_stddev: float = Field(default=0.0, ge=0)
-    """Of the mask of one pair, per orthonormal coordinate."""
+    """The deviation of the mask of one pair, per orthonormal coordinate."""
     hidden: Hidden
 
     def masks(self) -> tuple[PrivacyUnit, float]:

@@ -42,7 +42,7 @@ _SEEDED: Final = b"pair of a seeded run\0"
 
 
 _PRIME: Final = (1 << 255) - 19
-"""Of the field whose numbers X25519 keys are."""
+"""The prime of the field whose numbers X25519 keys are."""
 _PROBE: Final = bytes(range(KEY_BYTES))
 """Any secret at all: a key of small order gives all of them one and the same public result."""
 

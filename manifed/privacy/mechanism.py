@@ -221,7 +221,7 @@ class ClientMechanism(Frozen):
     l2_norm_clip: float = Field(gt=0)
     """The clip norm C, or where an adaptive one starts."""
     noise_multiplier: float = Field(ge=0)
-    """Of the whole round; with an adaptive clip the quantile takes its part of it."""
+    """The noise multiplier of the whole round; an adaptive clip's quantile takes its part of it."""
     neighboring_relation: NeighboringRelation = "add-or-remove"
     adaptive: AdaptiveClip | None = None
 

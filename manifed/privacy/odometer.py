@@ -66,9 +66,9 @@ class Odometer:
         self._ranges: tuple[tuple[int, int, int], ...] = ()
         """(first round, last round, attempts) that were charged and are settled or lost."""
         self.planned: tuple[Terms, ...] = ()
-        """As the newest entry with it says; () where all draws are under one terms."""
+        """Planned terms of the newest entry with them; () where all draws have one terms."""
         self.config_sha256: str | None = None
-        """Of the config in force: the header's, then that of the newest amendment."""
+        """The hash of the config in force: the newest amendment's, or the first line's."""
         self.amendments: tuple[Amendment, ...] = ()
         self.noise_origins: frozenset[str] = frozenset()
         """Where the keys of noise came from so far, as entries say."""
@@ -240,11 +240,11 @@ class Odometer:
 
     @property
     def participations(self) -> int:
-        """Of the client with most of them, as counted."""
+        """The participations, as counted, of the client with most of them."""
         return int(self.participations_by_client().max(initial=0))
 
     def participations_by_client(self) -> _Counts:
-        """Of every client, as counted."""
+        """The participations of every client, as counted."""
         return np.asarray(sum(self._served.values(), start=np.zeros(1, dtype=np.int64)))
 
     def attempts(self, server_round: int) -> int:

@@ -100,7 +100,7 @@ class Promise:
 
     @property
     def terms(self) -> Terms:
-        """Of round 1, and of every round where all are alike."""
+        """The terms of round 1, and of every round where all rounds are alike."""
         return self.tariff.lines[0]
 
     # -- the budget --------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class Promise:
         return plan.statement(plan.odometer(rounds), is_planned=True)
 
     def for_draws(self, draws: int) -> "Promise":
-        """The same promise, planned for so many draws; of several lines, for so many rounds."""
+        """Plans the promise for so many draws; where lines differ, for so many rounds."""
         return replace(self, tariff=self.tariff.planned(draws))
 
 

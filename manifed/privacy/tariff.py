@@ -281,7 +281,7 @@ class Tariff:
 
     @property
     def plan(self) -> tuple[Terms, ...]:
-        """Of several lines all that an outsider is priced for, each with its ``planned_draws``."""
+        """All that an outsider is priced for where lines differ, with ``planned_draws`` each."""
         lines = self.lines if self.is_by_round and self.is_drawn else ()
         return tuple(dict.fromkeys(terms for terms in lines if terms.planned_draws))
 
@@ -354,7 +354,7 @@ class Block:
     first: int
     last: int
     dearest: Mapping[int, tuple[int, ...]]
-    """Of clients with so many examples: the round in which each of their events costs most."""
+    """The round in which each event of a client costs most, by the client's number of examples."""
 
     def charged(self, size: int, releases: Callable[[int], Releases]) -> Releases:
         """What each round is charged, out of what rounds release."""

@@ -86,7 +86,7 @@ class SiteData(Protocol):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Of a simulation alone: a file for each client."""
+        """The files of a simulation, one for each client; empty at a site."""
         ...
 
     @property

@@ -26,7 +26,7 @@ class Examples:
     tensors: Mapping[str, Tensor]
     feature_ndim: Mapping[str, int]
     counts: Tensor | None = None
-    """Of a stacked cohort: how many are each client's own, (C,); the rest is padding. None: all."""
+    """How many examples of a stacked cohort are each client's own, (C,); others pad. None: all."""
     stream: "Stream | None" = None
     """Where records come from that nobody keeps: ``tensors`` then show the shape of one, and only
     `take` gives any."""
@@ -63,12 +63,12 @@ class Examples:
         return Examples(tensors, {name: tensor.dim() - 1 for name, tensor in tensors.items()})
 
     def beside(self, name: str, column: Tensor) -> "Examples":
-        """These examples with one more number each, ``column`` (..., n)."""
+        """Returns examples with one more number each, ``column`` (..., n)."""
         tensors = {**self.tensors, name: column}
         return Examples(tensors, {**self.feature_ndim, name: 0}, self.counts)
 
     def to(self, where: str | torch.device | torch.dtype) -> "Examples":
-        """These examples on a device, or with their real numbers in another type."""
+        """Moves the examples to a device, or turns their real numbers into another type."""
         moved = {key: _moved(tensor, where) for key, tensor in self.tensors.items()}
         counts = None if self.counts is None else _moved(self.counts, where)
         stream = None if self.stream is None else self.stream.to(where)
@@ -182,12 +182,12 @@ class Stream:
         return replace(self, draw=lambda rng, count: draw(rng, count).to(where), _newest={})
 
     def of_clients(self, rows: slice | Tensor) -> "Stream":
-        """Of some clients of a stacked cohort."""
+        """Returns the streams of some clients of a stacked cohort."""
         picked = np.array(self.clients)[rows if isinstance(rows, slice) else rows.numpy(force=True)]
         return replace(self, clients=tuple(int(i) for i in picked))
 
     def stacked_with(self, others: "Sequence[Stream]") -> "Stream":
-        """Of a cohort: all of ``others``, this one among them."""
+        """Returns the stream of a cohort: all of ``others``, this one among them."""
         clients = tuple(one.clients[0] for one in others)
         return replace(self, clients=clients, is_stacked=True, _newest={})
 

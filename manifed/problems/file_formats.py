@@ -29,7 +29,7 @@ _Found = Mapping[str, NDArray[Any]]
 _Place = Callable[[int], str]
 """Where in its file an example stands: "line 17" of example 15."""
 _MOST_BYTES = 1 << 33
-"""Of the arrays of one file, unpacked: what says that it holds more is refused unread."""
+"""The most bytes of the arrays of one file, unpacked; a file that states more is refused unread."""
 
 
 class BadFile(ValueError):
@@ -64,9 +64,9 @@ class Layout(DataSource):
     """What is looked for in a file, without the rules for values."""
 
     columns: tuple[str, ...] = ()
-    """Of a csv or parquet table: the entries of one example, in this order."""
+    """The columns of a csv or parquet table that are the entries of an example, in this order."""
     shape: tuple[int, ...] = ()
-    """Of one example; as many entries as ``columns`` where nothing is given."""
+    """The shape of one example; left out, a vector of as many entries as ``columns``."""
     array: str = "x"
     """The array of an npz or safetensors file that holds the examples, number first."""
     label: str | None = None
@@ -78,7 +78,7 @@ class Layout(DataSource):
     format: _Format | None = None
     """None: by the file's suffix."""
     delimiter: Literal[",", ";", "\t", "|"] = ","
-    """Of a csv file."""
+    """The character between the columns of a csv file."""
     source: str | None = None
     """``package.module:function`` that reads a file instead, of a package of one's own: it takes a
     path and returns a tensor, tensors by name, or a ``torch.utils.data.Dataset``."""

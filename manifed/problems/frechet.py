@@ -54,7 +54,7 @@ def name_of(manifold: Manifold) -> str:
 
 
 def _by_name(source: Any, handler: Any) -> core_schema.CoreSchema:
-    """Of a manifold that a config names, or that is handed over."""
+    """The schema of a manifold that a config names, or that is handed over as an object."""
 
     def read(value: Any, known: Any) -> Manifold:
         return value if isinstance(value, Manifold) else MANIFOLDS[known(value)]

@@ -186,7 +186,7 @@ class Logistic(LinearModel):
 
     @property
     def sufficient_statistic(self) -> Problem:
-        """Of the loss up to second order at the origin: second moments of rows with labels."""
+        """The second moments of rows with labels: the loss at the origin up to second order."""
         return LabelledGrams()
 
     def check_records(self, examples: Examples) -> None:

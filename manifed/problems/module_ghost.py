@@ -52,7 +52,7 @@ class Call(NamedTuple):
     """One call of a function that parameters are read off, for one example."""
 
     kinds: Mapping[str, _Kind]
-    """Of each parameter that it is given."""
+    """What kind of gradient each parameter of the call has."""
     input: Tensor
     output: torch.Size
     unfold: nn.Unfold | None
@@ -66,7 +66,7 @@ class Call(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Of all examples, (..., n, *): what calls read, dL/dz, and gradients of other parameters."""
+    """What calls read, dL/dz, and gradients of other parameters, of all examples (..., n, *)."""
 
     inputs: list[Tensor]
     errors: list[Tensor]
@@ -327,7 +327,7 @@ class _Table:
     """Gradients with respect to a table of V points, of which an example reads T."""
 
     base: Manifold
-    """Of one row."""
+    """The manifold of one row."""
     x: Tensor
     """(..., V, d)."""
     index: Tensor
@@ -350,7 +350,7 @@ class _Table:
 
     @property
     def norms(self) -> Tensor:
-        """Of the rows together."""
+        """The norm of all rows together."""
         rows = self.base.norm_bound(self._points, self._vectors)
         return row_lengths(rows)
 
@@ -370,7 +370,7 @@ class Groups:
     of: tuple[int, ...]
     """The group of each factor."""
     shares: tuple[float, ...]
-    """Of the joint bound; the sum of their squares is at most one."""
+    """Each factor's share of the joint bound; the squares of all shares add up to at most one."""
 
     @staticmethod
     def by_prefix(names: Sequence[str], shares: Mapping[str, float]) -> "Groups":
@@ -403,7 +403,7 @@ class ModuleGradients:
 
     parts: Sequence[Gradients]
     groups: Groups | None = None
-    """Of parts that are clipped together; None: all are."""
+    """The groups of parts that are clipped together; None: all parts are one group."""
 
     @property
     def norms(self) -> Tensor:

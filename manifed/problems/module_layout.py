@@ -96,11 +96,11 @@ class Layout:
 
     manifold: Product
     shapes: Mapping[str, torch.Size]
-    """Of each trained parameter, by its first name."""
+    """The shape of each trained parameter, by its first name."""
 
     @staticmethod
     def of(model: nn.Module) -> "Layout":
-        """Of the parameters that are trained.
+        """Lays out the parameters that are trained.
 
         Raises:
             UnknownManifold: as `manifold_of`.

@@ -179,7 +179,7 @@ class ModuleProblem(Problem):
         return {name: self._in_type(tensor) for name, tensor in both.items()}
 
     def _in_type(self, tensor: Tensor) -> Tensor:
-        """Its numbers in the type that the model computes in; whole ones stay."""
+        """Turns real numbers into the type that the model computes in; whole numbers stay."""
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
     def _output(self, parameters: _One, one: _One, rows: OwnRows | None = None) -> Tensor:
@@ -341,7 +341,7 @@ class ModuleSpec(ProblemSource):
     """"cross-entropy", "mse", or ``package.module:function`` of an output (1, *) and a label
     (1, *)."""
     model_seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """Of torch's generator while the factory runs: the start point and all constants."""
+    """The seed of torch's generator while the factory runs: it fixes start point and constants."""
 
     clip_shares: Mapping[str, float] | None = None
     """Groups of parameters that are clipped by themselves: `ModuleProblem`."""
@@ -349,7 +349,7 @@ class ModuleSpec(ProblemSource):
     """What the model computes in; points, norms, sums and noise are float64. None: float64."""
 
     def __hash__(self) -> int:
-        """Of its JSON: a mapping has no hash of its own."""
+        """Hashes the JSON form, because a mapping has no hash of its own."""
         return hash(self.model_dump_json())
 
     @field_validator("model")

@@ -22,7 +22,7 @@ from manifed.problems.file_formats import Array, BadFile, Layout, Raw, function
 _Interval = tuple[float, float]
 _Outside = Literal["refuse", "clip", "project"]
 _LARGEST = 1e100
-"""Of a bound; two bounds are one over it apart at least: what is rescaled stays finite."""
+"""The largest bound; two bounds lie one over it apart at least, so rescaled values are finite."""
 _FINITE = "expected a finite number, got NaN or infinity"
 
 

@@ -290,7 +290,7 @@ class _GivenStart(Frozen):
 
     kind: Literal["given"] = "given"
     entries: _Entries = Field(min_length=1)
-    """Its entries: a list of numbers, or the rows of a matrix."""
+    """The entries of the point: a list of numbers, or the rows of a matrix."""
 
 
 class ModelStart(Frozen):

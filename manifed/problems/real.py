@@ -42,7 +42,7 @@ class DataDamaged(ValueError):
 
 
 MOST_BYTES = 1 << 30
-"""Of one data file, unpacked: twenty times the largest that is read here."""
+"""The most bytes of one data file, unpacked: twenty times the largest that is read here."""
 
 
 def content(path: Path, most: int = MOST_BYTES) -> bytes:

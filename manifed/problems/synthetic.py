@@ -48,7 +48,7 @@ class OfClients(_Recipe):
     num_clients: int = Field(default=10, ge=1)
     """Clients that rows are made for, each from its own law."""
     dimension: int = Field(default=10, ge=1)
-    """Of a row, or of the space that the points lie in."""
+    """The dimension of a row, or of the space that points lie in."""
 
     def _sources(self, rows: int) -> NDArray[np.int64]:
         return np.repeat(np.arange(self.num_clients, dtype=np.int64), rows)

@@ -61,7 +61,7 @@ def federate(
     Raises:
         ConfigError: before round 1, for parts that do not go together or that nothing prices.
         BudgetExhausted: for a round that the budget does not pay; the rounds before stand.
-        RoundFailed: as `manifed.federation.rounds.run_round`.
+        RoundFailed: as `manifed.federation.rounds.run_rounds`.
     """
     return _Run(
         problem, shards, algorithm, rounds, privacy, cohort, seed, start, replies, ledger, transport
@@ -138,7 +138,7 @@ def fit(
     Raises:
         ConfigError: before round 1, for parts that do not go together or that nothing prices.
         NotPrivate: a module lets examples meet.
-        RoundFailed: as `manifed.federation.rounds.run_round`.
+        RoundFailed: as `manifed.federation.rounds.run_rounds`.
     """
     of_modules = {
         "loss": loss, "step_size": step_size, "local_steps": local_steps, "batch_size": batch_size,
@@ -415,7 +415,7 @@ def _check_records(problem: Problem, shard: Examples) -> None:
 
 
 def _shapes(examples: Examples) -> dict[str, tuple[int, ...]]:
-    """Of one example, by the names of its tensors."""
+    """The shapes of one example's tensors, by their names."""
     ndim = examples.feature_ndim
     return {k: tuple(t.shape[t.dim() - ndim[k] :]) for k, t in sorted(examples.tensors.items())}
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:  # who only reads numbers needs no torch
     from torch import Tensor
 
 FORMAT = 3
-"""Of run folders; those of earlier versions are refused."""
+"""The format of run folders; folders of earlier formats are refused."""
 LABEL = "label"
 """The one column of words: whether the noise behind the row's epsilon protects anybody."""
 _NUMBER = (

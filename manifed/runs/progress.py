@@ -16,9 +16,9 @@ _LINES = 20
 _WIDTH = 20
 """Characters of the bar."""
 _UNTOLD = ("round", "participants", "failures")
-"""Of a fit's row: in its curves, not on its line by themselves."""
+"""Columns of a fit's row that stand in its curves, and not on its line by themselves."""
 _TOLD = ("cost", "gradient_norm", "label", "epsilon")
-"""Of a run's row; the label stands before the epsilon."""
+"""Columns of a run's row; the label stands before the epsilon."""
 _Row = Mapping[str, float | int | str | None]
 Show = Callable[[int, _Row], None]
 

@@ -57,12 +57,12 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "",
 }
 HEADER = ("run", "rounds", "relative cost gap", "gradient norm", "label", "epsilon", "delta")
-"""Of the table of runs."""
+"""The header of the table of runs."""
 _MOST_ROWS = 60
-"""Of a table of values; all of them are in metrics.csv."""
+"""The most rows of a table of values; all values are in metrics.csv."""
 Column = NDArray[np.float64]
 _Lines = Mapping[str, tuple[Column, Column]]
-"""Of each label x (n,) and y (runs, n)."""
+"""x (n,) and y (runs, n) of each label."""
 
 
 # -- runs and curves -------------------------------------------------------------------------------

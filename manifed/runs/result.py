@@ -41,7 +41,7 @@ class Result:
     stopped: str | None = None
     """Why there are fewer rounds than were asked for: a budget that ran out."""
     state_dict: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Of a torch module, for its ``load_state_dict``; empty for another problem."""
+    """The parameters of a torch module for its ``load_state_dict``; empty for another problem."""
 
     @property
     def text(self) -> str:

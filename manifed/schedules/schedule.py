@@ -77,7 +77,7 @@ class Hyperbolic(Schedule):
 
 
 class Constant(Schedule):
-    """The same value in every round."""
+    """A schedule that has one value in every round."""
 
     kind: Literal["constant"] = "constant"
     value: float = Field(gt=0)
@@ -113,7 +113,7 @@ def whole(values: Array) -> Array:
 
 
 _LARGEST_FACTOR = 1e9
-"""Of a schedule in any round, where it is a factor; the smallest is one over it."""
+"""The largest value of a schedule that is a factor, in any round; the smallest is one over it."""
 
 
 def factor_of(field: str, rule: AnySchedule | None, server_round: int) -> float:

@@ -33,7 +33,7 @@ log = logging.getLogger("manifed")
 
 LEDGER: Final = "ledger.jsonl"
 _MOST_ATTEMPTS: Final = 1 << 16
-"""As many as the noise has addresses for."""
+"""The most attempts of a round: as many as the noise has addresses for."""
 
 
 class Refused(RuntimeError):
@@ -66,7 +66,7 @@ class Place:
     phase: int
     """The number of the exchange in its round."""
     seed: int | None = None
-    """Of seeded noise, which is a function of seed, round, attempt and phase; None: a fresh key."""
+    """The seed of seeded noise, a function of seed, round, attempt and phase; None: a fresh key."""
 
     @property
     def series(self) -> str:

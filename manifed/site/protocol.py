@@ -61,7 +61,7 @@ class Question:
     run: str = ""
     """What the SuperLink calls the run."""
     header: Header | None = None
-    """Of the message that is forwarded."""
+    """The header of the message that is forwarded."""
     kind: Literal["question"] = "question"
 
 
@@ -92,7 +92,7 @@ class Update:
 
 @dataclass(frozen=True, config=_EXACTLY)
 class Refusal:
-    """That nothing was answered, and why as far as it depends on no record."""
+    """A reply that nothing was answered, with the reason as far as it depends on no record."""
 
     reason: str
     kind: Literal["refusal"] = "refusal"
