@@ -285,7 +285,7 @@ class Components:
         return self.curvature * float(self.spectrum.gaps.max())
 
     def one_shot_gap(self, stddev: float) -> float:
-        """The gap of leading eigenvectors of A + E, E of this deviation in coordinates of Sym(d)."""
+        """The gap of leading eigenvectors of A + E, E of this deviation in Sym(d)'s coordinates."""
         return float(self._gap(stddev**2 / 2 / self.spectrum.gaps**2))
 
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:

@@ -5,10 +5,15 @@
 A fault is a text replaced by another in one file of a copy of this checkout. It is caught when at
 least one of its tests fails there; a run that ends otherwise (no test found, a syntax error, out of
 time) is not. The same tests must pass on an unchanged copy first, or nothing is proved.
+
+Every run is a fresh child of one server process that has imported what is not ours (torch takes
+longer than most of the tests) and nothing of the checkout; the runs on the unchanged copy too.
 """
 
 import argparse
+import gc
 import json
+import multiprocessing
 import os
 import queue
 import shutil
@@ -17,9 +22,10 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,8 +34,25 @@ SECONDS = 180.0
 """What one run of a fault's tests may take."""
 AT_ONCE = 6
 """Files and tests of one run on the unchanged copy: they share what they import."""
-PASSED, FAILED = 0, 1
-"""Exit codes of pytest."""
+VERDICT = 100
+"""Added to pytest's exit codes, so that no process that ends otherwise gives one."""
+PASSED, FAILED = VERDICT, VERDICT + 1
+NOT_OURS = (
+    "pytest", "numpy", "scipy.linalg", "scipy.optimize", "scipy.special",
+    "scipy.stats", "torch", "geoopt", "pydantic", "safetensors.torch", "networkx", "sklearn",
+    "dp_accounting", "cryptography.x509", "typer", "rich.progress", "flwr.serverapp",
+    "flwr.clientapp", "matplotlib.figure", "hypothesis", "hypothesis.stateful",
+    "hypothesis.internal.conjecture.engine",
+    *(f"_pytest.{name}" for name in (
+        "cacheprovider", "capture", "debugging", "doctest", "faulthandler", "fixtures", "junitxml",
+        "legacypath", "logging", "mark", "monkeypatch", "pastebin", "pytester", "python",
+        "reports", "runner", "setuponly", "setupplan", "skipping", "stepwise", "subtests",
+        "terminal", "threadexception", "tmpdir", "unittest", "unraisableexception", "warnings",
+    )),
+)  # fmt: skip
+"""What the server process imports once."""
+OURS = {"app", "benchmarks", "clients", "extras", "manifed", "manifed_extras", "reproduction",
+        "strategies", "tests"}  # fmt: skip
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
 
 
@@ -49,6 +72,14 @@ class Fault:
         """How often ``before`` stands in the file: once, or the catalogue is stale."""
         path = tree / self.file
         return path.read_text(encoding="utf-8").count(self.before) if path.is_file() else 0
+
+    def plant(self, tree: Path, number: int) -> None:
+        """Change the one file of ``tree``; its time is its own, so no other's bytecode fits it."""
+        path = tree / self.file
+        text = path.read_text(encoding="utf-8")
+        path.unlink()  # the copy shares its files with the other copies
+        path.write_text(text.replace(self.before, self.after), encoding="utf-8")
+        os.utime(path, (number, number))
 
 
 @dataclass(frozen=True)
@@ -79,43 +110,84 @@ def copy_tree(source: Path, target: Path) -> None:
             shutil.copy2(source / name, target / name)
 
 
-def run(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """The exit code of these tests in a copy, and their last line."""
-    paths = os.pathsep.join([str(tree), str(tree / "extras")])
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    try:
-        done = subprocess.run(
-            command, cwd=tree, env=os.environ | ENVIRONMENT | {"PYTHONPATH": paths},
-            timeout=SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return PASSED, f"no end within {SECONDS:g} s"
-    lines = done.stdout.splitlines()
-    said = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return done.returncode, (said or lines or ["it said nothing"])[-1]
+@dataclass(frozen=True)
+class Benches:
+    """The places where trees are tested: as many runs at a time as there are benches.
+
+    A tree is made anew for every run, on a path that stays, so that what no fault changed is
+    compiled once.
+    """
+
+    folder: Path
+    sound: Path
+    free: queue.SimpleQueue[Path] = field(default_factory=queue.SimpleQueue)
+
+    @contextmanager
+    def tree(self) -> Generator[Path, None, None]:
+        """A copy of the sound tree; it shares its files, so that a change replaces one."""
+        bench = self.free.get()
+        shutil.copytree(self.sound, bench / "tree", copy_function=os.link)
+        try:
+            yield bench / "tree"
+        finally:
+            shutil.rmtree(bench, ignore_errors=True)
+            self.free.put(bench)
+
+    def run(self, tree: Path, tests: Sequence[str]) -> tuple[int, str]:
+        """The exit code (pytest's and ``VERDICT``, or what it ended with) and the last line."""
+        log = tree.parent / "log"
+        context = multiprocessing.get_context("forkserver")
+        process = context.Process(
+            target=run_in, args=(tree, self.folder / "bytecode", log, tests), daemon=False
+        )
+        process.start()
+        process.join(SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            return 0, f"no end within {SECONDS:g} s"
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        said = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        return process.exitcode or 0, (said or lines or ["it said nothing"])[-1]
 
 
-def judge(fault: Fault, number: int, trees: "queue.SimpleQueue[Path]") -> Outcome:
-    """Plant one fault in a copy, run its tests there, and put the sound text back."""
-    began, tree = time.monotonic(), trees.get()
-    path = tree / fault.file
-    sound = path.read_text(encoding="utf-8")
-    try:
-        path.write_text(sound.replace(fault.before, fault.after), encoding="utf-8")
-        os.utime(path, (number, number))  # a time of its own, so that no other's bytecode fits
-        code, said = run(tree, fault.tests)
-    finally:
-        shutil.copy2(ROOT / fault.file, path)
-        trees.put(tree)
+def run_in(tree: Path, bytecode: Path, log: Path, tests: Sequence[str]) -> None:
+    """In a process of its own, which has imported nothing of the checkout: pytest in ``tree``."""
+    if ours := {name.split(".")[0] for name in sys.modules} & OURS:
+        sys.exit(f"error: expected a process without the checkout's modules, got {sorted(ours)}")
+    os.environ |= {"PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": str(bytecode)}
+    sys.pycache_prefix = str(bytecode)
+    gc.freeze()  # what the server imported is not looked through again, nor copied for that
+    os.chdir(tree)
+    sys.path[:] = [
+        str(tree),
+        str(tree / "extras"),
+        *(p for p in sys.path if p != str(CATALOGUE.parent)),
+    ]
+    import pytest
+
+    out = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    plugins = ["-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin"]
+    scratch = f"--basetemp={log.with_name('scratch')}"  # gone with the bench
+    sys.exit(VERDICT + pytest.main(["-q", "-x", *plugins, scratch, *tests]))
+
+
+def judge(fault: Fault, number: int, benches: Benches) -> Outcome:
+    """Plant one fault in a copy of its own and run its tests there."""
+    began = time.monotonic()
+    with benches.tree() as tree:
+        fault.plant(tree, number)
+        code, said = benches.run(tree, fault.tests)
     return Outcome(fault, code == FAILED, time.monotonic() - began, said)
 
 
-def unsound(tests: Sequence[str], trees: "queue.SimpleQueue[Path]") -> str | None:
-    """What the tests say that do not pass without a fault; None where they do."""
-    tree = trees.get()
-    code, said = run(tree, tests)
-    trees.put(tree)
+def pass_unchanged(tests: Sequence[str], benches: Benches) -> str | None:
+    """None, or what the tests say that do not pass without a fault."""
+    with benches.tree() as tree:
+        code, said = benches.run(tree, tests)
     return None if code == PASSED else f"exit code {code}: {said}"
 
 
@@ -130,25 +202,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(given.names) - {f.name for f in faults}:
         print(f"error: expected names out of {CATALOGUE.name}, got {sorted(unknown)}")
         return 2
-    stale = [f"{f.name} ({f.file}: {n} places)" for f in faults if (n := f.places(ROOT)) != 1]
-    if stale:
-        print(f"error: expected every text to change exactly once, got {'; '.join(stale)}")
-        return 2
+    os.environ |= ENVIRONMENT
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(NOT_OURS))
     with tempfile.TemporaryDirectory(prefix="manifed-faults-") as name:
-        trees: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        benches = Benches(Path(name), Path(name) / "sound")
+        copy_tree(ROOT, benches.sound)
+        stale = [
+            f"{f.name} ({f.file}: {n} places)"
+            for f in faults
+            if (n := f.places(benches.sound)) != 1
+        ]
+        if stale:
+            print(f"error: expected every text to change exactly once, got {'; '.join(stale)}")
+            return 2
         for i in range(given.workers):
-            copy_tree(ROOT, Path(name) / str(i))
-            trees.put(Path(name) / str(i))
+            benches.free.put(Path(name) / f"bench-{i}")
         with ThreadPoolExecutor(given.workers) as pool:
             tests = sorted({test for fault in faults for test in fault.tests})
             parts = [tests[i : i + AT_ONCE] for i in range(0, len(tests), AT_ONCE)]
-            for said in pool.map(lambda part: unsound(part, trees), parts):
+            for said in pool.map(lambda part: pass_unchanged(part, benches), parts):
                 if said is not None:
                     print(f"error: the tests must pass without a fault first, got {said}")
                     return 2
             outcomes: list[Outcome] = []
             numbers = range(1, len(faults) + 1)
-            for outcome in pool.map(lambda f, n: judge(f, n, trees), faults, numbers):
+            for outcome in pool.map(lambda f, n: judge(f, n, benches), faults, numbers):
                 outcomes.append(outcome)
                 verdict = "caught" if outcome.is_caught else "MISSED"
                 fault = outcome.fault
