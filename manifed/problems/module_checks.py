@@ -27,6 +27,8 @@ _EXAMPLES = 4
 class NotPrivate(ValueError):
     """A module that lets examples meet; one line with the layer and what to use instead."""
 
+    exit_code = 2
+
 
 _ADVICE: tuple[tuple[type[nn.Module], str], ...] = (
     (_BatchNorm, "takes its mean over a batch, so examples meet; use GroupNorm or LayerNorm"),
