@@ -8,6 +8,7 @@ last accepted is no memory: the client starts from its initial one and its log s
 
 import hashlib
 import logging
+import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Memory
-from manifed.durable import read_regular, write_atomically
+from manifed.durable import MOST_BYTES, write_atomically
 from manifed.errors import one_line
 from manifed.federation.replies import Header
 
@@ -91,7 +92,7 @@ class MemoryStore:
         """What this client kept in this run; None, and a line in the log, for anything else."""
         path = self.path(run, partition)
         try:
-            found = _parsed(read_regular(path))
+            found = _parsed(_bytes_of(path))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -135,6 +136,22 @@ class MemoryStore:
         files.sort(key=lambda p: p.lstat().st_mtime)
         for old in files[: max(0, len(files) + 1 - MOST_RUNS)]:
             old.unlink(missing_ok=True)
+
+
+def _bytes_of(path: Path) -> bytes:
+    """The content of a regular file that only this user may write.
+
+    Raises:
+        OSError, ValueError: a link, a device, a giant, or a file that another user may write.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            raise ValueError(f"it is no regular file of at most {MOST_BYTES} bytes")
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise ValueError("another user owns it or may write it")
+        return file.read(MOST_BYTES)
 
 
 def _parsed(content: bytes) -> tuple[str, Kept]:

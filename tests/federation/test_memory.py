@@ -81,6 +81,11 @@ def flip_at(place):
     return flip
 
 
+def link(path):
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
 def pipe(path):
     path.unlink()
     os.mkfifo(path)
@@ -124,8 +129,10 @@ DAMAGE = {
     "a bit of the tag": flip_at(100),
     "a bit of the checksum": flip_at(20),
     "not ours": lambda path: path.write_bytes(b"{}\n"),
+    "a link": link,
     "a pipe": pipe,
     "a folder": folder,
+    "others may write it": lambda path: path.chmod(0o666),
     "another client's": of(RUN, 1),
     "another run's": of("other", CLIENT),
 }
@@ -146,6 +153,12 @@ def test_a_file_that_is_not_what_was_written_is_no_memory_and_the_log_says_so(
 def test_no_file_is_no_memory_and_nothing_to_say(tmp_path, caplog):
     assert MemoryStore(tmp_path / "none").read(RUN, CLIENT) is None
     assert not caplog.messages
+
+
+def test_a_file_beyond_the_bound_is_not_read(store, monkeypatch, caplog):
+    monkeypatch.setattr(memory, "MOST_BYTES", 10)
+    assert store.read(RUN, CLIENT) is None
+    assert "at most 10 bytes" in caplog.text
 
 
 @pytest.fixture
