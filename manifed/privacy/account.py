@@ -72,7 +72,12 @@ class Account:
 
         Where masks may be disclosed, or cohorts are drawn and terms differ by round, a block has
         one round.
+
+        Raises:
+            ValueError: for a block of no round.
         """
+        if block < 1:
+            raise ValueError(f"Expected a block of at least 1 round, got {block}")
         self._promise, self._ledger, self._last = promise, ledger, last_round
         is_alone = promise.tariff.is_by_round and not promise.tariff.lengths
         self._block = 1 if is_alone or promise.after_dropout is not None else block
@@ -116,14 +121,15 @@ class Account:
 
         Raises:
             BudgetExhausted: when the budget does not pay another draw.
-            ValueError: for a client outside the terms.
+            ValueError: for a client outside the terms, or masks that nobody priced.
             OSError: as `Ledger.append`.
         """
         if self._is_free:
             return
         promise, cohort = self._promise, self._members(partitions)
         if disclosed:
-            assert promise.after_dropout is not None  # an algorithm that discloses has a price
+            if promise.after_dropout is None:
+                raise ValueError("Expected a price of disclosed masks, got none")
             terms = promise.after_dropout(disclosed)
             entry = self._reserving(server_round, server_round, attempt, cohort, terms)
             self._check_spent(self.odometer.after(entry), server_round)

@@ -288,3 +288,10 @@ def test_an_outsider_is_promised_what_the_ledger_says(tmp_path):
     assert found.epsilon(EXTERNAL, DELTA) == pytest.approx(
         Tariff((TERMS,)).ahead(EXTERNAL, (10,), DELTA), rel=1e-9
     )
+
+
+def test_an_empty_block_and_masks_that_nobody_priced_are_refused():
+    with pytest.raises(ValueError, match="block of at least 1 round, got 0"):
+        Account(PROMISE, block=0)
+    with pytest.raises(ValueError, match="a price of disclosed masks"):
+        Account(PROMISE).charge(1, 0, [0], disclosed=(1,))
