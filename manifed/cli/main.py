@@ -121,6 +121,7 @@ def run(
         print_json(found)
         return
     from manifed.cli.launch import Request, RunEnded, finished, launch
+    from manifed.experiment.load import load
     from manifed.runs.manifest import process_began
 
     folder: RunFolder | None = None
@@ -130,7 +131,7 @@ def run(
                     credentials, process_began())
         )  # fmt: skip
         _tell(folder)
-        if folder.manifest()["config"]["output"]["plots"]:
+        if load(str(folder.experiment_path)).output.plots:
             from manifed.runs.report import draw_finished
 
             draw_finished(folder)
