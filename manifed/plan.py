@@ -23,7 +23,7 @@ from manifed.privacy.events import (
     Release,
     named,
 )
-from manifed.privacy.label import NOT_PRIVATE, label_of
+from manifed.privacy.events import NOT_PRIVATE, label_of
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.statement import Budget, Promise
@@ -31,7 +31,7 @@ from manifed.privacy.tariff import Block, ClientReleases, Tariff, Terms, blocks
 from manifed.setting import ExampleLevel, NoPrivacy, Setting, Target
 
 if TYPE_CHECKING:
-    from manifed.privacy.published import Claim
+    from manifed.privacy.participation import Claim
 
 Sizes = tuple[int, ...]
 """N_i of every client, public."""
@@ -417,7 +417,7 @@ def _claim(setting: Setting) -> "Claim | None":
     privacy, federation = setting.privacy, setting.federation
     if privacy.kind != "example-level" or privacy.noise.kind != "published":
         return None
-    from manifed.privacy.published import Claim
+    from manifed.privacy.participation import Claim
 
     rule = privacy.noise
     cohort = max(1, round(federation.cohort.expected_size(federation.num_clients)))

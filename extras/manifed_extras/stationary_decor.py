@@ -32,7 +32,7 @@ from manifed.algorithms.pair_masks import SETUP, PairKeys
 from manifed.algorithms.payloads import Point
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.events import Frozen
-from manifed.privacy.masked import Hidden
+from manifed.privacy.secldp import Hidden
 from manifed.privacy.noise import Stream
 from manifed.privacy.secldp import MOST_EXACT, Correlated
 from manifed_extras import stationary

@@ -26,7 +26,7 @@ from manifed.graphs.graph import Graph
 from manifed.graphs.specs import EdgeList, GraphSpec, Ring
 from manifed.oracles.minibatch import Full
 from manifed.privacy import accountant
-from manifed.privacy.masked import MaskedMechanism
+from manifed.privacy.secldp import MaskedMechanism
 from manifed.privacy.mechanism import Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.secldp import Correlated, Rounds

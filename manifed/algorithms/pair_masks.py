@@ -46,7 +46,7 @@ from manifed.errors import RoundFailed
 from manifed.graphs.graph import Graph
 from manifed.oracles.minibatch import Ask
 from manifed.oracles.oracle import Draws
-from manifed.privacy.masked import Hidden
+from manifed.privacy.secldp import Hidden
 from manifed.privacy.masks import (
     FLAWS,
     KEY_BYTES,

@@ -47,8 +47,14 @@ from typing import Final
 import numpy as np
 
 from manifed.errors import ConfigError
-from manifed.privacy import gaussian, renyi
-from manifed.privacy.composition import Composition, NoValidBound, compose, grid_interval
+from manifed.privacy import renyi
+from manifed.privacy.composition import (
+    Composition,
+    NoValidBound,
+    compose,
+    gaussian_epsilon,
+    grid_interval,
+)
 from manifed.privacy.events import PoissonSampled, Release
 from manifed.privacy.loss import Loss
 
@@ -75,7 +81,7 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
 @lru_cache(maxsize=1 << 14)
 def _price(total: Composition, delta: float) -> float:
     if total.is_gaussian:
-        return gaussian.epsilon(delta, mu=total.mu)
+        return gaussian_epsilon(delta, mu=total.mu)
     if delta in (0, 1):
         return 0.0 if delta == 1 else total.pure_epsilon
     if total.mu == math.inf:

@@ -16,14 +16,13 @@ import numpy as np
 
 from manifed.errors import BudgetExhausted, ConfigError
 from manifed.privacy.composition import NoValidBound
-from manifed.privacy.events import Adversary
-from manifed.privacy.label import label_of
+from manifed.privacy.events import Adversary, label_of
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
 from manifed.privacy.odometer import LIMITS, Odometer
 from manifed.privacy.tariff import Made, Tariff, Terms, encode
 
 if TYPE_CHECKING:
-    from manifed.privacy.published import Claim
+    from manifed.privacy.participation import Claim
 
 _PUBLIC: Final = "shard sizes, the config and the number of rounds are public"
 _ORACLE: Final = (
@@ -253,7 +252,7 @@ class Promise:
         }
 
     def label(self, origins: Iterable[str], *, is_charged: bool) -> str:
-        """The word before every epsilon of this promise (`manifed.privacy.label`)."""
+        """The word before every epsilon of this promise (`manifed.privacy.events`)."""
         source, is_private = self.facts.get("noise_source"), bool(self.adversaries)
         return label_of(source, origins, is_charged=is_charged, is_private=is_private)
 

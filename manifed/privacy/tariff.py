@@ -47,7 +47,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from manifed.privacy import accountant, participation
 from manifed.privacy.events import (
     Adversary,
     Frozen,
@@ -57,10 +56,10 @@ from manifed.privacy.events import (
     SampledWithoutReplacement,
     Sampling,
     Unsampled,
-    repeated,
     seen_by,
     unsampled,
 )
+from manifed.privacy.participation import a_priori_epsilon, external_epsilon
 
 Members = NDArray[np.int64]
 
@@ -257,13 +256,13 @@ class Tariff:
             total.pop()
         return tuple(total)
 
-    def hides_cohorts(self, adversary: Adversary) -> bool:
+    def _hides_cohorts(self, adversary: Adversary) -> bool:
         """Whether a client's part in a draw is a coin to the adversary."""
         return not adversary.sees_cohorts and self.is_drawn
 
     def slots(self, adversary: Adversary, made: Made) -> Made:
         """How often each line counts when so many draws were made under it."""
-        is_reckoned = self.is_by_round and self.hides_cohorts(adversary)
+        is_reckoned = self.is_by_round and self._hides_cohorts(adversary)
         return tuple(max(n, self.attempts) for n in made) if is_reckoned else made
 
     def planned(self, draws: int) -> "Tariff":
@@ -297,31 +296,33 @@ class Tariff:
         return self._prices[key]
 
     def _price(self, adversary: Adversary, made: Made, delta: float) -> float:
-        first, runs = self.lines[0], self._runs
+        """The largest price of a client's run, by coins to who sees no cohorts."""
+        runs, coin, seen_part = self._runs, 1.0, 1.0
+        rate = self.lines[0].participation_probability
+        if adversary.sees_cohorts and not self.is_by_round:
+            seen_part = rate
         if adversary.releases == "aggregate":
-            if not adversary.sees_cohorts:
-                return accountant.epsilon(repeated(first.aggregate, sum(made)), delta)
-            runs = frozenset({(unsampled(first.aggregate),)})
-        worst = 0.0
+            is_seen = adversary.sees_cohorts
+            each = [unsampled(t.aggregate) if is_seen else t.aggregate for t in self.lines]
+            runs = frozenset({tuple(each)})
+        elif self._hides_cohorts(adversary):
+            coin = rate
+        worst, slots = 0.0, self.slots(adversary, made)
         for run in runs:
             counts = Counter[Releases]()
-            for update, times in zip(run, self.slots(adversary, made), strict=False):
+            for update, times in zip(run, slots, strict=False):
                 counts[seen_by(adversary.knows, update)] += times
-            rate = first.participation_probability
-            if self.hides_cohorts(adversary):
-                coins = ((update, rate, times) for update, times in counts.items())
-                found = participation.external_epsilon(coins, delta)
-            elif self.is_by_round:
-                each = [one for update, n in counts.items() for one in repeated(update, n)]
-                found = accountant.epsilon(each, delta)
-            else:
-                ((update, times),) = counts.items()
-                found = participation.a_priori_epsilon(
-                    lambda k, left, one=update: accountant.epsilon(repeated(one, k), left),
-                    participation_probability=rate,
-                    num_rounds=times,
-                    delta=delta,
-                )
+
+            def price(most: int, left: float, counts: Counter[Releases] = counts) -> float:
+                rounds = ((update, coin, min(n, most)) for update, n in counts.items())
+                return external_epsilon(tuple(rounds), left)
+
+            found = a_priori_epsilon(
+                price,
+                participation_probability=seen_part,
+                num_rounds=max(counts.values(), default=0),
+                delta=delta,
+            )
             worst = max(worst, found)
         return worst
 

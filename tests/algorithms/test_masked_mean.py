@@ -17,7 +17,7 @@ from manifed.oracles.oracle import Draws
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from manifed.privacy.events import COALITION, EVERYBODY, ONE_NODE, SERVER
-from manifed.privacy.gaussian import epsilon as gdp_epsilon
+from manifed.privacy.composition import epsilon as gdp_epsilon
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.secldp import Correlated, against, worst
 from tests.algorithms.gossip_runs import WAYS, transport_of

@@ -100,7 +100,7 @@ class ParticipationAttack(Attack):
     def claim(self, delta: float) -> float:
         """Epsilon of one round against the outsider: the participation mixture."""
         releases = self._local.training.releases(self.mechanism, SIZE)
-        return participation.external_epsilon([(releases, 0.5, 1)], delta)
+        return participation.external_epsilon(((releases, 0.5, 1),), delta)
 
     at_once = 10_000
 

@@ -8,7 +8,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifed.privacy import gaussian
+from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.loss import LARGEST_LOSS, Loss, LossPmf, gaussian_loss
 from manifed.privacy.renyi import subset_divergences
 
@@ -76,7 +76,7 @@ def test_unsampled_composition_is_the_closed_form_from_above(z, count):
     loss = gaussian_loss(z, 1.0, min(2.0**-7, 2.0 ** math.floor(math.log2(0.02 / z))))
     mu = math.sqrt(count) / z
     for delta in (1e-3, 1e-6, 1e-9):
-        exact = gaussian.epsilon(delta, mu=mu)
+        exact = gaussian_epsilon(delta, mu=mu)
         found = loss.composed(count).epsilon(delta)
         assert exact <= found * (1 + 1e-9)
         assert found <= exact * 1.001 or (found == math.inf and exact > LARGEST_LOSS)

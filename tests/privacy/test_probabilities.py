@@ -61,7 +61,7 @@ def spent(of, rounds=ROUNDS, adversary=EXTERNAL):
 
 
 def amplified(update, probability, rounds=ROUNDS):
-    return external_epsilon([(tuple(update), probability, rounds)], DELTA)
+    return external_epsilon(((tuple(update), probability, rounds),), DELTA)
 
 
 # -- prices ----------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_a_client_pays_for_the_rounds_it_was_asked_in_and_only_for_those():
 
 
 def test_an_outsider_prices_every_client_for_every_draw_whoever_was_in_it():
-    expected = max(external_epsilon([(tuple(update), 0.4, 10)], DELTA) for update in (SMALL, LARGE))
+    expected = max(external_epsilon(((tuple(update), 0.4, 10),), DELTA) for update in (SMALL, LARGE))
     found = odometer_of([(3, 4)] * 10).epsilon(EXTERNAL, DELTA)
     assert found == pytest.approx(expected, rel=1e-9)
 

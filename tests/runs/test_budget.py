@@ -88,7 +88,7 @@ class FollowsTheCoins:
         self._counts, self._draws = after, self._draws + 1
 
     def statement(self):
-        epsilon = external_epsilon([(tuple(self._update), self._rate, self._draws)], DELTA)
+        epsilon = external_epsilon(((tuple(self._update), self._rate, self._draws),), DELTA)
         return {"adversaries": [{"name": "external", "epsilon": epsilon}]}
 
 

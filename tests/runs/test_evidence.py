@@ -10,7 +10,7 @@ from manifed.cli.main import main
 from manifed.experiment.load import load, to_toml
 from manifed.experiment.schema import sha256
 from manifed.privacy.account import KEY_FILE
-from manifed.privacy.label import AUTHENTICITY, RELEASE, SEEDED, UNKNOWN
+from manifed.privacy.events import AUTHENTICITY, RELEASE, SEEDED, UNKNOWN
 from manifed.privacy.ledger import head_file, read_head
 from manifed.runs.evidence import evidence_of
 from manifed.runs.folder import experiment_digest
