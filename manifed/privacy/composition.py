@@ -146,7 +146,8 @@ class Composition:
         (1/z)-GDP whatever was sampled, and GDP composes adaptively (Dong, Roth, Su 2022).
         """
         pairs = [(z, n) for z, *_, n in (*self.poisson, *self.without_replacement)]
-        mu = math.hypot(self.mu, _composed_mu(pairs))
+        squares = (n * (1 / z) * (1 / z) for z, n in pairs)
+        mu = math.sqrt(math.fsum([self.mu**2, *squares]))
         return replace(self, mu=mu, poisson=(), without_replacement=())
 
     @property
