@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.accountant import least_multiplier
+from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
 from manifed.privacy.loss import Array
 from manifed.privacy.renyi import subset_divergences

@@ -47,7 +47,7 @@ def compare(
         raise ConfigError(
             f"--cohort-size: expected at most --clients = {clients}, got {cohort_size}"
         )
-    from manifed.privacy.participation import Claim
+    from manifed.privacy.accountant import Claim
 
     claim = Claim(local_epsilon, local_delta, clients, cohort_size, slack_delta)
     found = claim.compared(rounds)

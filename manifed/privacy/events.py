@@ -182,28 +182,30 @@ CLIENT_LEVEL: Final = Adversary(
 ADVERSARIES: Final = (SERVER, EXTERNAL, CLIENT_LEVEL)
 """Adversaries of a star: all that configs and ledgers can name."""
 
-ONE_NODE: Final = Adversary(
-    "one-node",
-    "any one other node, who sees every message and knows its own masks",
-    "updates",
-    sees_cohorts=True,
-    knows="one",
+OF_MASKS: Final = (
+    SERVER,
+    Adversary(
+        "one-node",
+        "any one other node, who sees every message and knows its own masks",
+        "updates",
+        sees_cohorts=True,
+        knows="one",
+    ),
+    Adversary(
+        "coalition",
+        "nodes that collude, with the server if they like, and know all their masks",
+        "updates",
+        sees_cohorts=True,
+        knows="coalition",
+    ),
+    Adversary(
+        "everybody",
+        "everybody else together: masks hide nothing, a node's own noise is what protects it",
+        "updates",
+        sees_cohorts=True,
+        knows="everything",
+    ),
 )
-COALITION: Final = Adversary(
-    "coalition",
-    "nodes that collude, with the server if they like, and know all their masks",
-    "updates",
-    sees_cohorts=True,
-    knows="coalition",
-)
-EVERYBODY: Final = Adversary(
-    "everybody",
-    "everybody else together: masks hide nothing, a node's own noise is what protects it",
-    "updates",
-    sees_cohorts=True,
-    knows="everything",
-)
-OF_MASKS: Final = (SERVER, ONE_NODE, COALITION, EVERYBODY)
 """Adversaries of messages under pairwise masks; with masks the server is the eavesdropper."""
 
 
@@ -212,8 +214,12 @@ def named(name: AdversaryName | MaskAdversaryName) -> Adversary:
     return next(a for a in (*ADVERSARIES, *OF_MASKS) if a.name == name)
 
 
-# -- label --
-# The word that stands before every epsilon: whether the noise behind it can be subtracted.
+# -- labels ------------------------------------------------------------------------------------
+# The word that stands before every epsilon: whether the noise behind it can be subtracted. An
+# epsilon is a price. It protects somebody only where nobody can compute the noise again, and that
+# is decided by where the keys of the noise came from (privacy/noise.py). Every command and every
+# document that shows an epsilon shows one of these words before it, in words and in JSON as
+# ``label``, in tables and csv files as a column.
 RELEASE: Final = "release"
 """Every noise source that was used had a key of an operating system."""
 SEEDED: Final = "seeded run (no guarantee)"

@@ -22,7 +22,7 @@ from manifed.privacy.odometer import LIMITS, Odometer
 from manifed.privacy.tariff import Made, Tariff, Terms, encode
 
 if TYPE_CHECKING:
-    from manifed.privacy.participation import Claim
+    from manifed.privacy.accountant import Claim
 
 _PUBLIC: Final = "shard sizes, the config and the number of rounds are public"
 _ORACLE: Final = (

@@ -23,8 +23,7 @@ from typing import Any, Final
 from manifed.errors import ConfigError
 from manifed.privacy.account import ledger_key
 from manifed.privacy.composition import NoValidBound
-from manifed.privacy.events import SERVER, Releases
-from manifed.privacy.events import label_of
+from manifed.privacy.events import SERVER, Releases, label_of
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
 from manifed.privacy.odometer import LIMITS, PLACE, Odometer
 from manifed.privacy.tariff import ClientReleases, Terms, decode

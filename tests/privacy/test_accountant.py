@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from manifed.privacy import accountant
+from manifed.privacy.accountant import NoValidBound, external_epsilon
 from manifed.privacy.composition import gaussian_epsilon
-from manifed.privacy.accountant import NoValidBound
 from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
-from manifed.privacy.participation import external_epsilon
 from tests.privacy.releases import laplace, poisson, release, subset
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "privacy_epsilons.json").read_text())

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifed.privacy import accountant
+from manifed.privacy.accountant import external_epsilon, least_multiplier
 from manifed.privacy.composition import gaussian_delta
-from manifed.privacy.accountant import least_multiplier
-from manifed.privacy.participation import external_epsilon
 from tests.privacy.releases import poisson, release, subset
 
 STEPS = {

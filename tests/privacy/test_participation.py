@@ -12,9 +12,8 @@ from scipy import stats
 from manifed.experiment.load import load
 from manifed.plan import example_mechanism
 from manifed.privacy import accountant
+from manifed.privacy.accountant import Claim, a_priori_epsilon, external_epsilon, guaranteed
 from manifed.privacy.composition import gaussian_delta
-from manifed.privacy.participation import a_priori_epsilon, external_epsilon
-from manifed.privacy.participation import Claim, guaranteed
 from tests.privacy.releases import poisson, release, subset
 
 PAPER = (0.15, 1e-4)

@@ -16,7 +16,7 @@ from manifed.errors import BudgetExhausted, ConfigError
 from manifed.experiment.load import load
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
-from manifed.privacy.participation import external_epsilon
+from manifed.privacy.accountant import external_epsilon
 from tests.runs.running import QUICKSTART, ROOT
 
 MULTIPLIER, DELTA, RATE = 0.8, 1e-3, 0.3
