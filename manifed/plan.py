@@ -141,7 +141,7 @@ def _search(
 ) -> float:
     def cost(multiplier: float) -> float:
         found = tariff(multiplier)
-        return found.ahead(adversary, found.counted([(1, draws, 1)]), rule.delta)
+        return found.ahead(adversary, found.once(draws), rule.delta)
 
     try:
         return least_multiplier(cost, rule.epsilon)

@@ -256,6 +256,10 @@ class Tariff:
             total.pop()
         return tuple(total)
 
+    def once(self, draws: int) -> Made:
+        """So many draws, or the rounds 1 to this one drawn once each."""
+        return self.counted([(1, draws, 1)])
+
     def _hides_cohorts(self, adversary: Adversary) -> bool:
         """Whether a client's part in a draw is a coin to the adversary."""
         return not adversary.sees_cohorts and self.is_drawn

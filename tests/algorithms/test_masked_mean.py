@@ -16,7 +16,7 @@ from manifed.federation.stack import Asked
 from manifed.oracles.oracle import Draws
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
-from manifed.privacy.composition import epsilon as gdp_epsilon
+from manifed.privacy.composition import gaussian_epsilon as gdp_epsilon
 from manifed.privacy.events import OF_MASKS
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.secldp import Correlated, against, worst
