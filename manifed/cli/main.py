@@ -59,12 +59,6 @@ def run(
     engine: Annotated[str | None, Option(help="inline, ray or deployment.")] = None,
     out: Annotated[Path | None, Option(help="The run folder to make.")] = None,
     resume: Annotated[Path | None, Option(help="Go on with the run in this folder.")] = None,
-    rounds: Annotated[
-        int | None,
-        Option(
-            "--rounds", min=1, max=10**9, help="Give the run of --resume so many, past included."
-        ),
-    ] = None,
     is_status: Annotated[
         bool, Option("--status", help="Say where the run of --resume is; do not go on.")
     ] = False,
@@ -83,16 +77,11 @@ def run(
     plain: Annotated[bool, Option("--plain", help="No progress bar.")] = False,
 ) -> None:
     """Run one experiment and leave a run folder, or go on with the run of one."""
-    if resume is None and (rounds is not None or is_status):
-        option = "--status" if is_status else "--rounds"
-        raise ConfigError(f"{option}: expected --resume RUN_DIR beside it")
-    if resume is not None and rounds is not None:
-        from manifed.runs.resume import extend
-
-        echo(extend(resume, rounds))
-    if resume is not None and is_status:
+    if is_status:
         from manifed.runs.status import status_of, text_of
 
+        if resume is None:
+            raise ConfigError("--status: expected --resume RUN_DIR beside it")
         found = status_of(resume)
         echo(text_of(found))
         print_json(found)
