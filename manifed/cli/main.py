@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -147,6 +147,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def simulation(argv: Sequence[str]) -> NoReturn:
     """The entry point of ``python simulation.py``: the command ``run`` alone."""
     call(typer.main.get_group(app).commands["run"], argv, "python simulation.py")
+
+
+def call_alone(function: Callable[..., None], argv: Sequence[str], name: str) -> NoReturn:
+    """Run a program of one command and exit, as `call` does."""
+    alone = Typer(add_completion=False)
+    alone.command()(function)
+    call(typer.main.get_command(alone), argv, name)
 
 
 def call(command: click.Command, argv: Sequence[str], name: str) -> NoReturn:
