@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from manifed.algorithms.key_offers import NeighbourKeys, OfferedKey
+from manifed.algorithms.pair_masks import NeighbourKeys, OfferedKey
 from manifed.algorithms.masked_mean import REVEAL
 from manifed.errors import RoundFailed
 from manifed.experiment.assembly import plan_of
