@@ -161,7 +161,7 @@ class Masking(ByGraph, ServerUpdate):
     @property
     def secret_graph(self) -> Graph:
         """Who shares a secret with whom."""
-        return self.built_graph
+        return self.network.graph
 
     @property
     def remembers_setup(self) -> bool:
