@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from logging import ERROR
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -41,10 +40,7 @@ from manifed.flower.records import (
     tensors_to_record,
 )
 from manifed.runs.manifest import code_sha256
-
-if TYPE_CHECKING:
-    from manifed.site import protocol
-    from manifed.site.protocol import Question, Tensors
+from manifed.site import protocol
 
 _DEPLOYED = "flwr-clientapp"
 """The program that a SuperNode starts for each message."""
@@ -195,8 +191,6 @@ def introduced(message: Message, context: Context, config: Experiment) -> Messag
     Raises:
         NoAnswer, OSError, BadFrame: the site refused, or there is none.
     """
-    from manifed.site import protocol
-
     told, _ = _asked(context, config, protocol.about(config), {})
     if not isinstance(told, protocol.Introduction):
         raise _NoAnswer("the site did not introduce itself")
@@ -206,10 +200,8 @@ def introduced(message: Message, context: Context, config: Experiment) -> Messag
 
 def answered(message: Message, context: Context, config: Experiment) -> Message:
     """The reply to a training message, as the site noised it; errors as `introduced`."""
-    from manifed.site import protocol
-
     header = facts_from_record(Header, message.content.get(HEADER))
-    arrays = message.content.get(PAYLOAD, ArrayRecord())
+    arrays = message.content.get(PAYLOAD)
     down = tensors_from_record(arrays) if isinstance(arrays, ArrayRecord) else {}
     question = protocol.about(config, str(context.run_id), header)
     told, up = _asked(context, config, question, down)
@@ -220,10 +212,8 @@ def answered(message: Message, context: Context, config: Experiment) -> Message:
 
 
 def _asked(
-    context: Context, config: Experiment, question: "Question", down: "Tensors"
-) -> "tuple[protocol.Introduction | protocol.Update, Tensors]":
-    from manifed.site import protocol
-
+    context: Context, config: Experiment, question: protocol.Question, down: protocol.Tensors
+) -> tuple[protocol.Introduction | protocol.Update, protocol.Tensors]:
     path = Path(str(context.node_config[SITE_SOCKET]))
     told, up = protocol.ask(path, question, down, config.federation.replies.timeout)
     if isinstance(told, protocol.Refusal):
