@@ -62,9 +62,7 @@ class MessageTransport:
                 message_type=MessageType.TRAIN,
                 group_id=str(asked.header.server_round),
             )
-            for i, payload in zip(
-                asked.partitions, downs(down, len(asked.partitions)), strict=True
-            )
+            for i, payload in zip(asked.partitions, downs(down, len(asked.partitions)), strict=True)
         ]
 
     def read(
