@@ -49,7 +49,7 @@ def entries_of(path, key=None):
 
 OLDER = (
     b'{"body":{"format":2,"key_id":null,"run_id":"0"},"kind":"header",'
-    b'"previous":"%s","sequence":0}' % b"0" * 64
+    b'"previous":"%s","sequence":0}' % (b"0" * 64)
 )
 
 
