@@ -22,18 +22,18 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+from scipy import special as _scipy_special
 
 Array = npt.NDArray[np.float64]
 _TAIL: Final = 1e-16
 """Mass that a composition may cut off, per side; it counts as an infinite loss."""
 _Complex = npt.NDArray[np.complex128]
-_UP: Final = 1 + 1e-12
 _LARGEST_LOSS: Final = 600.0
 """Finite losses above this count as infinite (their exponentials leave float64)."""
 _REACH: Final = 8.9
 """Standard deviations kept of a Gaussian: what lies above, < 3e-19, is an infinite loss."""
-_cdf: Any = special.ndtr  # scipy ships no stubs
+special: Any = _scipy_special
+"""Scipy's special functions, which ship no stubs."""
 
 
 def _power(values: _Complex, count: int) -> _Complex:
@@ -114,7 +114,7 @@ class LossPmf:
         if lower[index] <= 0.0:
             return 0.0
         excess = infinity + float(upper[index]) - delta
-        return max(0.0, math.log(excess / float(lower[index]))) * _UP if excess > 0 else 0.0
+        return max(0.0, math.log(excess / float(lower[index]))) * (1 + 1e-12) if excess > 0 else 0.0
 
     @cached_property
     def _tails(self) -> tuple[Array, Array, Array, float]:
@@ -244,8 +244,8 @@ def _removed(z: float, q: float, interval: float) -> LossPmf:
     cuts = np.minimum(_place(points * interval, z, q), top)
     cuts[-1] = top
     null, shifted = _masses(cuts / z), _masses((cuts - 1) / z)
-    below = (1 - q) * _cdf(cuts[0] / z) + q * _cdf((cuts[0] - 1) / z)
-    above = (1 - q) * _cdf(-top / z) + q * _cdf(-(top - 1) / z)
+    below = (1 - q) * special.ndtr(cuts[0] / z) + q * special.ndtr((cuts[0] - 1) / z)
+    above = (1 - q) * special.ndtr(-top / z) + q * special.ndtr(-(top - 1) / z)
     return _split(interval, points, (1 - q) * null + q * shifted, null, below, above)
 
 
@@ -255,7 +255,7 @@ def _added(z: float, q: float, interval: float) -> LossPmf:
     points = _grid(interval, lowest, min(-_loss(-_REACH * z, z, q), _LARGEST_LOSS))
     cuts = _place(-points * interval, z, q)[::-1]
     null, shifted = _masses(cuts / z)[::-1], _masses((cuts - 1) / z)[::-1]
-    below, above = _cdf(-cuts[-1] / z), _cdf(cuts[0] / z)
+    below, above = special.ndtr(-cuts[-1] / z), special.ndtr(cuts[0] / z)
     return _split(interval, points, null, (1 - q) * null + q * shifted, below, above)
 
 
@@ -284,7 +284,11 @@ def _grid(interval: float, lowest: float, highest: float) -> Array:
 def _masses(cuts: Array) -> Array:
     """Standard normal masses between consecutive cuts, accurate in both tails."""
     left, right = cuts[:-1], cuts[1:]
-    return np.where(left > 0, _cdf(-left) - _cdf(-right), _cdf(right) - _cdf(left))
+    return np.where(
+        left > 0,
+        special.ndtr(-left) - special.ndtr(-right),
+        special.ndtr(right) - special.ndtr(left),
+    )
 
 
 def _split(

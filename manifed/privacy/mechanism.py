@@ -32,11 +32,6 @@ from manifed.privacy.events import (
     Unsampled,
 )
 
-_SMALLEST_CLIP = 1e-140
-"""A bound below this lets nothing through: products of what it leaves would round as denormals."""
-_SMALLEST_FACTOR = 1e-308
-"""A factor below this is zero: a denormal factor has no relative accuracy."""
-
 
 def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
     """min(1, l2_norm_clip / norm) for every norm, shape and dtype of ``norms``.
@@ -62,7 +57,8 @@ def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
         is_kept = (factors >= smallest) & ((factors == 1.0) | (factors * wide >= smallest))
         return torch.where(is_kept, factors, 0.0).to(norms.dtype)
     factors = (norms.reciprocal() * l2_norm_clip).clamp_max_(1.0)
-    is_kept = (factors >= _SMALLEST_FACTOR) & (bound >= _SMALLEST_CLIP)  # False for NaN
+    # False for NaN; products below these round as denormals, which have no relative accuracy
+    is_kept = (factors >= 1e-308) & (bound >= 1e-140)
     return torch.where(is_kept, factors, 0.0)
 
 
