@@ -450,7 +450,7 @@ class Course:
         now, seen = self.now, self._seen
         assert now is not None
         plan, phase, update = now.plan, now.phase, now.plan.server_update
-        base, names = update.base(now.state, plan.manifold), phase.up.names()
+        base, names = update.base(now.state, plan.manifold), vars(replies.uploads)
         places = dict(zip(names, phase.uploads or (update.space,) * len(names), strict=True))
         found = Expectation(base, places, plan.manifold).checked(replies)
         totals, who = found.uploads, found.partitions
@@ -458,7 +458,8 @@ class Course:
             why = plan.evaluation.refused(plan.client_mechanism, plan.num_examples, totals.u, who)
         else:
             why = update.refused(now.state, phase.name, totals, who)
-        found = found.without({i: found.told(i, Failure("unusable", why[i])) for i in why})
+        if why:
+            found = found.without({i: found.told(i, Failure("unusable", why[i])) for i in why})
         _tell_who_was_dropped(now, found)
         # with a mechanism of the server its noise is all that protects
         clients = found.noise_origins if plan.mechanism is None else frozenset[str]()
