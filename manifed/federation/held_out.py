@@ -130,9 +130,8 @@ class PrivateEvaluation(_HeldOut):
 
     def multiplier(self, mechanism: ExampleMechanism) -> float:
         """Noise relative to the sensitivity."""
-        if self.noise_multiplier is not None:
-            return self.noise_multiplier
-        return mechanism.noise.multiplier
+        own = self.noise_multiplier
+        return mechanism.noise.multiplier if own is None else own
 
     def stddev(self, mechanism: ExampleMechanism) -> float:
         """The deviation of the noise on each of the three sums."""
@@ -183,8 +182,7 @@ class PrivateEvaluation(_HeldOut):
         found, off = dict[int, str](), _FAR * self.stddev(mechanism)
         rounding = 64 * torch.finfo(totals.dtype).eps
         for i, (t, c, count) in zip(partitions, totals.tolist(), strict=True):
-            most = num_examples[i] - self.trained_on(num_examples[i])
-            least = most
+            least = most = num_examples[i] - self.trained_on(num_examples[i])
             if mechanism.neighboring_relation == "add-or-remove":
                 # equal records are on one side: it may be none of them or all
                 least, most = 0, num_examples[i]
@@ -285,11 +283,11 @@ def judged(
 
 def _hashes(examples: Examples, seed: int) -> list[float]:
     """A number in [0, 1) of each record, by its own entries and the public seed."""
-    names = sorted(examples.tensors)
-    arrays = [examples[key].to(torch.float64).reshape(len(examples), -1).numpy() for key in names]
+    n = len(examples)
+    columns = [examples[key].to(torch.float64).reshape(n, -1) for key in sorted(examples.tensors)]
     key = f"hold-out {seed}".encode()
-    found: list[float] = []
-    for j in range(len(examples)):
-        digest = hashlib.blake2b(b"".join(a[j].tobytes() for a in arrays), key=key, digest_size=8)
-        found.append(int.from_bytes(digest.digest(), "little") / 2.0**64)
-    return found
+    digests = [
+        hashlib.blake2b(row.tobytes(), key=key, digest_size=8).digest()
+        for row in torch.cat(columns, 1).numpy()
+    ]
+    return [int.from_bytes(digest, "little") / 2.0**64 for digest in digests]
