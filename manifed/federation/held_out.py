@@ -39,12 +39,9 @@ from manifed.problems.problem import Problem
 
 LABEL = "evaluation"
 """The label of the release that an evaluation is charged as."""
-_NORMAL_95 = 1.959963984540054
-"""The standard normal is this far from 0 with probability 5 %."""
-FALSE_ALARM = 1e-9
-"""At most so probable is it that an honest site's totals of one evaluation are refused."""
-_FAR = -NormalDist().inv_cdf(FALSE_ALARM / 6)
-"""The standard normal is above it with a sixth of this probability: six bounds are looked at."""
+_FAR = -NormalDist().inv_cdf(1e-9 / 6)
+"""An honest site's totals of one evaluation are refused with probability 1e-9 at most: the standard
+normal is above it with a sixth of that, and six bounds are looked at."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,7 @@ class PrivateEvaluation(_HeldOut):
         totals: Tensor,
         partitions: tuple[int, ...],
     ) -> dict[int, str]:
-        """Who sent totals that no hold-out of its size has, but for noise of `FALSE_ALARM`.
+        """Who sent totals that no hold-out of its size has, but for noise of probability 1e-9.
 
         Every record adds 1 to the count, and at most 1 to what the other two sums are in size.
 
@@ -221,11 +218,12 @@ def ratio(total: float, count: float, noise: float) -> tuple[float | None, float
     All theta with |total - theta count| <= 1.96 noise sqrt(1 + theta^2) (Fieller 1954): exact.
     None, and all of [-1, 1], where the count is not told from 0.
     """
-    spread = (_NORMAL_95 * noise) ** 2
+    normal = 1.959963984540054  # the standard normal is farther from 0 with probability 5 %
+    spread = (normal * noise) ** 2
     lead = count**2 - spread
     if lead <= 0 or count <= 0:
         return None, -1.0, 1.0
-    root = _NORMAL_95 * noise * math.sqrt(max(total**2 + lead, 0.0))
+    root = normal * noise * math.sqrt(max(total**2 + lead, 0.0))
     ends = ((total * count - root) / lead, (total * count + root) / lead)
     middle, low, high = (min(1.0, max(-1.0, value)) for value in (total / count, *ends))
     return middle, low, high

@@ -28,7 +28,7 @@ from manifed.federation.replies import Header
 
 log = logging.getLogger("manifed")
 
-MOST_RUNS: Final = 16
+_MOST_RUNS: Final = 16
 """Files kept of one client: a new run removes those that were not written for longest."""
 _MAGIC: Final = b"manifed-memory-2 "
 _SUFFIX: Final = ".memory"
@@ -134,7 +134,7 @@ class MemoryStore:
             return
         files = list(self.folder.glob(f"{partition}-*{_SUFFIX}"))
         files.sort(key=lambda p: p.lstat().st_mtime)
-        for old in files[: max(0, len(files) + 1 - MOST_RUNS)]:
+        for old in files[: max(0, len(files) + 1 - _MOST_RUNS)]:
             old.unlink(missing_ok=True)
 
 
