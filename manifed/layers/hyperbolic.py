@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from manifed.layers.orthogonal import on_manifold
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.hyperbolic import Lorentz, PoincareBall, conformal_gap
 from manifed.manifolds.linalg import above_zero, quotient
-from manifed.manifolds.poincare import PoincareBall, conformal_gap
 
 
 class _Embedding(nn.Module):

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.hyperbolic import Lorentz
-from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.hyperbolic import Lorentz, PoincareBall
 from manifed.manifolds.product import Power, Product, Scaled
 from manifed.manifolds.spd import SPD, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
