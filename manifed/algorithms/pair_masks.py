@@ -43,7 +43,7 @@ from manifed.algorithms.key_offers import (
 )
 from manifed.algorithms.payloads import Down, Payload, PerClient, Point, sized
 from manifed.errors import RoundFailed
-from manifed.graphs.graph import Graph
+from manifed.graphs import Graph
 from manifed.oracles.minibatch import Ask
 from manifed.oracles.oracle import Draws
 from manifed.privacy.masked import Hidden

@@ -46,7 +46,7 @@ from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full
 from manifed.plan import Sizes, example_mechanism
 from manifed.privacy.events import Frozen
-from manifed.schedules.schedule import Geometric
+from manifed.schedules import Geometric
 
 
 class Auto(Frozen):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from manifed.graphs.graph import Graph
+from manifed.graphs import Graph
 from manifed.privacy.events import Frozen, PrivacyUnit, Release, Sampling
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.secldp import Correlated, against, worst

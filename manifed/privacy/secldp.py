@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from manifed.graphs.graph import MOST_SUBSETS, Graph, Matrix, connectivity_bound
+from manifed.graphs import MOST_SUBSETS, Graph, Matrix, connectivity_bound
 from manifed.privacy import accountant
 from manifed.privacy.events import PoissonSampled, Release, Unsampled
 

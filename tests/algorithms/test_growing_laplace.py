@@ -21,8 +21,8 @@ from manifed.privacy.events import Release
 from manifed.privacy.noise import NoiseSource, Stream, laplace_of_uniforms
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares
-from manifed.schedules.schedule import EXAMPLES, TimeVarying
 from reproduction.endless import Releases, epsilon_of_zcdp
+from reproduction.powers import EXAMPLES, polynomial
 from tests.algorithms.test_growing_samples import (
     CLIP,
     DELTA,
@@ -149,7 +149,7 @@ def test_the_ledgers_charges_are_what_the_series_says(case):
 
 def test_epsilon_stays_finite_at_a_delta_where_pure_epsilon_does_not():
     """2 (gamma + eta) = 1.6 > 1 > gamma + eta."""
-    table = TimeVarying.polynomial(alpha=0.8, beta=0.5, gamma=0.7, eta=0.1)
+    table = polynomial(alpha=0.8, beta=0.5, gamma=0.7, eta=0.1)
     one = Releases(algorithm="gradient", schedules=table, sensitivity=0.2)
     assert one.series(10**4).total == math.inf
     rho = one.zcdp(10**4)

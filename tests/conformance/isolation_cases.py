@@ -6,9 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from manifed.layers.dropout import KeyedDropout
-from manifed.layers.orthogonal import OrthogonalLinear
-from manifed.layers.spdnet import BiMap, LogEig, ReEig
+from manifed.layers import BiMap, KeyedDropout, LogEig, OrthogonalLinear, ReEig
 from manifed.manifolds.hyperbolic import Lorentz, PoincareBall
 from manifed.manifolds.spd import SPD, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
