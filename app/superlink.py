@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import tomli_w
-import typer
+from typer import Argument, Option, echo
 
 from app.processes import LOOPBACK, PrivateFlower, Service, free_ports, private_flower, tail
-from manifed.cli.main import call
+from manifed.cli.main import call_alone
 from manifed.cli.options import Sets
 from manifed.errors import ConfigError, EngineFailed, one_line
 from manifed.experiment.load import load
@@ -146,10 +146,8 @@ def _wait_for_completion(
         time.sleep(1.0)
 
 
-def _in_force(experiment: Experiment) -> Experiment:
-    """The config that a resumed run goes on with, after every --rounds, where its folder is here.
-
-    A finished or damaged run is refused before anything is started.
+def _check_past(experiment: Experiment) -> None:
+    """Refuse to resume a finished or damaged run, where its folder is here.
 
     Raises:
         ConfigError, FolderDamaged, LedgerDamaged: in one line.
@@ -157,37 +155,33 @@ def _in_force(experiment: Experiment) -> Experiment:
     directory = named_directory(experiment)
     if experiment.output.resume and os.access(directory, os.R_OK | os.X_OK):
         with held_or_refused(directory):
-            return read_past(directory, experiment).config
-    return experiment
+            read_past(directory, experiment)
 
 
 def _submitted(
-    address: Annotated[str, typer.Argument(help="HOST:PORT of the SuperLink.")],
-    experiment: Annotated[Path, typer.Option(help="A TOML file.")],
-    root_certificates: Annotated[Path | None, typer.Option(help="The file of the CA.")] = None,
-    is_insecure: Annotated[bool, typer.Option("--insecure", help="No TLS.")] = False,
+    address: Annotated[str, Argument(help="HOST:PORT of the SuperLink.")],
+    experiment: Annotated[Path, Option(help="A TOML file.")],
+    root_certificates: Annotated[Path | None, Option(help="The file of the CA.")] = None,
+    is_insecure: Annotated[bool, Option("--insecure", help="No TLS.")] = False,
     sets: Sets = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder on the SuperLink's machine.")
-    ] = None,
-    project: Annotated[Path, typer.Option(help="The folder of the app.")] = Path(),
-    timeout: Annotated[float, typer.Option(help="Seconds.")] = 86400.0,
+    out: Annotated[Path | None, Option(help="The run folder on the SuperLink's machine.")] = None,
+    project: Annotated[Path, Option(help="The folder of the app.")] = Path(),
+    timeout: Annotated[float, Option(help="Seconds.")] = 86400.0,
 ) -> None:
     """Run an experiment on a SuperLink that is already there; 0 for finished:completed alone."""
     if is_insecure == (root_certificates is not None):
         raise ConfigError("Expected --root-certificates FILE or --insecure, one of the two")
     where = {} if out is None else {"output.directory": str(out.absolute())}
-    config = _in_force(load(find(str(experiment)), tuple(sets or ()), where))
+    config = load(find(str(experiment)), tuple(sets or ()), where)
+    _check_past(config)
     with private_flower(project) as flower:
         flower.connect(CONNECTION, address, root_certificates)
-        submit(flower, run_config_of(config), (), timeout=timeout, on_line=typer.echo)
+        submit(flower, run_config_of(config), (), timeout=timeout, on_line=echo)
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """``python -m app.superlink``."""
-    alone = typer.Typer(add_completion=False)
-    alone.command()(_submitted)
-    call(typer.main.get_command(alone), arguments, "python -m app.superlink")
+    call_alone(_submitted, arguments, "python -m app.superlink")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from flwr.app import RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from manifed.algorithms.algorithm import Phase
-from manifed.algorithms.key_offers import OfferedKey
+from manifed.algorithms.pair_masks import OfferedKey
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
