@@ -48,14 +48,20 @@ from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Full
 from manifed.privacy import accountant
 from manifed.privacy.events import PoissonSampled, Unsampled
-from manifed.privacy.masked import Hidden, MaskedMechanism
 from manifed.privacy.masks import seeded_pairs
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
 from manifed.privacy.noise import EdgeStream, NoiseSource
-from manifed.privacy.secldp import MOST_EXACT, Correlated, Rounds, Worst, against
+from manifed.privacy.secldp import (
+    MOST_EXACT,
+    Correlated,
+    Hidden,
+    MaskedMechanism,
+    Rounds,
+    Worst,
+    against,
+)
 from manifed.problems.examples import Examples
-from manifed.problems.frechet import OnPoints
-from manifed.problems.hyperbolic import HyperbolicPrediction
+from manifed.problems.frechet import HyperbolicPrediction, OnPoints
 from manifed.problems.linear import LeastSquares
 from manifed.problems.pca import PrincipalEigenvector
 from manifed.problems.problem import Problem
