@@ -193,8 +193,8 @@ def _has_begun(directory: Path, config: Experiment) -> bool:
     """Whether a folder is of this very run; one that is neither that nor new is refused."""
     remedy = "move it away, or name another place with --out"
     if RunFolder(directory).experiment_path.is_file():
-        found = evidence_of(directory, saved_config(directory))
-        if sha256(found.config) != sha256(config):
+        evidence_of(directory, saved := saved_config(directory))
+        if sha256(saved) != sha256(config):
             others = f"one of another config; {remedy}"
             raise refused(directory, "expected a run of this config", others)
         return True

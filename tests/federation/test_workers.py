@@ -23,7 +23,7 @@ from manifed.problems import shards
 from manifed.problems.own_files import FileData
 from manifed.problems.pca import KPCA
 from manifed.problems.problem import InvalidRecord
-from manifed.runs.cohort import cohort_transport
+from manifed.runs.driver import cohort_transport
 from tests.conformance.federated_loop import broken
 from tests.federation.pretended_ray import Pretended
 
