@@ -13,9 +13,9 @@ from fnmatch import fnmatchcase
 from multiprocessing import get_context
 from pathlib import Path
 
-from manifed.cli.launch import Request, RunEnded
+from manifed.cli.launch import Request
 from manifed.durable import held
-from manifed.errors import ConfigError, one_line
+from manifed.errors import ConfigError, RunEnded, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
 from manifed.problems.real import DOWNLOADED, DataMissing, mnist

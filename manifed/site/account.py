@@ -147,7 +147,18 @@ class SiteAccount:
                 terms=None if self._odometer.terms == terms else terms,
                 reserves=Reserves(first=now, last=now, attempt=place.attempt, cohort="0"),
             )
-            self._check_price(entry)
+            try:
+                after = self._odometer.after(entry).epsilon(SERVER, self.limits.delta)
+            except NoValidBound as refusal:
+                raise Refused(
+                    f"nothing prices this with what was answered before: {refusal}"
+                ) from None
+            if not after <= self.limits.epsilon:
+                raise Refused(
+                    f"one answer more would cost epsilon {after:.6g} at delta "
+                    f"{self.limits.delta:g} over all runs, this site's limit is "
+                    f"{self.limits.epsilon:g}"
+                )
         try:
             self._odometer.feed(self._ledger.append(entry))
         except (OSError, LedgerDamaged) as error:
@@ -170,18 +181,6 @@ class SiteAccount:
             raise Refused(
                 f"phase {place.phase} of round {place.server_round}, attempt {place.attempt}: "
                 "expected the phases before it first"
-            )
-
-    def _check_price(self, entry: Entry) -> None:
-        limits = self.limits
-        try:
-            after = self._odometer.after(entry).epsilon(SERVER, limits.delta)
-        except NoValidBound as refusal:
-            raise Refused(f"nothing prices this with what was answered before: {refusal}") from None
-        if not after <= limits.epsilon:
-            raise Refused(
-                f"one answer more would cost epsilon {after:.6g} at delta {limits.delta:g} over "
-                f"all runs, this site's limit is {limits.epsilon:g}"
             )
 
     def __enter__(self) -> "SiteAccount":

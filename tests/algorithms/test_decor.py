@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import manifed
-from manifed.algorithms.key_offers import NeighbourKeys
-from manifed.algorithms.pair_masks import MaskUsed, NotAgreed
+from manifed.algorithms.pair_masks import MaskUsed, NeighbourKeys, NotAgreed
 from manifed.algorithms.payloads import Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of

@@ -187,7 +187,7 @@ def test_a_page_tells_no_seed_from_which_its_cohorts_can_be_drawn(tmp_path):
     assert first == second
     assert "seed" not in first["manifest"]["config"]["federation"]
     told = rows_of([viewed(read(run)) for run in runs])
-    assert [row[0][-5:] for row in told] == ["run 1", "run 2"]
+    assert [row["run"][-5:] for _, row in told] == ["run 1", "run 2"]
     assert "4711" in page_of([viewed(read(runs[0]), is_server_view=True)], is_server_view=True)
 
 
