@@ -146,10 +146,8 @@ def _wait_for_completion(
         time.sleep(1.0)
 
 
-def _in_force(experiment: Experiment) -> Experiment:
-    """The config that a resumed run goes on with, after every --rounds, where its folder is here.
-
-    A finished or damaged run is refused before anything is started.
+def _check_past(experiment: Experiment) -> None:
+    """Refuse to resume a finished or damaged run, where its folder is here.
 
     Raises:
         ConfigError, FolderDamaged, LedgerDamaged: in one line.
@@ -157,8 +155,7 @@ def _in_force(experiment: Experiment) -> Experiment:
     directory = named_directory(experiment)
     if experiment.output.resume and os.access(directory, os.R_OK | os.X_OK):
         with held_or_refused(directory):
-            return read_past(directory, experiment).config
-    return experiment
+            read_past(directory, experiment)
 
 
 def _submitted(
@@ -177,7 +174,8 @@ def _submitted(
     if is_insecure == (root_certificates is not None):
         raise ConfigError("Expected --root-certificates FILE or --insecure, one of the two")
     where = {} if out is None else {"output.directory": str(out.absolute())}
-    config = _in_force(load(find(str(experiment)), tuple(sets or ()), where))
+    config = load(find(str(experiment)), tuple(sets or ()), where)
+    _check_past(config)
     with private_flower(project) as flower:
         flower.connect(CONNECTION, address, root_certificates)
         submit(flower, run_config_of(config), (), timeout=timeout, on_line=typer.echo)

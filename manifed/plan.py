@@ -62,10 +62,9 @@ def example_mechanism(setting: Setting, sizes: Sizes) -> ExampleMechanism:
         return bare.model_copy(update={"noise": noise})
     if rule.kind == "target":
         _check_delta(setting, rule.delta, sizes, "privacy.noise.delta")
-    multiplier = rule.noise_multiplier
-    if rule.kind == "target" and multiplier is None:
         multiplier = max(_calibrated(setting, bare, size, sizes, rule) for size in set(sizes))
-    assert multiplier is not None
+    else:
+        multiplier = rule.noise_multiplier
     return bare.model_copy(update={"noise": Noise(multiplier=multiplier)})
 
 
@@ -88,8 +87,6 @@ def client_mechanism(setting: Setting) -> ClientMechanism | None:
     rule = privacy.noise
     if rule.kind == "target":
         _check_delta(setting, rule.delta, (), "privacy.noise.delta")
-    multiplier = rule.noise_multiplier
-    if multiplier is None:
         sampling = federation.cohort.sampling(federation.num_clients)
 
         def tariff(multiplier: float) -> Tariff:
@@ -97,8 +94,9 @@ def client_mechanism(setting: Setting) -> ClientMechanism | None:
             released = (mechanism.release(sampling=sampling),)
             return Tariff((Terms(population=1, sampling=sampling, aggregate=released),))
 
-        assert rule.kind == "target"
         multiplier = _search(tariff, CLIENT_LEVEL, federation.num_rounds, rule)
+    else:
+        multiplier = rule.noise_multiplier
     found = bare.model_copy(update={"noise_multiplier": multiplier})
     try:
         found.upload_noise_multiplier  # noqa: B018  raises when the quantile costs too much
@@ -358,8 +356,6 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
     kept, adversaries = setting.training.kept_noise, (SERVER, EXTERNAL)
     if privacy.kind != "example-level":
         adversaries = OF_MASKS if privacy.kind == "correlated" else (CLIENT_LEVEL,)
-    # noise that was kept was found for fewer rounds than there are now
-    is_kept = privacy.noise.kind == "target" and privacy.noise.noise_multiplier is not None
     disclosing = None
     if setting.server_update.may_disclose:
         from manifed.masked_plan import after_dropout
@@ -372,7 +368,7 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
         delta,
         budget_of(setting),
         budget_of(setting, is_target=True),
-        0 if is_kept else federation.num_rounds,
+        federation.num_rounds,
         {
             "kind": privacy.kind,
             "noise_source": privacy.noise_source,
@@ -427,17 +423,6 @@ def _claim(setting: Setting) -> "Claim | None":
 
 
 # -- the budget ------------------------------------------------------------------------------
-def kept_multiplier(setting: Setting, sizes: Sizes) -> float | None:
-    """What a target's noise was found to be; None where the config says the noise."""
-    privacy = setting.privacy
-    if privacy.kind == "none" or privacy.noise.kind != "target":
-        return None
-    if (server := client_mechanism(setting)) is not None:
-        return server.noise_multiplier
-    noise = example_mechanism(setting, sizes).noise
-    return None if noise.value else noise.multiplier
-
-
 def budget_of(setting: Setting, *, is_target: bool = False) -> Budget | None:
     """``privacy.max_epsilon``, else the target; None when the setting has neither.
 

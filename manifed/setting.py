@@ -49,8 +49,8 @@ class Target(Frozen):
     """At which ``epsilon`` holds; less than one over the number of examples."""
     adversary: AdversaryName = "server"
     """Who looks."""
-    noise_multiplier: float | None = Field(default=None, gt=0)
-    """Kept where more rounds were added later (``--rounds``); None: found from the target."""
+    noise_multiplier: None = None
+    """No key of a target, which finds it."""
 
 
 class _Published(Frozen):

@@ -106,7 +106,7 @@ def resolve(request: Request) -> Experiment:
     _check_machine(request, config)
     if resume is not None:
         with held_or_refused(directory):
-            config = read_past(directory, config).config
+            read_past(directory, config)
     check_parts(config)
     if resume is None:
         check_new("--out", directory, is_fresh)

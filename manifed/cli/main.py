@@ -79,12 +79,6 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
     ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            "--rounds", min=1, max=10**9, help="Give the run of --resume so many, past included."
-        ),
-    ] = None,
     is_status: Annotated[
         bool, typer.Option("--status", help="Say where the run of --resume is; do not go on.")
     ] = False,
@@ -106,13 +100,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run one experiment and leave a run folder, or go on with the run of one."""
-    if resume is None and (rounds is not None or is_status):
-        option = "--status" if is_status else "--rounds"
-        raise ConfigError(f"{option}: expected --resume RUN_DIR beside it")
-    if resume is not None and rounds is not None:
-        from manifed.runs.resume import extend
-
-        typer.echo(extend(resume, rounds))
+    if resume is None and is_status:
+        raise ConfigError("--status: expected --resume RUN_DIR beside it")
     if resume is not None and is_status:
         from manifed.runs.status import status_of, text_of
 

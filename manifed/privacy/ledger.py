@@ -6,7 +6,7 @@ part in *each* of them. It may *settle* the reservation before it: its rounds up
 the cohorts that are named, and unless it stays open the others never will be. Rule: a reservation
 counts whole, every client of its cohort in every round, until an entry settles it. A crash leaves
 none behind, so it counts the worst case for ever. At most one reservation is open. An entry may
-also bring new terms, more rounds, and whatever is said without a price.
+also bring new terms and whatever is said without a price.
 
 Line n is bound to line n - 1 by the SHA-256 of that line; a keyed ledger adds to each line a tag,
 the HMAC-SHA256 of its hash. The hashes detect accidents; only the tags detect somebody who rewrites
@@ -98,30 +98,6 @@ class Settles(Frozen):
     """Whether the other rounds stay reserved."""
 
 
-class Amendment(Frozen):
-    """More rounds than a run began with; nothing else about it changes, and nothing is released."""
-
-    amends: str
-    """SHA-256 of the config that was in force."""
-    config_sha256: str
-    """SHA-256 of the config that is in force from here on."""
-    num_rounds: tuple[int, int]
-    """Before and now."""
-    planned_draws: int = Field(default=0, ge=0)
-    """As `Terms.planned_draws`, which it replaces."""
-    noise_multiplier: float | None = Field(default=None, gt=0)
-    """What a target's noise was found to be; it is kept. None: the config says it."""
-
-    @model_validator(mode="after")
-    def _adds_rounds(self) -> "Amendment":
-        before, now = self.num_rounds
-        if not 1 <= before < now <= _MOST_ROUNDS:
-            raise ValueError(
-                f"Expected more rounds than before, at most {_MOST_ROUNDS}, got {before} and {now}"
-            )
-        return self
-
-
 class Entry(Frozen):
     """One line: what it settles, then what it reserves, and under which terms from here on."""
 
@@ -131,7 +107,6 @@ class Entry(Frozen):
     """All terms under which the run may draw cohorts, each with its ``planned_draws``, where they
     differ from round to round and an outsider sees no cohorts; None: as said before."""
     reserves: Reserves | None = None
-    amends: Amendment | None = None
     said: Mapping[str, Any] = {}
     """What costs nothing: of the first line format, run and key; where noise came from; the place
     of a site's answer; bytes of a line that a crash tore."""
@@ -423,7 +398,7 @@ class Ledger:
 
 # -- the chain ---------------------------------------------------------------------------------
 _END: Final = re.compile(rb',"sha256":"([0-9a-f]{64})"(?:,"tag":"([0-9a-f]{64})")?\}\n\Z')
-_FREE: Final = re.compile(rb'\{"(?:amends|previous":"[0-9a-f]{64}","s)')
+_FREE: Final = re.compile(rb'\{"previous":"[0-9a-f]{64}","s')
 """How a line begins that is seen to reserve nothing: its keys are in alphabetical order."""
 
 

@@ -29,7 +29,7 @@ from manifed.privacy.events import (
     seen_by,
     unsampled,
 )
-from manifed.privacy.ledger import Amendment, Entry, Reserves, Settles
+from manifed.privacy.ledger import Entry, Reserves, Settles
 from manifed.privacy.participation import external_epsilon
 from manifed.privacy.tariff import Members, Terms, decode
 
@@ -67,9 +67,6 @@ class Odometer:
         """(first round, last round, attempts) that were charged and are settled or lost."""
         self.planned: tuple[Terms, ...] = ()
         """Planned terms of the newest entry with them; () where all draws have one terms."""
-        self.config_sha256: str | None = None
-        """The hash of the config in force: the newest amendment's, or the first line's."""
-        self.amendments: tuple[Amendment, ...] = ()
         self.noise_origins: frozenset[str] = frozenset()
         """Where the keys of noise came from so far, as entries say."""
 
@@ -92,10 +89,6 @@ class Odometer:
             self.planned = entry.planned
         if entry.reserves is not None:
             self._reserve(entry.reserves)
-        if entry.amends is not None:
-            self._amend(entry.amends)
-        if entry.sequence == 0 and "config_sha256" in said:
-            self.config_sha256 = said["config_sha256"]
         origins = set(map(str, said.get(ORIGINS, ())))
         if PLACE in said:
             origins.add("os" if said[PLACE].get("seed") is None else "seed")
@@ -185,30 +178,6 @@ class Odometer:
             self._ranges = (*before, (newest[0], last, attempt + 1))
         elif last >= first:
             self._ranges = (*self._ranges, (first, last, attempt + 1))
-
-    def _amend(self, amendment: Amendment) -> None:
-        """Take more rounds: all that was reserved stays as it was priced."""
-        if amendment.amends != self.config_sha256:
-            raise ValueError(
-                f"Expected an amendment of the config {self.config_sha256}, got one of "
-                f"{amendment.amends}"
-            )
-        before = self.amendments[-1].num_rounds[1] if self.amendments else amendment.num_rounds[0]
-        if amendment.num_rounds[0] != before:
-            raise ValueError(
-                f"Expected an amendment of {before} rounds, got one of {amendment.num_rounds[0]}"
-            )
-        self._close()
-        draws, terms = amendment.planned_draws, self.terms
-        if terms is not None and not self.planned:
-            if draws < terms.planned_draws:
-                raise ValueError(
-                    f"Expected at least the {terms.planned_draws} draws that were planned, got "
-                    f"{draws}"
-                )
-            self.declare(terms.model_copy(update={"planned_draws": draws}))
-        self.config_sha256 = amendment.config_sha256
-        self.amendments = (*self.amendments, amendment)
 
     # -- what was charged --------------------------------------------------------------------
     @property
@@ -322,9 +291,8 @@ class Odometer:
         """With every planned draw that was not made, which an outsider must reckon with."""
         terms, more = self.terms, Counter[int]()
         if self.planned:
-            for one in self.planned:  # an amendment plans more draws of the same terms
-                alike = [i for i, known in enumerate(self._known) if _is_like(known.terms, one)]
-                more[self._number(one)] += one.planned_draws - sum(made[i] for i in alike)
+            for one in self.planned:
+                more[self._number(one)] += one.planned_draws - made[self._number(one)]
         elif terms is not None and self._now is not None and terms.is_drawn:
             more[self._now] += terms.planned_draws - made.total()
         return +made + (+more)
@@ -367,7 +335,3 @@ class Odometer:
                 counts[seen, float(rate)] += draws[i]
             found.add(tuple((update, rate, n) for (update, rate), n in counts.items()))
         return found
-
-
-def _is_like(one: Terms, other: Terms) -> bool:
-    return one.model_copy(update={"planned_draws": other.planned_draws}) == other

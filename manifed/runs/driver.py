@@ -29,7 +29,7 @@ from manifed.experiment.evaluation import (
     oracle_of,
     public_evaluator,
 )
-from manifed.experiment.load import dump, to_toml
+from manifed.experiment.load import to_toml
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import run_rounds
@@ -38,7 +38,6 @@ from manifed.plan import Sizes
 from manifed.privacy.account import Account, opened
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import COLUMNS, Column, Pace, Tally
-from manifed.runs.evidence import Evidence
 from manifed.runs.folder import LABEL, FolderDamaged, RunFolder
 from manifed.runs.manifest import manifest_of, placeless
 from manifed.runs.progress import Show, is_screen, shown
@@ -148,8 +147,6 @@ def run(
             folder.error_path.unlink(missing_ok=True)
             if past is None or not past.manifest:
                 folder.begin(manifest_of(config, facts, folder, privacy, account.ledger.run_id))
-            elif past.is_amended:
-                folder.begin(_of_more_rounds(config, past, privacy))
             folder.drop_metrics_after(going.tally.told if going.done else -1)
             if past is not None and past.odometer.covered > going.done:
                 log.warning(
@@ -177,17 +174,6 @@ def _claim(directory: Path) -> None:
         RunFolder.claim(directory)
     except OSError as error:
         raise ConfigError(f"output.directory: {error}") from None
-
-
-def _of_more_rounds(config: Experiment, past: Evidence, privacy: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a run that goes on with more rounds: it has no end yet."""
-    at_the_end = ("final", "ledger_head", "stopped", "replies")
-    return {key: value for key, value in past.manifest.items() if key not in at_the_end} | {
-        "config": dump(placeless(config)),
-        "config_sha256": sha256(config),
-        "privacy": privacy,
-        "amendments": [one.model_dump(mode="json") for one in past.odometer.amendments],
-    }
 
 
 class _Run:

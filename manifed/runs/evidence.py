@@ -5,9 +5,6 @@ and its hash in the ledger, the manifest and every checkpoint; manifest and chec
 the ledger; the terms that the ledger was charged under follow from the config. Whoever changes one
 file alone is refuted by the others, and a reader refuses the folder with what contradicts what.
 
-More rounds are one entry of the ledger and nothing else: the config in force is experiment.toml,
-which stays as it was, with the ledger's amendments.
-
 What cannot be excluded is said: whoever can write the folder can rewrite all of an unkeyed one
 consistently (manifed/privacy/ledger.py). `Evidence.doubts` has a sentence for each such thing, and
 every reader shows them beside the label of the run (manifed/privacy/label.py).
@@ -48,7 +45,7 @@ class Evidence:
     """What the files of a folder say together, none of it contradicted by another."""
 
     readable: Experiment | str
-    """The config in force, as it began with the ledger's amendments, or why it cannot be read."""
+    """The config, or why it cannot be read."""
     manifest: Mapping[str, Any]
     """{} before the run has begun; until then nothing was released."""
     label: str
@@ -59,12 +56,10 @@ class Evidence:
     """What all of the ledger's entries spent."""
     ledger: Verified | None
     checkpoint: Checkpoint | None
-    configs: tuple[str, ...]
-    """The hashes of the configs that were in force, that of now last, as the ledger says."""
 
     @property
     def config(self) -> Experiment:
-        """The config in force.
+        """The config.
 
         Raises:
             ConfigError: this machine cannot read it.
@@ -72,11 +67,6 @@ class Evidence:
         if isinstance(self.readable, str):
             raise ConfigError(self.readable)
         return self.readable
-
-    @property
-    def is_amended(self) -> bool:
-        """Whether the manifest was written before the newest amendment."""
-        return self.manifest.get("config_sha256") in self.configs[:-1]
 
     @property
     def declared(self) -> tuple[int, ...]:
@@ -116,33 +106,29 @@ def evidence_of(
     )
     kept = config and config.output.ledger_head, saved and saved.meta.ledger_head
     anchors = anchors_of(head for head in (*kept, manifest.get("ledger_head")) if head)
-    charged, found, configs = _Charged(config, anchors), None, tuple[str, ...]()
+    charged, found, digest = _Charged(config, anchors), None, None
     if os.path.lexists(path):
         check_regular(path, "a ledger", most=1 << 40)
         found = Ledger.verify(path, key=key or ledger_key(), feed=charged.feed)
-        amendments = charged.odometer.amendments
-        configs = (str(found.header.get("config_sha256")), *(a.config_sha256 for a in amendments))
-        if config is not None and amendments:
-            newest = amendments[-1]
-            config = amended(config, newest.num_rounds[1], newest.noise_multiplier)
+        digest = str(found.header.get("config_sha256"))
     elif manifest.get("ledger_run_id") is not None and is_private(manifest):
         raise refused(directory, f"expected the run's {path.name}", "none; restore it")
-    is_of_config = config is not None and configs[-1:] in ((), (sha256(config),))
+    is_of_config = config is not None and digest in (None, sha256(config))
     if config is not None and not is_of_config:
         if is_given:
             raise refused(
-                directory, f"expected the config that its ledger names ({configs[-1]})",
+                directory, f"expected the config that its ledger names ({digest})",
                 f"{sha256(config)}; resume with the same settings",
             )  # fmt: skip
         doubts.append(
             "the config is not the one that the run's hash names: it was changed, or this version "
             "of manifed or of a plug-in reads it otherwise"
         )
-    _check_names(folder, config, manifest, saved, found, configs)
+    _check_names(folder, config, manifest, saved, found)
     charged.check_anchors(path)
     if config is not None and config.privacy.kind != "none" and found is not None:
         doubts += _unlike(folder, config, manifest, charged) if is_of_config else []
-        if "final" in manifest and manifest.get("config_sha256") == configs[-1]:
+        if "final" in manifest and manifest.get("config_sha256") == digest:
             _check_numbers(folder, manifest, charged.odometer)
     if "final" in manifest and saved is None:
         doubts.append("no checkpoint of this run is there, which would hold a head of the ledger")
@@ -152,7 +138,7 @@ def evidence_of(
     if word == label.RELEASE and not is_of_config:
         word = label.UNKNOWN
     told = () if word == label.NOT_PRIVATE else tuple(doubts)
-    return Evidence(config or why, manifest, word, told, charged.odometer, found, saved, configs)
+    return Evidence(config or why, manifest, word, told, charged.odometer, found, saved)
 
 
 def _label(config: Experiment | None, manifest: Mapping[str, Any], odometer: Odometer) -> str:
@@ -178,20 +164,7 @@ def is_private(manifest: Mapping[str, Any]) -> bool:
     return (manifest.get("privacy") or {"kind": "none"})["kind"] != "none"
 
 
-# -- the config in force --------------------------------------------------------------------------
-def amended(config: Experiment, num_rounds: int, noise_multiplier: float | None) -> Experiment:
-    """The config with more rounds; noise that a target was calibrated to is kept.
-
-    Raises:
-        ConfigError: for more rounds than there can be.
-    """
-    table = dump(config)
-    table["federation"]["num_rounds"] = num_rounds
-    if noise_multiplier is not None:
-        table["privacy"]["noise"]["noise_multiplier"] = noise_multiplier
-    return parse(table)
-
-
+# -- the config -----------------------------------------------------------------------------------
 def experiment_in(directory: Path) -> Path:
     """The experiment.toml of a run folder.
 
@@ -205,7 +178,7 @@ def experiment_in(directory: Path) -> Path:
 
 
 def saved_config(directory: Path, plugins: Collection[str] | None = None) -> Experiment:
-    """The config of experiment.toml, without amendments; ``plugins`` as of `load`.
+    """The config of experiment.toml; ``plugins`` as of `load`.
 
     Raises:
         ConfigError: with the file.
@@ -236,7 +209,6 @@ def _check_names(
     manifest: Mapping[str, Any],
     saved: Checkpoint | None,
     ledger: Verified | None,
-    configs: Sequence[str],
 ) -> None:
     """Refuse files of another run, or of another config, than the others are of.
 
@@ -245,8 +217,9 @@ def _check_names(
     """
     path = folder.manifest_path
     if ledger is not None:
-        said = {"config_sha256": configs, "ledger_run_id": (ledger.run_id,)}
-        for fact, known in said.items():
+        digest = str(ledger.header.get("config_sha256"))
+        for fact, said in (("config_sha256", digest), ("ledger_run_id", ledger.run_id)):
+            known = (said,)
             if manifest.get(fact) is not None:
                 _agree(path, fact, manifest[fact], known, "the ledger")
             if saved is not None:
@@ -258,7 +231,7 @@ def _check_names(
         own = sha256(parse(manifest["config"], packages_in(dump(config))))
     except ConfigError as error:
         raise FolderDamaged(path, "the config of the run", str(error)) from None
-    _agree(path, "the hash of config", own, (sha256(config), *configs[:-1]), "experiment.toml")
+    _agree(path, "the hash of config", own, (sha256(config),), "experiment.toml")
     told, privacy = manifest.get("privacy") or {"kind": "none"}, config.privacy
     for name in ("kind",) if privacy.kind == "none" else ("kind", "noise_source"):
         known = getattr(privacy, name)
@@ -347,7 +320,7 @@ def _promise(config: Experiment, sizes: tuple[int, ...]) -> Promise:
 
 
 def _bare(terms: Terms) -> dict[str, Any]:
-    """Terms without how many draws were planned, which more rounds change."""
+    """Terms without how many draws were planned."""
     return terms.model_dump(mode="json") | {"planned_draws": 0}
 
 

@@ -35,7 +35,7 @@ def status_of(directory: Path) -> dict[str, Any]:
     folder, holder = RunFolder(directory), holder_of(directory)
     found = evidence_of(directory, experiment)
     config, saved, final = found.config, found.checkpoint, found.manifest.get("final", {})
-    metrics, is_finished = folder.metrics(final.get("rounds")), final and not found.is_amended
+    metrics, is_finished = folder.metrics(final.get("rounds")), bool(final)
     delta, budget = reporting_delta(config.setting), budget_of(config.setting)
     try:
         spent = () if delta is None else found.odometer.spent(delta)
@@ -45,7 +45,7 @@ def status_of(directory: Path) -> dict[str, Any]:
     name = shlex.quote(str(directory))
     next_step = "wait" if holder is not None else to_go_on(f"--resume {name}")
     if is_finished:
-        next_step = f"manifed report {name}; more rounds: {next_step} --rounds N"
+        next_step = f"manifed report {name}"
     error = found.manifest.get("stopped")
     if not is_finished and os.path.lexists(folder.error_path):
         error = " ".join(str(json_object(folder.error_path).get(key)) for key in ("when", "what"))

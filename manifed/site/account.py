@@ -227,7 +227,6 @@ def compared(server: Path, site: Path, run: str | None = None) -> _Agreement:
     """
     entries = _entries(server)
     configs = {entry.said.get("config_sha256") for entry, _ in entries}
-    configs |= {entry.amends.config_sha256 for entry, _ in entries if entry.amends is not None}
     mine = [
         (place, releases)
         for entry, terms in _entries(site)

@@ -203,7 +203,6 @@ def test_what_a_fit_leaves_has_its_label(tmp_path):
 # -- modules ---------------------------------------------------------------------------------------
 SHOWING = {
     "cli/privacy.py": "`privacy: LABEL` is the first line of every command in it",
-    "runs/resume.py": "the same as of commands",
     "runs/report.py": "titles of fits and axes of epsilon begin with the label",
     "runs/statement.py": "below the verdict",
     "site/process.py": "the ready line has the label before what was spent",

@@ -117,6 +117,13 @@ def with_a_ledger_rolled_back_with_its_head(folder, runs):
     rewritten(folder / LEDGER, lambda found: found if found["sequence"] <= 1 else None)
 
 
+def with_an_amendment(folder, runs):
+    def more_rounds(found):
+        return found | ({"amends": {"num_rounds": [5, 9]}} if found["sequence"] == 2 else {})
+
+    rewritten(folder / LEDGER, more_rounds)
+
+
 CASES = {
     "no folder": (lambda folder, _: shutil.rmtree(folder), "expected a run folder"),
     "another folder": (with_other_names, "expected a run folder"),
@@ -144,6 +151,8 @@ CASES = {
         with_a_ledger_that_begins_in_round_2,
         "expected rounds 1 to 2 in the ledger, got 1 to 0",
     ),
+    "a ledger with an entry that earlier versions wrote": (
+        with_an_amendment, "no charge that can be counted: 1 validation error for Entry amends"),
     "a changed line": (
         with_bytes(LEDGER, lambda data: data.replace(b'"attempt":0', b'"attempt":1', 1)),
         "was changed",
