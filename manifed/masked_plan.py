@@ -52,7 +52,8 @@ def _found(
 ) -> Correlated:
     """Own noise a ratio above the least that any masks complete, and the least masks with it."""
     training: Any = setting.training
-    graph, privacy = training.secret_graph, setting.privacy
+    graph = training.secret_graph
+    privacy = setting.privacy
     assert isinstance(privacy, CorrelatedNoise)
 
     def cost(stddev: float) -> float:
@@ -87,7 +88,8 @@ def after_dropout(
     round already is taken off; a sampled release is charged whole once more.
     """
     training: Any = setting.training
-    graph, privacy = training.secret_graph, setting.privacy
+    graph = training.secret_graph
+    privacy = setting.privacy
     assert isinstance(privacy, CorrelatedNoise)
     assert isinstance(mechanism, MaskedMechanism)
     noise = Correlated(mechanism.noise.value, mechanism.mask_stddev)
@@ -116,7 +118,8 @@ def masked_text(training: Any, terms: Terms) -> str:
         for r in one.releases
         if r.is_masked
     }
-    graph, kind = training.secret_graph, training.graph.kind
+    graph = training.secret_graph
+    kind = training.graph.kind
     return (
         f"Gaussian at each of {graph.num_nodes} nodes and on each of {len(graph.edges)} edges "
         f"({kind}); {'; '.join(sorted(shown))}; {training.about_keys}"

@@ -75,7 +75,8 @@ def client_mechanism(setting: Setting) -> ClientMechanism | None:
     Raises:
         ConfigError: as `example_mechanism`.
     """
-    privacy, federation = setting.privacy, setting.federation
+    privacy = setting.privacy
+    federation = setting.federation
     if privacy.kind != "client-level":
         return None
     bare = ClientMechanism(
@@ -114,7 +115,8 @@ def _bare(privacy: NoPrivacy | ExampleLevel) -> ExampleMechanism:
 
 def _published(setting: Setting, privacy: ExampleLevel) -> float:
     """Tau sqrt(o [m] K log(1/delta)) / epsilon (spec 000 §3.3)."""
-    rule, steps = privacy.noise, setting.training.published_steps
+    rule = privacy.noise
+    steps = setting.training.published_steps
     assert rule.kind == "published"
     assert steps is not None  # a setting admits no other training with this noise
     bound = max(privacy.l2_norm_clip, privacy.correction_l2_norm_clip or 0.0)
@@ -230,7 +232,8 @@ def _terms(
     line: Block,
 ) -> Terms:
     """Who releases what, and how cohorts are drawn; clients that release alike stand together."""
-    federation, by_size = setting.federation, dict[int, list[int]]()
+    federation = setting.federation
+    by_size = dict[int, list[int]]()
     for i, size in enumerate(sizes):
         by_size.setdefault(size, []).append(i)
     clients = tuple(
@@ -287,7 +290,9 @@ def plan(
     """
     setting.check()
     setting.check_sizes(sizes)
-    training, server, federation = setting.training, setting.server_update, setting.federation
+    training = setting.training
+    server = setting.server_update
+    federation = setting.federation
     client = example_mechanism(setting, sizes)
     return Plan(
         server_update=server,
@@ -319,7 +324,8 @@ def digest(setting: Setting, client: ExampleMechanism) -> str:
     It holds the manifold, the exchanges, the mechanism and what a client update releases; step
     sizes and shards are not in it.
     """
-    training, server = setting.training, client_mechanism(setting)
+    training = setting.training
+    server = client_mechanism(setting)
     exchanges = [
         (p.name, p.down.__name__, p.up.__name__, p.places, p.uploads, p.aggregation)
         for p in (*training.setup_phases, *training.phases)
@@ -343,7 +349,8 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
     Raises:
         ConfigError: for a delta that is no guarantee, or a combination that nothing prices.
     """
-    federation, privacy = setting.federation, setting.privacy
+    federation = setting.federation
+    privacy = setting.privacy
     if privacy.kind == "none":
         tariff = Tariff((Terms(population=federation.num_clients),))
         facts = {"kind": "none", "noise_source": None}
@@ -353,7 +360,8 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
     tariff = _tariff_of(setting, sizes, client, client_mechanism(setting))
     if privacy.noise.kind != "published" and delta is not None:  # the papers' own settings break it
         _check_delta(setting, delta, sizes, "privacy.delta")
-    kept, adversaries = setting.training.kept_noise, (SERVER, EXTERNAL)
+    kept = setting.training.kept_noise
+    adversaries = (SERVER, EXTERNAL)
     if privacy.kind != "example-level":
         adversaries = OF_MASKS if privacy.kind == "correlated" else (CLIENT_LEVEL,)
     disclosing = None
@@ -410,7 +418,8 @@ def reporting_delta(setting: Setting) -> float | None:
 
 
 def _claim(setting: Setting) -> "Claim | None":
-    privacy, federation = setting.privacy, setting.federation
+    privacy = setting.privacy
+    federation = setting.federation
     if privacy.kind != "example-level" or privacy.noise.kind != "published":
         return None
     from manifed.privacy.published import Claim
@@ -428,10 +437,12 @@ def budget_of(setting: Setting, *, is_target: bool = False) -> Budget | None:
 
     With ``is_target`` what the noise was calibrated for, whatever may be spent.
     """
-    privacy, remedy = setting.privacy, "privacy.max_epsilon may allow more"
+    privacy = setting.privacy
+    remedy = "privacy.max_epsilon may allow more"
     if privacy.kind == "none":
         return None
-    rule, found = privacy.noise, None
+    rule = privacy.noise
+    found = None
     adversary = CLIENT_LEVEL if privacy.kind == "client-level" else SERVER
     if rule.kind == "target":
         adversary = adversary if adversary == CLIENT_LEVEL else named(rule.adversary)
@@ -447,7 +458,9 @@ def budget_of(setting: Setting, *, is_target: bool = False) -> Budget | None:
 # -- what a statement says in words ----------------------------------------------------------
 def _released_text(setting: Setting, sizes: Sizes) -> str:
     """What is released: updates, hold-outs, averages, and the sizes that sites declare."""
-    said, held, server = _RELEASED[setting.privacy.kind], setting.held_out, setting.server_update
+    said = _RELEASED[setting.privacy.kind]
+    held = setting.held_out
+    server = setting.server_update
     if held is not None:
         said += f"; every {held.every} rounds the noised totals of each client's hold-out"
     if server.is_average:
@@ -459,7 +472,8 @@ def _released_text(setting: Setting, sizes: Sizes) -> str:
 
 
 def _mechanism_text(setting: Setting, terms: Terms) -> str:
-    mechanism, training = client_mechanism(setting), setting.training
+    mechanism = client_mechanism(setting)
+    training = setting.training
     if mechanism is not None:
         return (
             f"{setting.server_update.space} Gaussian at the server, "
@@ -503,7 +517,8 @@ def planned_curve(setting: Setting, sizes: Sizes, points: int = 20) -> list[dict
     """Epsilon against every adversary after some rounds of a run that invites everybody it can."""
     if setting.privacy.kind == "none":
         raise ConfigError("privacy.kind: there is no curve to draw, got 'none'")
-    promise, last = promise_of(setting, sizes), setting.federation.num_rounds
+    promise = promise_of(setting, sizes)
+    last = setting.federation.num_rounds
     picks = sorted({max(1, round(last * k / points)) for k in range(1, points + 1)})
     rows: list[dict[str, Any]] = []
     for rounds in picks:

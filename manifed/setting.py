@@ -225,7 +225,8 @@ class CorrelatedNoise(_Released):
             raise ValueError(
                 "privacy: expected noise_stddev and mask_stddev, or a target that finds them"
             )
-        own, masks = self.noise_stddev or 1.0, self.mask_stddev or 0.0
+        own = self.noise_stddev or 1.0
+        masks = self.mask_stddev or 0.0
         if masks > 1e8 * own:
             raise ValueError(
                 f"privacy.mask_stddev: expected at most 1e+08 noise_stddev = "
@@ -388,7 +389,8 @@ class Setting:
 
         A tangent mean moves by the maps of the client update, whose uploads it undoes.
         """
-        training, strategy = self.training, self.strategy or TangentMean()
+        training = self.training
+        strategy = self.strategy or TangentMean()
         if isinstance(training, ServerUpdate):
             return training
         if type(strategy) is not TangentMean:
@@ -404,7 +406,8 @@ class Setting:
     @cached_property
     def seeded_source(self) -> NoiseSource | None:
         """The seeded source of all noise; None where the operating system keys it."""
-        privacy, seed = self.privacy, self.federation.seed
+        privacy = self.privacy
+        seed = self.federation.seed
         if privacy.kind == "none":
             return NoiseSource.from_seed(seed)
         if privacy.noise_source == "os":
@@ -427,7 +430,8 @@ class Setting:
         Guarantees: with noise keyed by the operating system, in a deployment, and where every site
         has its data at home, only if ``evaluation.is_simulated_oracle`` is true.
         """
-        evaluation, privacy = self.evaluation, self.privacy
+        evaluation = self.evaluation
+        privacy = self.privacy
         if evaluation.kind != "oracle" or not evaluation.is_enabled:
             return False
         if evaluation.is_simulated_oracle is not None:
@@ -468,8 +472,11 @@ class Setting:
 # -- which parts go together; what one algorithm cannot do stands on its own page ---------------
 def _part_faults(setting: Setting) -> Iterator[str]:
     """Counts that no address holds, a cohort or a server's part that does not fit."""
-    federation, training, strategy = setting.federation, setting.training, setting.strategy
-    cohort, clients = federation.cohort, federation.num_clients
+    federation = setting.federation
+    training = setting.training
+    strategy = setting.strategy
+    cohort = federation.cohort
+    clients = federation.num_clients
     if cohort.kind == "fixed-size" and cohort.cohort_size > clients:
         yield (
             f"federation.cohort.cohort_size: expected at most federation.num_clients = "
@@ -511,7 +518,9 @@ def _part_faults(setting: Setting) -> Iterator[str]:
 
 def _privacy_faults(setting: Setting) -> Iterator[str]:
     """A mechanism or an evaluation that nothing charges for, or whose sampling nothing prices."""
-    privacy, training, held = setting.privacy, setting.training, setting.held_out
+    privacy = setting.privacy
+    training = setting.training
+    held = setting.held_out
     if held is not None and privacy.kind != "example-level":
         yield (
             "evaluation.kind: 'private' is charged as releases about examples, expected "
@@ -563,7 +572,8 @@ def _privacy_faults(setting: Setting) -> Iterator[str]:
 
 def _client_level_faults(setting: Setting) -> Iterator[str]:
     """An algorithm that shows the server more than one noised mean."""
-    training, why = setting.training, setting.training.without_client_level
+    training = setting.training
+    why = setting.training.without_client_level
     if why is None and len(training.phases) > 1:
         why = "it uploads twice a round, and one noised average is charged"
     elif is_plugin(training.kind) and any(len(one.up.names()) > 1 for one in training.phases):
@@ -585,7 +595,8 @@ def _client_level_faults(setting: Setting) -> Iterator[str]:
 
 def _sampling_faults(setting: Setting, relation: NeighboringRelation, clip: float) -> Iterator[str]:
     """Minibatches that nothing prices, and an algorithm that states no release."""
-    training, noise = setting.training, mechanism.Noise(multiplier=1.0)
+    training = setting.training
+    noise = mechanism.Noise(multiplier=1.0)
     unit = mechanism.ExampleMechanism(l2_norm_clip=clip, neighboring_relation=relation, noise=noise)
     try:  # for a shard so large that a minibatch is a proper part of it
         releases = training.releases(unit, 1 << 20) if is_plugin(training.kind) else ()

@@ -6,8 +6,8 @@ written into the config in its place. Where there are several guesses, it is the
 mean of the gaps. What is hashed, approved and run is that resolved config.
 
 Public are the dimension, the clients, their N_i, the clip and the budget; what the problem looks
-like is a guess, one a problem kind for all data sets (`predictions.py`). Who knows better says so in
-``training.decay``. Where there is no guess a safe default is taken (`_safe`).
+like is a guess, one a problem kind for all data sets (`predictions.py`). Who knows better says so
+in ``training.decay``. Where there is no guess a safe default is taken (`_safe`).
 
 Batches are full. A Poisson batch of a share q under the same budget has no less noise a round (the
 Gaussian limit has the deviation of the full batch's), and the batch's own on top: batches that grow
@@ -134,9 +134,12 @@ def planned(
     except ValidationError as error:
         raise ConfigError(f"training.{fault(error, _Auto)}") from None
     config = parse(stand_in(table))
-    facts, found = public_numbers(config), dict[str, list[_Option]]()
-    shape, most = facts.point_shape, auto.numbers_up or math.inf
-    size, clip = math.prod(shape), config.privacy.l2_norm_clip or 0.0
+    facts = public_numbers(config)
+    found = dict[str, list[_Option]]()
+    shape = facts.point_shape
+    most = auto.numbers_up or math.inf
+    size = math.prod(shape)
+    clip = config.privacy.l2_norm_clip or 0.0
     guess = guess_of(config, clip, shape, auto.decay)
     rounds = int(min(config.federation.num_rounds, most // size))
     for option in (
@@ -176,7 +179,9 @@ def public_numbers(config: Experiment) -> Facts:
         ConfigError: nothing is predicted for the config, its data set is not there, or sites have
             not declared their sizes.
     """
-    privacy, cohort, problem = config.privacy, config.federation.cohort, config.problem
+    privacy = config.privacy
+    cohort = config.federation.cohort
+    problem = config.problem
     noise = "none" if privacy.kind == "none" else privacy.noise.kind
     for field, wanted, got in (
         ("privacy.kind", "example-level", privacy.kind),
@@ -230,7 +235,8 @@ def _descents(
     """Full-batch descent for every setting that is tried; the safe default where none is known."""
     if rounds < 1:
         return
-    manifold, shape = facts.problem.manifold, facts.point_shape
+    manifold = facts.problem.manifold
+    shape = facts.point_shape
     is_frame = isinstance(manifold, Stiefel | Grassmann)
     is_spanned = is_frame or isinstance(manifold, Sphere)
     clip *= 1.0 if guess is None else CLIP_SHARE.get(config.problem.kind, 1.0)
@@ -243,10 +249,14 @@ def _descents(
     found = [] if guess is None else list(_predicted(guess, stddev, rounds))
     if not found:
         right_angle = math.pi / 2 * math.sqrt(shape[1] if len(shape) == 2 else 1)
-        spread, distance = stddev**2 * manifold.dim(shape), right_angle if is_spanned else 1.0
+        spread = stddev**2 * manifold.dim(shape)
+        distance = right_angle if is_spanned else 1.0
         found = [(*_safe(clip, spread, distance, rounds), None)]
     for tried, step, gap in found:
-        ratio, count, average, strategy = tried.noise_ratio, tried.num_rounds, None, None
+        ratio = tried.noise_ratio
+        count = tried.num_rounds
+        average = None
+        strategy = None
         training = RSGD(step_size=step, **keys)
         if ratio != 1.0:
             falling = Geometric(scale=1.0, ratio=ratio)
@@ -323,14 +333,16 @@ def _noise(
     config: Experiment, training: OneShot | RSGD, facts: Facts, clip: float
 ) -> tuple[float, float]:
     """(multiplier, deviation in every coordinate of the weighted mean) of one full-batch round."""
-    setting, sizes = config.setting, facts.sizes
+    setting = config.setting
+    sizes = facts.sizes
     once = replace(
         setting,
         training=training,
         federation=setting.federation.model_copy(update={"num_rounds": 1}),
         privacy=setting.privacy.model_copy(update={"l2_norm_clip": clip}),
     )
-    mechanism, total = example_mechanism(once, sizes), sum(sizes)
+    mechanism = example_mechanism(once, sizes)
+    total = sum(sizes)
     variance = sum(
         (size / total * training.queries(mechanism, size)[0].stddev) ** 2 for size in sizes
     )

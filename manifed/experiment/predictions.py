@@ -54,7 +54,8 @@ _STARTS = np.array([NormalDist().inv_cdf(1 - (n + 0.5) / 100) for n in range(50)
 """|z_i| of starts that are equally likely."""
 _LOST = 1e100
 """Squared tangent where nothing settles; and squared distance beyond which none is told apart."""
-_APART, _TOGETHER = 40, 24
+_APART = 40
+_TOGETHER = 24
 """Directions beyond the components that are followed one by one, and groups of all others."""
 
 
@@ -104,7 +105,9 @@ class Descent:
         self, bends: Array, noise: Array, first: Array | float = 0.0
     ) -> tuple[Array, Array]:
         """(sum_r noise_r D_r^2, S_first) for eta h and noise by round, each (T, n, ...)."""
-        weights, total, velocity = self.weights, 0.0, 0.0
+        weights = self.weights
+        total = 0.0
+        velocity = 0.0
         start = position = np.full(bends.shape[1:], weights[-1])
         for r in range(self.num_rounds, 0, -1):
             velocity = position + self.momentum * velocity
@@ -168,12 +171,16 @@ class Cloud:
     @np.errstate(over="ignore", invalid="ignore")
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:
         """(f - f*) / |f*| of every guess and step size, (m, n); infinite where the way is lost."""
-        away, spread = self.away[:, None], self.spread[:, None]
-        eta, beta = descent.step_sizes, descent.momentum
+        away = self.away[:, None]
+        spread = self.spread[:, None]
+        eta = descent.step_sizes
+        beta = descent.momentum
         way = np.repeat(away, len(eta), axis=1)
         pace, place, both, speed = np.zeros((4, *way.shape))
         # of the noise: place squared, place times speed, speed squared
-        farthest, bends, pushed = way**2, list[Array](), list[Array]()
+        farthest = way**2
+        bends = list[Array]()
+        pushed = list[Array]()
         for deviation in stddev * descent.noise:
             square = way**2 + place
             bend = eta * (2 / self.classes) * self._kept(square, spread)
@@ -183,11 +190,10 @@ class Cloud:
             pushed.append(push)
             pace = beta * pace - bend * way
             way = way + pace
-            speed, both = (
-                beta**2 * speed - 2 * beta * bend * both + bend**2 * place + push,
-                beta * both - bend * place,
-            )
-            place, both = np.minimum(place + 2 * both + speed, _LOST), both + speed
+            speed = beta**2 * speed - 2 * beta * bend * both + bend**2 * place + push
+            both = beta * both - bend * place
+            place = np.minimum(place + 2 * both + speed, _LOST)
+            both = both + speed
             farthest = np.fmax(farthest, way**2 + place)
         variance, start = descent.backwards(np.stack(bends), np.stack(pushed))
         gaps = (variance + (away * start) ** 2) / spread**2
@@ -305,7 +311,8 @@ def guess_of(
         return _components(kind, clip, shape, decay or 2.0)
     if kind in ("frechet-mean", "nearest-mean"):
         return _mean(config, clip, shape)
-    dimension, fall = shape[0], decay or 1.0
+    dimension = shape[0]
+    fall = decay or 1.0
     if kind == "least-squares":
         values = _powers(dimension, fall, clip * dimension / (dimension + 1))
         variance = clip / (dimension + 1)
@@ -342,11 +349,13 @@ def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Cloud | No
     -|[X, Y]|^2 / 4 for orthonormal ones, and the mean over Y is -m / 4 in all m (m + 1) / 2
     directions together.
     """
-    problem, classes = config.problem, 1
+    problem = config.problem
+    classes = 1
     if isinstance(problem, NearestMean):
         if problem.center == "median":
             return None
-        place, classes = problem.manifold, problem.num_classes
+        place = problem.manifold
+        classes = problem.num_classes
     else:
         assert isinstance(problem, FrechetMean)
         place = name_of(problem.manifold)
@@ -355,7 +364,8 @@ def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Cloud | No
     dim = problem.build().manifold.dim(shape) // classes
     # of the start and of records from the mean, over the clip of gradients 2 dist, which is exact
     # up to C / 2: every pair is as likely (docs/choosing.md)
-    away, spread = clip * np.repeat((0.25, 0.5, 0.75, 1.0), 2), clip * np.tile((0.25, 0.5), 4)
+    away = clip * np.repeat((0.25, 0.5, 0.75, 1.0), 2)
+    spread = clip * np.tile((0.25, 0.5), 4)
     return Cloud(away, spread, clip, dim, classes, mean, worst)
 
 
@@ -366,7 +376,8 @@ def _logistic(values: Array) -> Flat:
     weights = weights / weights.sum()
     bend = float((weights * chance * (1 - chance)).sum())
     surprise = -chance * np.log(chance) - (1 - chance) * np.log1p(-chance)
-    total, curvature = float(values.sum()), bend * values
+    total = float(values.sum())
+    curvature = bend * values
     away = np.full(len(values), _SCORES**2 / total)
     sharpest = max(float(curvature.max()), total / 8)
     return Flat(curvature, away, float((weights * surprise).sum()), sharpest)

@@ -152,8 +152,10 @@ class Experiment(Frozen):
         _follow(found, "evaluation", kind="oracle")
         if getattr(table.get("data"), "kind", part(table, "data").get("kind")) == "file":
             _follow(found, "federation", partition={"kind": "natural"})
-        federation, training = part(table, "federation"), part(table, "training")
-        privacy, kind = part(table, "privacy"), training.get("kind")
+        federation = part(table, "federation")
+        training = part(table, "training")
+        privacy = part(table, "privacy")
+        kind = training.get("kind")
         if "graph" in training and "num_clients" in federation:
             _follow(found, "training", num_nodes=federation["num_clients"])
             has_masks = kind in ("decor", "masked-mean") or is_plugin(kind)
@@ -201,12 +203,13 @@ class Experiment(Frozen):
 
     def _check_data(self) -> None:
         """Refuse streams that are read otherwise than once, in order, and files that do not fit."""
-        data, federation, privacy, held = (
-            self.data, self.federation, self.privacy, self.evaluation.kind
-        )  # fmt: skip
-        sizes, clients, rule = (
-            federation.num_examples, federation.num_clients, federation.partition.kind
-        )  # fmt: skip
+        data = self.data
+        federation = self.federation
+        privacy = self.privacy
+        held = self.evaluation.kind
+        sizes = federation.num_examples
+        clients = federation.num_clients
+        rule = federation.partition.kind
         is_stream = isinstance(data, StreamData)
         if is_stream and not self.training.is_in_order:
             raise ValueError(
@@ -251,7 +254,8 @@ class Experiment(Frozen):
 
     def _check_records(self) -> None:
         """Refuse to protect records that change one another where they are made."""
-        privacy, problem = self.privacy, self.problem
+        privacy = self.privacy
+        problem = self.problem
         parts: list[tuple[str, Any, str, type[DataSource | ProblemSource]]] = [
             ("data", self.data, "load", DataSource)
         ]
