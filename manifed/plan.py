@@ -52,20 +52,29 @@ def example_mechanism(setting: Setting, sizes: Sizes) -> ExampleMechanism:
 
         if privacy.target is not None:
             _check_delta(setting, privacy.target.delta, sizes, "privacy.target.delta")
-        return masked_mechanism(setting, min(sizes), _planned_draws(setting))
+        draws = _planned_draws(setting)
+        return masked_mechanism(setting.training, privacy, min(sizes), draws)
     bare = _bare(privacy)
     if privacy.kind == "none":
         return bare
     rule = privacy.noise
     if rule.kind == "published":
-        noise = Noise(coefficient=_published(setting, privacy))
-        return bare.model_copy(update={"noise": noise})
-    if rule.kind == "target":
-        _check_delta(setting, rule.delta, sizes, "privacy.noise.delta")
-        multiplier = max(_calibrated(setting, bare, size, sizes, rule) for size in set(sizes))
-    else:
-        multiplier = rule.noise_multiplier
-    return bare.model_copy(update={"noise": Noise(multiplier=multiplier)})
+        return bare.model_copy(update={"noise": Noise(coefficient=_published(setting, privacy))})
+
+    def noised(multiplier: float) -> ExampleMechanism:
+        return bare.model_copy(update={"noise": Noise(multiplier=multiplier)})
+
+    if rule.kind == "multiplier":
+        return noised(rule.noise_multiplier)
+    _check_delta(setting, rule.delta, sizes, "privacy.noise.delta")
+    each = tuple(sorted(set(sizes)))
+
+    def tariff(size: int, multiplier: float) -> Tariff:
+        alike = (size,) * (len(setting.federation.cohort.probabilities) or 1)
+        return _tariff_of(setting, alike, noised(multiplier), None, each)
+
+    adversary = named(rule.adversary)
+    return noised(max(_search(setting, rule, partial(tariff, n), adversary) for n in each))
 
 
 @lru_cache(maxsize=4)
@@ -85,20 +94,21 @@ def client_mechanism(setting: Setting) -> ClientMechanism | None:
         neighboring_relation=privacy.neighboring_relation,
         adaptive=privacy.adaptive,
     )
+
+    def noised(multiplier: float) -> ClientMechanism:
+        return bare.model_copy(update={"noise_multiplier": multiplier})
+
+    def tariff(multiplier: float) -> Tariff:
+        released = (noised(multiplier).release(sampling=sampling),)
+        return Tariff((Terms(population=1, sampling=sampling, aggregate=released),))
+
     rule = privacy.noise
     if rule.kind == "target":
         _check_delta(setting, rule.delta, (), "privacy.noise.delta")
         sampling = federation.cohort.sampling(federation.num_clients)
-
-        def tariff(multiplier: float) -> Tariff:
-            mechanism = bare.model_copy(update={"noise_multiplier": multiplier})
-            released = (mechanism.release(sampling=sampling),)
-            return Tariff((Terms(population=1, sampling=sampling, aggregate=released),))
-
-        multiplier = _search(tariff, CLIENT_LEVEL, federation.num_rounds, rule)
+        found = noised(_search(setting, rule, tariff, CLIENT_LEVEL))
     else:
-        multiplier = rule.noise_multiplier
-    found = bare.model_copy(update={"noise_multiplier": multiplier})
+        found = noised(rule.noise_multiplier)
     try:
         found.upload_noise_multiplier  # noqa: B018  raises when the quantile costs too much
     except ValueError as error:
@@ -124,25 +134,15 @@ def _published(setting: Setting, privacy: ExampleLevel) -> float:
     return bound * root / rule.local_epsilon
 
 
-def _calibrated(
-    setting: Setting, bare: ExampleMechanism, size: int, sizes: Sizes, rule: Target
-) -> float:
-    federation = setting.federation
-
-    def tariff(multiplier: float) -> Tariff:
-        mechanism = bare.model_copy(update={"noise": Noise(multiplier=multiplier)})
-        alike = (size,) * (len(federation.cohort.probabilities) or 1)
-        return _tariff_of(setting, alike, mechanism, None, tuple(sorted(set(sizes))))
-
-    return _search(tariff, named(rule.adversary), federation.num_rounds, rule)
-
-
 def _search(
-    tariff: Callable[[float], Tariff], adversary: Adversary, draws: int, rule: Target
+    setting: Setting, rule: Target, tariff: Callable[[float], Tariff], adversary: Adversary
 ) -> float:
+    """The least noise multiplier with which all rounds cost at most the target."""
+
     def cost(multiplier: float) -> float:
         found = tariff(multiplier)
-        return found.ahead(adversary, found.counted([(1, draws, 1)]), rule.delta)
+        draws = found.counted([(1, setting.federation.num_rounds, 1)])
+        return found.ahead(adversary, draws, rule.delta)
 
     try:
         return least_multiplier(cost, rule.epsilon)
@@ -365,17 +365,17 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
     if privacy.kind != "example-level":
         adversaries = OF_MASKS if privacy.kind == "correlated" else (CLIENT_LEVEL,)
     disclosing = None
-    if setting.server_update.may_disclose:
+    if privacy.kind == "correlated" and setting.server_update.may_disclose:
         from manifed.masked_plan import after_dropout
 
-        disclosing = partial(after_dropout, setting, client, sizes)
+        disclosing = partial(after_dropout, setting.training, privacy, client, sizes)
     promise = Promise(
         tariff,
         federation.num_rounds if tariff.is_by_round else _planned_draws(setting),
         adversaries,
         delta,
         budget_of(setting),
-        budget_of(setting, is_target=True),
+        _target_of(setting),
         federation.num_rounds,
         {
             "kind": privacy.kind,
@@ -405,8 +405,10 @@ def reporting_delta(setting: Setting) -> float | None:
         ConfigError: when the config names none.
     """
     privacy = setting.privacy
-    if privacy.kind == "none" or privacy.delta is not None:
-        return None if privacy.kind == "none" else privacy.delta
+    if privacy.kind == "none":
+        return None
+    if privacy.delta is not None:
+        return privacy.delta
     if privacy.noise.kind == "target":
         return privacy.noise.delta
     if privacy.noise.kind == "published":
@@ -432,27 +434,30 @@ def _claim(setting: Setting) -> "Claim | None":
 
 
 # -- the budget ------------------------------------------------------------------------------
-def budget_of(setting: Setting, *, is_target: bool = False) -> Budget | None:
-    """``privacy.max_epsilon``, else the target; None when the setting has neither.
+_REMEDY: Final = "privacy.max_epsilon may allow more"
 
-    With ``is_target`` what the noise was calibrated for, whatever may be spent.
-    """
+
+def _target_of(setting: Setting) -> Budget | None:
+    """What the noise was calibrated for, whatever may be spent; None: no target."""
     privacy = setting.privacy
-    remedy = "privacy.max_epsilon may allow more"
-    if privacy.kind == "none":
-        return None
     rule = privacy.noise
-    found = None
-    adversary = CLIENT_LEVEL if privacy.kind == "client-level" else SERVER
-    if rule.kind == "target":
-        adversary = adversary if adversary == CLIENT_LEVEL else named(rule.adversary)
-        field = f"privacy.{'target' if privacy.kind == 'correlated' else 'noise'}.epsilon"
-        found = Budget(rule.epsilon, rule.delta, adversary, field, remedy)
-    if privacy.max_epsilon is None or is_target:
-        return found
+    if rule.kind != "target":
+        return None
+    adversary = CLIENT_LEVEL if privacy.kind == "client-level" else named(rule.adversary)
+    field = f"privacy.{'target' if privacy.kind == 'correlated' else 'noise'}.epsilon"
+    return Budget(rule.epsilon, rule.delta, adversary, field, _REMEDY)
+
+
+def budget_of(setting: Setting) -> Budget | None:
+    """``privacy.max_epsilon``, else the target; None when the setting has neither."""
+    target = _target_of(setting)
     delta = reporting_delta(setting)
-    assert delta is not None
-    return Budget(privacy.max_epsilon, delta, adversary, "privacy.max_epsilon", remedy)
+    privacy = setting.privacy
+    if privacy.kind == "none" or privacy.max_epsilon is None or delta is None:
+        return target
+    adversary = CLIENT_LEVEL if privacy.kind == "client-level" else SERVER
+    adversary = target.adversary if target else adversary
+    return Budget(privacy.max_epsilon, delta, adversary, "privacy.max_epsilon", _REMEDY)
 
 
 # -- what a statement says in words ----------------------------------------------------------

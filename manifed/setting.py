@@ -22,7 +22,7 @@ from manifed.manifolds.base import Manifold
 from manifed.privacy import mechanism
 from manifed.privacy.events import AdversaryName, Frozen, NeighboringRelation, PrivacyUnit
 from manifed.privacy.mechanism import AdaptiveClip
-from manifed.privacy.noise import BITS, NoiseSource
+from manifed.privacy.noise import BITS, NoiseSource, Precision
 from manifed.problems.data import Equal, PartitionRule
 from manifed.problems.problem import Problem
 
@@ -70,11 +70,20 @@ class _Published(Frozen):
 Noise = Annotated[Multiplier | Target | _Published, Field(discriminator="kind")]
 
 
+class _GivenNoise(Frozen):
+    """Noise given by its standard deviations, or none."""
+
+    kind: Literal["stddev"] = "stddev"
+
+
 class NoPrivacy(Frozen):
     """Nothing is noised; clipping is still possible (the papers' non-private baselines)."""
 
     kind: Literal["none"] = "none"
     unit: ClassVar[PrivacyUnit] = "example"
+    noise: ClassVar = _GivenNoise()
+    noise_source: ClassVar = "seed"
+    noise_precision: ClassVar[Precision] = "single"
     l2_norm_clip: float | None = Field(default=None, gt=0)
     """Clip each example's gradient, without noise; None: no clip."""
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
@@ -88,7 +97,7 @@ class _Released(Frozen):
     """At which delta epsilon is reported; None takes that of the noise or its target."""
     noise_source: Literal["seed", "os"] = "seed"
     """"seed": a rehearsal, which protects nobody; "os": a release."""
-    noise_precision: Literal["single", "summed"] = "single"
+    noise_precision: Precision = "single"
     """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
     max_epsilon: float | None = Field(default=None, gt=0)
     """Budget; None: a target's own epsilon, else none. When a run stops: privacy/tariff.py."""
@@ -170,12 +179,6 @@ class ClientLevel(_Protection):
     """One more or fewer, or one replaced; a replaced one moves a mean up to twice as far."""
     noise: Annotated[Multiplier | Target, Field(discriminator="kind")]
     """How much noise, as a multiplier or from a target."""
-
-
-class _GivenNoise(Frozen):
-    """Noise given by its standard deviations."""
-
-    kind: Literal["stddev"] = "stddev"
 
 
 class MaskTarget(Frozen):
@@ -406,19 +409,13 @@ class Setting:
     @cached_property
     def seeded_source(self) -> NoiseSource | None:
         """The seeded source of all noise; None where the operating system keys it."""
-        privacy = self.privacy
-        seed = self.federation.seed
-        if privacy.kind == "none":
-            return NoiseSource.from_seed(seed)
-        if privacy.noise_source == "os":
+        if self.privacy.noise_source == "os":
             return None
-        return NoiseSource.from_seed(seed, precision=privacy.noise_precision)
+        return NoiseSource.from_seed(self.federation.seed, precision=self.privacy.noise_precision)
 
     def fresh_source(self) -> NoiseSource:
         """A source of noise with a fresh key from the operating system."""
-        privacy = self.privacy
-        precision = "single" if privacy.kind == "none" else privacy.noise_precision
-        return NoiseSource.from_os(precision=precision)
+        return NoiseSource.from_os(precision=self.privacy.noise_precision)
 
     def client_source(self) -> NoiseSource:
         """The source of one client update: the seeded one, or one with a fresh key."""
@@ -431,15 +428,14 @@ class Setting:
         has its data at home, only if ``evaluation.is_simulated_oracle`` is true.
         """
         evaluation = self.evaluation
-        privacy = self.privacy
         if evaluation.kind != "oracle" or not evaluation.is_enabled:
             return False
         if evaluation.is_simulated_oracle is not None:
             return evaluation.is_simulated_oracle
         if not self.has_all_data:
             return False
-        is_release = privacy.kind != "none" and privacy.noise_source == "os"
-        return not (is_release or is_deployment or self.engine.kind == "deployment")
+        is_deployment = is_deployment or self.engine.kind == "deployment"
+        return not (is_deployment or self.privacy.noise_source == "os")
 
     def check(self) -> None:
         """Refuse parts that do not go together, and privacy that nothing enforces or prices.

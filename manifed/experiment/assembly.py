@@ -267,7 +267,7 @@ def simulated_paths(config: Experiment) -> tuple[Path, ...]:
 
 def check_shards(config: Experiment) -> None:
     """`own_examples` of every client, where this process plays them; workers check their own."""
-    if config.has_all_data and config.engine.workers is None:
+    if config.setting.has_all_data and config.engine.workers is None:
         for partition in range(config.federation.num_clients):
             own_examples(config, partition)
 

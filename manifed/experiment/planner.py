@@ -182,17 +182,16 @@ def public_numbers(config: Experiment) -> Facts:
     privacy = config.privacy
     cohort = config.federation.cohort
     problem = config.problem
-    noise = "none" if privacy.kind == "none" else privacy.noise.kind
     for field, wanted, got in (
         ("privacy.kind", "example-level", privacy.kind),
-        ("privacy.noise.kind", "target", noise),
+        ("privacy.noise.kind", "target", privacy.noise.kind),
         ("federation.cohort.kind", "all", cohort.kind),
     ):
         if got != wanted:
             raise ConfigError(
                 f"training.kind: 'auto' plans for {field} = {wanted!r}, got {got!r}; name a method"
             )
-    if config.is_at_sites and config.federation.num_examples is None:
+    if config.setting.is_at_sites and config.federation.num_examples is None:
         raise ConfigError(
             "federation.num_examples: required for a plan, which depends on every N_i; list them"
         )

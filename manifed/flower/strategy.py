@@ -497,4 +497,4 @@ def keyed_by(privacy: Privacy | None, source: NoiseSource | None) -> Privacy:
 
 def is_target(privacy: Privacy) -> bool:
     """Whether noise is found from the price of the whole run."""
-    return privacy.kind != "none" and privacy.noise.kind == "target"
+    return privacy.noise.kind == "target"
