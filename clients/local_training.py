@@ -23,9 +23,9 @@ from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, Node, answer
 from manifed.federation.plan import Plan
 from manifed.federation.replies import Header
-from manifed.flower import client, keys
-from manifed.flower.client import absent_if_it_fails
-from manifed.flower.records import facts_from_record, pack, read_payload, shown
+from manifed.flower import client
+from manifed.flower.client import SITE_SOCKET, absent_if_it_fails
+from manifed.flower.records import HEADER, facts_from_record, pack, read_payload, shown
 from manifed.flower.strategy import Privacy, is_target, keyed_by
 from manifed.plan import digest, example_mechanism
 from manifed.privacy.noise import NoiseSource
@@ -40,7 +40,7 @@ _LoadShard = Callable[[Context], Examples | Mapping[str, Tensor]]
 def _no_site(context: Context) -> Experiment:
     """Refuse to open data where the node's own config says that a site has them."""
     raise ValueError(
-        f"Expected an experiment to forward to {shown(context.node_config[keys.SITE_SOCKET])}, "
+        f"Expected an experiment to forward to {shown(context.node_config[SITE_SOCKET])}, "
         "got an app of another kind; start the node without site-socket"
     )
 
@@ -56,7 +56,7 @@ def app_of(
         """Which partition this node holds and how many examples (a public size)."""
         with absent_if_it_fails():
             client.check_server(message)
-            if keys.SITE_SOCKET in context.node_config:
+            if SITE_SOCKET in context.node_config:
                 return client.introduced(message, context, experiment(context))
             return client.introduction(client.opened(find, context), message)
 
@@ -64,10 +64,10 @@ def app_of(
     def train(message: Message, context: Context) -> Message:
         """One client update on this node's own records, clipped and noised here."""
         with absent_if_it_fails():
-            if keys.SITE_SOCKET in context.node_config:
+            if SITE_SOCKET in context.node_config:
                 return client.answered(message, context, experiment(context))
             node = client.opened(find, context)
-            header = facts_from_record(Header, message.content.get(keys.HEADER))
+            header = facts_from_record(Header, message.content.get(HEADER))
             down = partial(read_payload, message.content)
             made = answer(node, header, down, client.kept_of(context, node))  # the local steps
             up = pack(header, made.up, noise_origin=made.noise_origin)

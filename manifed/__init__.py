@@ -7,8 +7,7 @@ if TYPE_CHECKING:
     from manifed.algorithms.algorithm import Algorithm
     from manifed.federation.replies import ReplyPolicy
     from manifed.oracles.minibatch import Ask
-    from manifed.runs.fit import federate, fit
-    from manifed.runs.result import Result, Round
+    from manifed.runs.fit import Result, Round, federate, fit
     from manifed.setting import ClientLevel, ExampleLevel, Multiplier, Target
 
 __all__ = [
@@ -30,8 +29,7 @@ _HOME = {
     "Ask": "oracles.minibatch",
     "ReplyPolicy": "federation.replies",
     **dict.fromkeys(("ClientLevel", "ExampleLevel", "Multiplier", "Target"), "setting"),
-    **dict.fromkeys(("Result", "Round"), "runs.result"),
-    **dict.fromkeys(("federate", "fit"), "runs.fit"),
+    **dict.fromkeys(("Result", "Round", "federate", "fit"), "runs.fit"),
 }
 
 

@@ -17,13 +17,14 @@ from manifed.privacy.accountant import NoValidBound, least_multiplier
 from manifed.privacy.events import (
     CLIENT_LEVEL,
     EXTERNAL,
+    NOT_PRIVATE,
     OF_MASKS,
     SERVER,
     Adversary,
     Release,
+    label_of,
     named,
 )
-from manifed.privacy.label import NOT_PRIVATE, label_of
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.statement import Budget, Promise
@@ -31,7 +32,7 @@ from manifed.privacy.tariff import Block, ClientReleases, Tariff, Terms, blocks
 from manifed.setting import ExampleLevel, NoPrivacy, Setting, Target
 
 if TYPE_CHECKING:
-    from manifed.privacy.published import Claim
+    from manifed.privacy.accountant import Claim
 
 Sizes = tuple[int, ...]
 """N_i of every client, public."""
@@ -141,7 +142,7 @@ def _search(
 
     def cost(multiplier: float) -> float:
         found = tariff(multiplier)
-        draws = found.counted([(1, setting.federation.num_rounds, 1)])
+        draws = found.once(setting.federation.num_rounds)
         return found.ahead(adversary, draws, rule.delta)
 
     try:
@@ -424,7 +425,7 @@ def _claim(setting: Setting) -> "Claim | None":
     federation = setting.federation
     if privacy.kind != "example-level" or privacy.noise.kind != "published":
         return None
-    from manifed.privacy.published import Claim
+    from manifed.privacy.accountant import Claim
 
     rule = privacy.noise
     cohort = max(1, round(federation.cohort.expected_size(federation.num_clients)))

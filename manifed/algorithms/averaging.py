@@ -33,7 +33,7 @@ _LARGEST = 1e100
 """The largest W_n / w_n: beyond it an iterate changes nothing."""
 
 
-class Weights(Frozen):
+class _Weights(Frozen):
     """Which iterates count, and how much: public numbers, fixed before the run."""
 
     from_round: int = Field(default=1, ge=1)
@@ -45,6 +45,10 @@ class Weights(Frozen):
     """Standard deviation of a round's noise over that of the round before: w_n is divided by its
     square. Inverse variances are the best weights of unbiased iterates with independent errors."""
 
+    def initial(self, x: Tensor) -> State:
+        """What a state holds more: the average, or the mean projector (d, d), and W_n / w_n."""
+        return {"average": x, "weights": torch.zeros((), dtype=torch.float64, device=x.device)}
+
     def after(self, state: State, server_round: int) -> Tensor:
         """W_n / w_n with the iterate of this round, in [1, 1e100]; before the first it is 0."""
         n = server_round - self.from_round + 1
@@ -55,14 +59,10 @@ class Weights(Frozen):
         """Refuse points that cannot be averaged; any can that have the maps of the algorithm."""
 
 
-class GeodesicAverage(Weights):
+class GeodesicAverage(_Weights):
     """The streaming average along geodesics, or along retractions where the algorithm uses them."""
 
     kind: Literal["geodesic"] = "geodesic"
-
-    def initial(self, x: Tensor) -> State:
-        """What a state holds more: the average, and W_n / w_n."""
-        return {"average": x, "weights": torch.zeros((), dtype=torch.float64, device=x.device)}
 
     def include(
         self, state: State, server_round: int, manifold: Manifold, maps: MapChoice
@@ -82,16 +82,15 @@ class GeodesicAverage(Weights):
         return state["average"]
 
 
-class ProjectorAverage(Weights):
+class ProjectorAverage(_Weights):
     """The leading eigenspace of the mean projector, in the frame nearest to the last iterate."""
 
     kind: Literal["projector"] = "projector"
 
     def initial(self, x: Tensor) -> State:
-        """What a state holds more: the mean projector (d, d), and W_n / w_n."""
-        d = _frame(x).shape[-2]
-        zero = torch.zeros((), dtype=torch.float64, device=x.device)
-        return {"average": x.new_zeros(d, d), "weights": zero}
+        """The mean projector begins at zero."""
+        d = len(_frame(x))
+        return super().initial(x.new_zeros(d, d))
 
     def include(
         self, state: State, server_round: int, manifold: Manifold, maps: MapChoice
@@ -111,8 +110,7 @@ class ProjectorAverage(Weights):
         if float(state["weights"]) == 0:
             return x
         frame = _frame(x)
-        _, vectors = torch.linalg.eigh(state["average"])
-        top = vectors[..., -frame.shape[-1] :]
+        top = torch.linalg.eigh(state["average"])[1][..., -frame.shape[-1] :]
         return (top @ polar(top.mT @ frame)).reshape(x.shape)
 
     def check(self, manifold: Manifold) -> None:

@@ -59,12 +59,10 @@ class _Network:
 
 
 @lru_cache(maxsize=32)
-def network(spec: GraphSpec, num_nodes: int, seed: int, mixing_weights: _MixingWeights) -> _Network:
-    """The network of a config, built once in a process.
-
-    Raises:
-        ValueError: there is no such graph.
-    """
+def _network(
+    spec: GraphSpec, num_nodes: int, seed: int, mixing_weights: _MixingWeights
+) -> _Network:
+    """The network of a config, built once in a process."""
     graph = spec.build(num_nodes, seed)
     if mixing_weights == "complete":
         return _Network(graph, np.full((num_nodes, num_nodes), 1.0 / num_nodes))
@@ -82,8 +80,9 @@ class _OfGraph(ClientUpdate):
     num_nodes: int | None = Field(default=None, ge=1, lt=1 << 20)
     """None in a config: federation.num_clients. Node i is partition i."""
 
-    def network_of(self, mixing_weights: _MixingWeights) -> _Network:
-        """The graph and a mixing matrix of it.
+    @property
+    def network(self) -> _Network:
+        """The graph and its mixing matrix.
 
         Raises:
             ValueError: there is no such graph, or nobody said how many nodes there are.
@@ -91,12 +90,8 @@ class _OfGraph(ClientUpdate):
         if self.num_nodes is None:
             raise ValueError("training.num_nodes: required outside a config, got None")
         spec = cast("Any", self.graph)  # frozen, so pydantic hashes it
-        return network(spec, self.num_nodes, self.graph_seed, mixing_weights)
-
-    @property
-    def built_graph(self) -> Graph:
-        """The graph itself; errors as `network_of`."""
-        return self.network_of("metropolis-hastings").graph
+        weights = getattr(self, "mixing_weights", "metropolis-hastings")
+        return _network(spec, self.num_nodes, self.graph_seed, weights)
 
     def check(self, setting: Any) -> None:
         """Refuse a graph that there is not, or of other nodes than the clients."""
@@ -107,7 +102,7 @@ class _OfGraph(ClientUpdate):
                 f"{self.num_nodes}; leave it out"
             )
         try:
-            _ = self.built_graph
+            _ = self.network
         except ValueError as error:
             raise ValueError(f"training.{str(error).removeprefix('training.')}") from None
         super().check(setting)
@@ -125,11 +120,6 @@ class ModelOfEachNode(_OfGraph, ServerUpdate):
     needs_everyone: ClassVar[bool] = True
     """A missing node is a round that was not mixed."""
     without_client_level: ClassVar[str | None] = "the server mixes models that it sees"
-
-    @property
-    def network(self) -> _Network:
-        """The graph and its mixing matrix; errors as `network_of`."""
-        return self.network_of(self.mixing_weights)
 
     def start(self, x: Tensor) -> State:
         """Every node starts from x, which everybody knows."""

@@ -165,17 +165,6 @@ class OneShot(Algorithm):
         return {"x": self.solve(mean, state["x"], here.manifold), "mean": mean}
 
 
-def leading_eigenvectors(a: Tensor, count: int) -> Tensor:
-    """An orthonormal basis of the leading eigenspace of a symmetric (d, d), shape (d, count).
-
-    The largest first; each with its largest entry positive.
-    """
-    _, vectors = torch.linalg.eigh(a.to(torch.float64))
-    found = vectors[:, -count:].flip(-1)
-    largest = found.abs().argmax(0, keepdim=True)
-    return found * torch.sign(found.gather(0, largest))
-
-
 class SecondMoment(OneShot):
     """Noised second moments of all clients, and the leading eigenvectors of their mean."""
 
@@ -189,7 +178,10 @@ class SecondMoment(OneShot):
     def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:
         """V_k: k leading eigenvectors for a frame x (d, k), one for a unit vector x (d,)."""
         count = x.shape[-1] if x.dim() == 2 else 1
-        frame = leading_eigenvectors(unpacked(mean), count)  # Algorithm 1, line 3
+        _, vectors = torch.linalg.eigh(unpacked(mean).to(torch.float64))  # Algorithm 1, line 3
+        frame = vectors[:, -count:].flip(-1)  # the largest eigenvalue first
+        largest = frame.gather(0, frame.abs().argmax(0, keepdim=True))
+        frame = frame * torch.sign(largest)  # the largest entry positive
         return frame.reshape(x.shape).to(x.dtype)
 
 

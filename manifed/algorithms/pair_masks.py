@@ -13,7 +13,7 @@ messages, and their difference would hold none.
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,36 +23,21 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from manifed.algorithms.algorithm import (
-    Here,
-    Memory,
-    Phase,
-    ServerUpdate,
-    State,
-    There,
-)
+from manifed.algorithms.algorithm import Here, Memory, Phase, ServerUpdate, State, There
 from manifed.algorithms.gossip import ByGraph
-from manifed.algorithms.key_offers import (
-    Agreed,
-    NeighbourKeys,
-    OfferedKey,
-    as_bytes,
-    bad_offers,
-    complaints,
-    offers_of,
-)
-from manifed.algorithms.payloads import Down, Payload, PerClient, Point, sized
+from manifed.algorithms.payloads import Down, Layout, Payload, PerClient, Point, sized
 from manifed.errors import RoundFailed
 from manifed.graphs.graph import Graph
 from manifed.oracles.minibatch import Ask
 from manifed.oracles.oracle import Draws
-from manifed.privacy.masked import Hidden
 from manifed.privacy.masks import (
     FLAWS,
     KEY_BYTES,
     SIGNATURE_BYTES,
+    UNSIGNED,
     Agreement,
     BadOffer,
+    Offer,
     masks,
     owners_of,
     read_pinned,
@@ -60,7 +45,7 @@ from manifed.privacy.masks import (
     seeded_pairs,
 )
 from manifed.privacy.noise import EdgeStream, NoiseSource
-from manifed.privacy.secldp import Correlated
+from manifed.privacy.secldp import Correlated, Hidden
 
 log = logging.getLogger("manifed")
 
@@ -88,6 +73,59 @@ class PairKeys(Memory):
     secret: Tensor
     pairs: Tensor
     used: Tensor
+
+
+@dataclass(frozen=True)
+class OfferedKey(Payload):
+    """Up, before round 1: a public key and its signature (zeros without a signing key)."""
+
+    public: Tensor
+    signature: Tensor
+
+    @classmethod
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
+        """Bytes."""
+        return {
+            "public": ((KEY_BYTES,), torch.uint8),
+            "signature": ((SIGNATURE_BYTES,), torch.uint8),
+        }
+
+
+@dataclass(frozen=True)
+class NeighbourKeys(Payload):
+    """Down, before round 1: the offers of a node's neighbours, in order, zeros where it has fewer.
+
+    The point stands in front as in everything that goes down; it is not used.
+    """
+
+    x: Tensor
+    public: Tensor
+    signature: Tensor
+
+    @classmethod
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
+        """A layout of as many keys as a node has neighbours at most."""
+        return {
+            "x": (shape, dtype),
+            "public": ((cls.places, KEY_BYTES), torch.uint8),
+            "signature": ((cls.places, SIGNATURE_BYTES), torch.uint8),
+        }
+
+
+@dataclass(frozen=True)
+class Agreed(Payload):
+    """Up, before round 1: 0 for every neighbour with whom this node has a pair key now.
+
+    Else which of `FLAWS` it found in the key that was relayed as the neighbour's, from 1. An error
+    would name this node, and no more, to a server.
+    """
+
+    flaws: Tensor
+
+    @classmethod
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
+        """A byte a neighbour."""
+        return {"flaws": ((cls.places,), torch.uint8)}
 
 
 class Masking(ByGraph, ServerUpdate):
@@ -122,7 +160,7 @@ class Masking(ByGraph, ServerUpdate):
     @property
     def secret_graph(self) -> Graph:
         """Who shares a secret with whom."""
-        return self.built_graph
+        return self.network.graph
 
     @property
     def remembers_setup(self) -> bool:
@@ -166,42 +204,46 @@ class Masking(ByGraph, ServerUpdate):
             MaskUsed: masks of this run were used: with new keys they could be asked for once more.
             NotAgreed: this node has offered none: everybody knows the secret that it has then.
         """
-        memory, draws, down = here.memory, here.draws, here.down
+        memory, down, at = here.memory, here.down, here.draws.partition
         assert isinstance(memory, PairKeys)
-        is_offer = here.exchange == "offer"
-        if is_offer and bool(memory.used.any()):
+        if here.exchange == "offer" and bool(memory.used.any()):
             raise MaskUsed("Expected keys to be offered before masks were used, got it after")
-        step = self._offered if is_offer else self._agreed
-        if isinstance(draws.partition, int):
-            return step(draws.partition, down, memory, draws.source)
-        made = [
-            step(node, down if is_offer else down.take(row), memory.take(row), draws.source)
-            for row, node in enumerate(draws.partition)
-        ]
-        ups, memories = zip(*made, strict=True)
+        if isinstance(at, int):
+            return self._set_up_one(at, down, memory, here.draws.source)
+        ups, memories = zip(
+            *[
+                self._set_up_one(
+                    node,
+                    down.take(row) if isinstance(down, NeighbourKeys) else down,
+                    memory.take(row),
+                    here.draws.source,
+                )
+                for row, node in enumerate(at)
+            ],
+            strict=True,
+        )
         return type(ups[0]).stack(ups), type(memory).stack(memories)
 
-    def _offered(
+    def _set_up_one(
         self, node: int, down: Payload, memory: PairKeys, source: NoiseSource
     ) -> tuple[Payload, PairKeys]:
-        """A fresh secret for this run, and what is told of it."""
-        secret = source.derive(_SECRET + node.to_bytes(4, "big")).key
-        offer = self._agreement(node, secret).offer()
-        signature = offer.signature.ljust(SIGNATURE_BYTES, b"\0")
-        after = replace(memory, secret=_tensor(secret), pairs=torch.zeros_like(memory.pairs))
-        return OfferedKey(_tensor(offer.public), _tensor(signature)), after
+        """The offer of a fresh secret's key; or the key of every pair whose other end's is sound.
 
-    def _agreed(
-        self, node: int, down: Payload, memory: PairKeys, source: NoiseSource
-    ) -> tuple[Payload, PairKeys]:
-        """The key of every pair whose other end's is sound, and what is wrong with the others."""
-        assert isinstance(down, NeighbourKeys)
+        With the latter goes what is wrong with the others.
+        """
+        pairs = torch.zeros_like(memory.pairs)
+        if not isinstance(down, NeighbourKeys):
+            secret = source.derive(_SECRET + node.to_bytes(4, "big")).key
+            offer = self._agreement(node, secret).offer()
+            signature = offer.signature.ljust(SIGNATURE_BYTES, b"\0")
+            after = replace(memory, secret=_tensor(secret), pairs=pairs)
+            return OfferedKey(_tensor(offer.public), _tensor(signature)), after
         if not bool(memory.secret.any()):
             raise NotAgreed(f"Expected node {node} to have offered a key, got none in this run")
-        mine = self._agreement(node, as_bytes(memory.secret))
-        offers = offers_of(self.secret_graph.neighbors[node], down)
+        mine = self._agreement(node, _bytes(memory.secret))
+        offers = _offers(self.secret_graph.neighbors[node], down)
         owners = owners_of([mine.offer(), *offers])
-        pairs, flaws = torch.zeros_like(memory.pairs), down.public.new_zeros(len(down.public))
+        flaws = down.public.new_zeros(len(down.public))
         for place, offer in enumerate(offers):
             try:
                 pairs[place] = _tensor(mine.source(offer, source.precision, owners).key)
@@ -227,13 +269,48 @@ class Masking(ByGraph, ServerUpdate):
         Raises:
             RoundFailed: the server has a file of pinned keys that cannot be read.
         """
+        if phase not in SETUP:
+            return {}
+        pinned = self._pins_here()
         if isinstance(uploads, OfferedKey):
-            return bad_offers(offers_of(partitions, uploads), self.run, self._pins_here())
-        if isinstance(uploads, Agreed):
-            said = dict(zip(partitions, uploads.flaws.tolist(), strict=True))
-            near, has_pins = self.secret_graph.neighbors, self._pins_here() is not None
-            return complaints(said, near, is_signature_known=has_pins)
-        return {}
+            offers, found = _offers(partitions, uploads), dict[int, str]()
+            owners = owners_of(offers)
+            for offer in offers:
+                try:
+                    offer.check(self.run, pinned, owners)
+                except BadOffer as bad:
+                    found[offer.node] = str(bad).removeprefix(f"node {offer.node}: ")
+            return found
+        assert isinstance(uploads, Agreed)
+        said = dict(zip(partitions, uploads.flaws.tolist(), strict=True))
+        return self._complaints(said, is_signature_known=pinned is not None)
+
+    def _complaints(
+        self, said: Mapping[int, Sequence[int]], *, is_signature_known: bool
+    ) -> dict[int, str]:
+        """Whose key was refused, by whom and why, from what every node said of its neighbours'.
+
+        The owner, who refuses it or the server may be at fault, so the text has who takes it and
+        what the server found. A node that says what nobody can have found is at fault itself.
+        """
+        near, found = self.secret_graph.neighbors, dict[int, str]()
+        refusals: dict[int, dict[int, str]] = {}
+        for i, codes in said.items():
+            if any(codes[len(near[i]) :]) or max(codes) > len(FLAWS):
+                found[i] = f"Expected codes of flaws in its neighbours' keys, got {codes[:5]}"
+                continue
+            for j, code in zip(near[i], codes, strict=False):
+                if code:
+                    refusals.setdefault(j, {})[i] = FLAWS[code - 1]
+        for j, by in refusals.items():
+            why = sorted(set(by.values()))
+            takes = [i for i in near[j] if i in said and i not in by]
+            text = f"clients {list(by)[:5]} refuse the key relayed as its ({', '.join(why)})"
+            text += f", clients {takes[:5]} take it" if takes else ""
+            if is_signature_known or UNSIGNED not in why:  # it was looked at when it was offered
+                text += ", the server found it sound"
+            found.setdefault(j, text)
+        return found
 
     def _pins_here(self) -> Mapping[int, bytes] | None:
         """The pinned keys, where the server has their file too."""
@@ -244,18 +321,6 @@ class Masking(ByGraph, ServerUpdate):
         except ValueError as error:
             raise RoundFailed(f"training.pinned_keys: {error}") from None
 
-    def keys_of_neighbours(self, x: Tensor, public: Tensor, signature: Tensor) -> NeighbourKeys:
-        """What every node is handed before round 1, given all offers; x is (n, *point)."""
-        neighbors = self.secret_graph.neighbors
-        most = max(map(len, neighbors))
-        keys, signatures = (
-            one.new_zeros(len(x), most, one.shape[1]) for one in (public, signature)
-        )
-        for i, near in enumerate(neighbors):
-            keys[i, : len(near)] = public[list(near)]
-            signatures[i, : len(near)] = signature[list(near)]
-        return sized(NeighbourKeys, most)(x, keys, signatures)
-
     def down(self, state: State, phase: str) -> Down:
         """Before round 1 the point that everybody knows, and the keys of a node's neighbours."""
         if phase not in SETUP:
@@ -263,8 +328,15 @@ class Masking(ByGraph, ServerUpdate):
         x = self.known_point(state)
         if phase == "offer":
             return Point(x)
-        spread = x.expand(len(state["public"]), *x.shape)
-        return PerClient(self.keys_of_neighbours(spread, state["public"], state["signature"]))
+        near = self.secret_graph.neighbors
+        most = max(map(len, near))
+        rows = torch.tensor([[*some, *[-1] * (most - len(some))] for some in near])
+        keys, signatures = (
+            torch.cat([one, torch.zeros_like(one[:1])])[rows]
+            for one in (state["public"], state["signature"])
+        )
+        everywhere = x.expand(len(near), *x.shape)
+        return PerClient(sized(NeighbourKeys, most)(everywhere, keys, signatures))
 
     def known_point(self, state: State) -> Tensor:
         """A point that every node has before round 1."""
@@ -342,10 +414,9 @@ class Masking(ByGraph, ServerUpdate):
             ValueError: seeded masks beside noise from the operating system.
         """
         drawn = self.drawn(shape, memory, draws, dropped)
-        if self.pair_keys == "seeded":
-            return drawn, memory
-        assert isinstance(memory, PairKeys)
-        return drawn, replace(memory, used=self.used_now(memory, draws, dropped))
+        if isinstance(memory, PairKeys):
+            memory = replace(memory, used=self.used_now(memory, draws, dropped))
+        return drawn, memory
 
     def used_now(
         self, memory: PairKeys, draws: Draws, dropped: frozenset[int] | None = None
@@ -401,9 +472,8 @@ class Masking(ByGraph, ServerUpdate):
         else:
             assert isinstance(memory, PairKeys)
             each: list[Tensor] = []
-            for node, pairs in zip(
-                nodes, memory.pairs.reshape(len(nodes), -1, KEY_BYTES), strict=True
-            ):
+            kept = memory.pairs.reshape(len(nodes), -1, KEY_BYTES)
+            for node, pairs in zip(nodes, kept, strict=True):
                 near = graph.neighbors[node]
                 if not bool(pairs[: len(near)].any(-1).all()):
                     raise NotAgreed(
@@ -412,7 +482,7 @@ class Masking(ByGraph, ServerUpdate):
                         "compute its masks"
                     )
                 sources = {
-                    j: NoiseSource(as_bytes(key), source.is_release, precision=source.precision)
+                    j: NoiseSource(_bytes(key), source.is_release, precision=source.precision)
                     for key, j in zip(pairs, near, strict=False)
                     if dropped is None or j in dropped
                 }
@@ -439,3 +509,15 @@ def _edges_at(
 
 def _tensor(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _bytes(row: Tensor) -> bytes:
+    return bytes(row.tolist())
+
+
+def _offers(nodes: Sequence[int], keys: OfferedKey | NeighbourKeys) -> list[Offer]:
+    """The first rows of stacked keys, which are of these nodes."""
+    return [
+        Offer(node, _bytes(keys.public[row]), _bytes(keys.signature[row]))
+        for row, node in enumerate(nodes)
+    ]

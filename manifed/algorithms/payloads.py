@@ -19,11 +19,6 @@ Layout = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a tensor."""
 
 
-@cache
-def _names(kind: "type[Payload]") -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
-
-
 @dataclass(frozen=True)
 class Payload:
     """A frozen record of tensors, of the shape and type of a point unless `layout` says other.
@@ -39,9 +34,10 @@ class Payload:
         return vars(self).copy()
 
     @classmethod
+    @cache
     def names(cls) -> tuple[str, ...]:
         """The names of the fields."""
-        return _names(cls)
+        return tuple(field.name for field in fields(cls))
 
     @classmethod
     def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Layout]:
@@ -58,7 +54,7 @@ class Payload:
         columns = [[p.tensors()[name] for p in payloads] for name in cls.names()]
         return cls(*[torch.stack(column) for column in columns])
 
-    def take(self, index: int | Tensor) -> Self:
+    def take(self, index: int | slice | Tensor) -> Self:
         """The payload of the client(s) at ``index`` of a stacked one."""
         return type(self)(*[t[index] for t in self.tensors().values()])
 

@@ -112,7 +112,7 @@ class RSVRG(ClientUpdate):
             return (reference, correction)
         together = correction.sensitivity + reference.sensitivity
         sigma = mechanism.stddev(together, num_examples)
-        share = least_cost_share(reference, correction)
+        share = _least_cost_share(reference, correction)
         there, here = math.sqrt(share) * sigma, math.sqrt(1.0 - share) * sigma  # (2)
         return (
             replace(reference, stddev=there, drawn=None),
@@ -120,7 +120,7 @@ class RSVRG(ClientUpdate):
         )
 
 
-def least_cost_share(reference: Query, correction: Query) -> float:
+def _least_cost_share(reference: Query, correction: Query) -> float:
     """alpha*: Delta_0 / (Delta_0 + sqrt(3.5) q Delta_1) for batches that hold a share q.
 
     The minimiser of (3) as printed: (sqrt(14) - 1) / 13 for one example, two clips and equal

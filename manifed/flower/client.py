@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from logging import ERROR
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
@@ -27,9 +26,12 @@ from manifed.experiment.schema import Experiment
 from manifed.federation.client import Node
 from manifed.federation.memory import Kept, MemoryStore
 from manifed.federation.replies import BadMessage, Header
-from manifed.flower import handshake, keys
-from manifed.flower.handshake import Introduction
+from manifed.flower.handshake import Introduction, check_code
 from manifed.flower.records import (
+    CODE_SHA256,
+    CONFIG_SHA256,
+    HEADER,
+    PAYLOAD,
     facts_from_record,
     facts_to_record,
     pack,
@@ -38,13 +40,12 @@ from manifed.flower.records import (
     tensors_to_record,
 )
 from manifed.runs.manifest import code_sha256
-
-if TYPE_CHECKING:
-    from manifed.site import protocol
-    from manifed.site.protocol import Question, Tensors
+from manifed.site import protocol
 
 _DEPLOYED = "flwr-clientapp"
 """The program that a SuperNode starts for each message."""
+SITE_SOCKET = "site-socket"
+"""In a node's own config: where the site's own process listens, which has the data."""
 HOME = "manifed"
 """A deployed node's folder in its Flower home."""
 FindNode = Callable[[Context], Node]
@@ -79,7 +80,7 @@ def partition_of(context: Context, count: int | None = None) -> int:
     Raises:
         BadMessage: when the node's own config does not name it.
     """
-    partition = context.node_config.get(keys.PARTITION_ID)
+    partition = context.node_config.get("partition-id")
     if type(partition) is not int or partition < 0 or (count is not None and partition >= count):
         last = "federation.num_clients - 1" + ("" if count is None else f" = 0..{count - 1}")
         raise BadMessage(
@@ -91,7 +92,7 @@ def partition_of(context: Context, count: int | None = None) -> int:
 def node_of(context: Context, config: Experiment) -> Node:
     """The node of an experiment; it opens its own file only, which its node config names."""
     partition = partition_of(context, config.federation.num_clients)
-    path, declared = (context.node_config.get(key) for key in (keys.DATA_PATH, keys.NUM_EXAMPLES))
+    path, declared = (context.node_config.get(key) for key in ("data-path", "num-examples"))
     if not (declared is None or type(declared) is int):
         raise BadMessage(f"Expected a whole num-examples of this node, got {shown(declared)}")
     return own_node(config, partition, None if path is None else Path(str(path)), declared)
@@ -104,7 +105,7 @@ def opened(find: FindNode, context: Context) -> Node:
         BadMessage: the node is pinned to another config. Others as ``find``.
     """
     node = find(context)
-    pinned = context.node_config.get(keys.CONFIG_SHA256)
+    pinned = context.node_config.get(CONFIG_SHA256)
     if pinned is not None and pinned != node.digest:
         raise BadMessage(f"This node is pinned to config {pinned}, the run has {node.digest}")
     return node
@@ -112,14 +113,18 @@ def opened(find: FindNode, context: Context) -> Node:
 
 def check_server(message: Message) -> None:
     """Refuse a server that runs other code; errors as `manifed.flower.handshake.check_code`."""
-    asked = message.content.config_records.get(keys.HEADER, ConfigRecord())
-    handshake.check_code("the server", asked.get(keys.CODE_SHA256))
+    asked = message.content.config_records.get(HEADER, ConfigRecord())
+    check_code("the server", asked.get(CODE_SHA256))
 
 
 def introduction(node: Node, message: Message) -> Message:
     """The reply to the handshake's query: all of it public."""
-    said = Introduction(node.partition, node.num_examples, node.digest, code_sha256())
-    return handshake.introduction(said, message)
+    own = Introduction(node.partition, node.num_examples, node.digest, code_sha256())
+    return _said_of(own, message)
+
+
+def _said_of(own: Introduction, message: Message) -> Message:
+    return Message(RecordDict({HEADER: facts_to_record(own)}), reply_to=message)
 
 
 def _store(context: Context) -> MemoryStore | None:
@@ -132,7 +137,7 @@ def _store(context: Context) -> MemoryStore | None:
     Raises:
         ValueError: ``state-dir`` is no absolute path.
     """
-    named = context.node_config.get(keys.STATE_DIR)
+    named = context.node_config.get("state-dir")
     if named is None and Path(sys.argv[0]).name == _DEPLOYED:
         named = str(Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").absolute() / HOME)
     if named is None:
@@ -147,11 +152,11 @@ def kept_of(context: Context, node: Node) -> Kept | None:
     store = _store(context)
     if store is not None:
         return store.read(str(context.run_id), node.partition)
-    if keys.MEMORY not in context.state.array_records:
+    if "memory" not in context.state.array_records:
         return None
     return Kept(
-        facts_from_record(Header, context.state[keys.MEMORY_TAG]),
-        tensors_from_record(context.state.array_records[keys.MEMORY]),
+        facts_from_record(Header, context.state["memory-tag"]),
+        tensors_from_record(context.state.array_records["memory"]),
     )
 
 
@@ -162,8 +167,8 @@ def keep(kept: Kept, context: Context, node: Node) -> None:
         lasts = node.setup.training.remembers_setup
         store.write(str(context.run_id), node.partition, kept, lasts=lasts)
         return
-    context.state[keys.MEMORY] = tensors_to_record(kept.tensors)
-    context.state[keys.MEMORY_TAG] = facts_to_record(kept.header)
+    context.state["memory"] = tensors_to_record(kept.tensors)
+    context.state["memory-tag"] = facts_to_record(kept.header)
 
 
 def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
@@ -186,21 +191,17 @@ def introduced(message: Message, context: Context, config: Experiment) -> Messag
     Raises:
         NoAnswer, OSError, BadFrame: the site refused, or there is none.
     """
-    from manifed.site import protocol
-
     told, _ = _asked(context, config, protocol.about(config), {})
     if not isinstance(told, protocol.Introduction):
         raise _NoAnswer("the site did not introduce itself")
     said = Introduction(told.partition, told.num_examples, told.config_sha256, told.code_sha256)
-    return handshake.introduction(said, message)
+    return _said_of(said, message)
 
 
 def answered(message: Message, context: Context, config: Experiment) -> Message:
     """The reply to a training message, as the site noised it; errors as `introduced`."""
-    from manifed.site import protocol
-
-    header = facts_from_record(Header, message.content.get(keys.HEADER))
-    arrays = message.content.get(keys.PAYLOAD, ArrayRecord())
+    header = facts_from_record(Header, message.content.get(HEADER))
+    arrays = message.content.get(PAYLOAD)
     down = tensors_from_record(arrays) if isinstance(arrays, ArrayRecord) else {}
     question = protocol.about(config, str(context.run_id), header)
     told, up = _asked(context, config, question, down)
@@ -211,11 +212,9 @@ def answered(message: Message, context: Context, config: Experiment) -> Message:
 
 
 def _asked(
-    context: Context, config: Experiment, question: "Question", down: "Tensors"
-) -> "tuple[protocol.Introduction | protocol.Update, Tensors]":
-    from manifed.site import protocol
-
-    path = Path(str(context.node_config[keys.SITE_SOCKET]))
+    context: Context, config: Experiment, question: protocol.Question, down: protocol.Tensors
+) -> tuple[protocol.Introduction | protocol.Update, protocol.Tensors]:
+    path = Path(str(context.node_config[SITE_SOCKET]))
     told, up = protocol.ask(path, question, down, config.federation.replies.timeout)
     if isinstance(told, protocol.Refusal):
         raise _NoAnswer(f"the site refused: {told.reason}")

@@ -18,7 +18,7 @@ declares (`declared_sizes` asks before anything is priced). What a site really h
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -26,9 +26,15 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from manifed.federation.replies import plain
-from manifed.flower import keys
 from manifed.flower.polling import is_simulated
-from manifed.flower.records import BadMessage, facts_from_record, facts_to_record, shown
+from manifed.flower.records import (
+    CODE_SHA256,
+    CONFIG_SHA256,
+    HEADER,
+    BadMessage,
+    facts_from_record,
+    shown,
+)
 from manifed.runs.manifest import code_sha256
 from manifed.setting import MOST_EXAMPLES
 
@@ -82,100 +88,105 @@ def meet(
             ``patience`` seconds after enough nodes have all answered, or once a node of a
             simulation with too few of them has.
     """
-    met = _Meeting(config_sha256, num_examples)
-    met.hold(grid, timeout, patience)
-    return dict(sorted(met.nodes.items()))
+    met = _Meeting(grid, config_sha256, num_examples).held(timeout, patience)
+    return {i: node for i, (node, _) in met.items()}
 
 
 def declared_sizes(
     grid: Grid, config_sha256: str, num_clients: int, timeout: float, patience: float = PATIENCE
 ) -> tuple[int, ...]:
     """N_i as each site declares it; errors as `meet`."""
-    met = _Meeting(config_sha256, (None,) * num_clients)
-    met.hold(grid, timeout, patience)
-    return tuple(met.sizes[i] for i in range(num_clients))
+    met = _Meeting(grid, config_sha256, (None,) * num_clients).held(timeout, patience)
+    return tuple(size for _, size in met.values())
 
 
-@dataclass
 class _Meeting:
     """Who was asked, who has not answered yet, and whose claim was accepted."""
 
-    config_sha256: str
-    num_examples: Sequence[int | None]
-    """The public number of examples of each partition; None where its site declares it."""
-    asked: set[int] = field(default_factory=set[int])
-    waiting: dict[str, int] = field(default_factory=dict[str, int])
-    nodes: dict[int, int] = field(default_factory=dict[int, int])
-    sizes: dict[int, int] = field(default_factory=dict[int, int])
-    problems: list[str] = field(default_factory=list[str])
+    def __init__(self, grid: Grid, config_sha256: str, num_examples: Sequence[int | None]) -> None:
+        """``num_examples`` is public; None for a partition whose site declares it."""
+        self._grid, self._config_sha256, self._num_examples = grid, config_sha256, num_examples
+        self._asked, self._waiting = set[int](), dict[str, int]()
+        self._met: dict[int, tuple[int, int]] = {}
+        """The node and the size of each partition."""
+        self._problems: list[str] = []
 
-    def hold(self, grid: Grid, timeout: float, patience: float) -> None:
-        """Ask and listen until every partition has its node; errors as `meet`."""
-        count = len(self.num_examples)
+    def held(self, timeout: float, patience: float) -> dict[int, tuple[int, int]]:
+        """Ask and listen until every partition has its node, then (node, size); else as `meet`."""
+        count = len(self._num_examples)
         quiet_since = time.monotonic()
         deadline = quiet_since + timeout
         told = False
         while True:
-            has_answers = bool(self.nodes or self.problems)
-            has_news = self.ask_who_is_new(grid)
-            has_news |= self.hear(grid)
-            if len(self.nodes) == count:
-                return
-            are_few, now = len(self.asked) < count, time.monotonic()
-            if has_answers and are_few and is_simulated(grid):
-                raise HandshakeFailed(self.explain_simulation())
+            has_answers = bool(self._met or self._problems)
+            has_news = self._ask_who_is_new() | self._hear()
+            if len(self._met) == count:
+                return dict(sorted(self._met.items()))
+            are_few, now = len(self._asked) < count, time.monotonic()
+            if has_answers and are_few and is_simulated(self._grid):
+                found = len(self._asked)
+                raise HandshakeFailed(
+                    f"Expected {count} clients, got {found}: a simulation of Flower has as many as "
+                    f"it was started with; add --federation-config num-supernodes={count} to flwr "
+                    f"run, or lower federation.num_clients to {found} (--run-config "
+                    f"num-clients={found})"
+                )
             quiet_since = now if has_news else quiet_since
             is_quiet = now - quiet_since > patience
             if not told and are_few and is_quiet:
                 told = True
-                log(30, "Handshake: %s", self.explain(timeout))
-            if now > deadline or (is_quiet and not are_few and not self.waiting):
-                raise HandshakeFailed(self.explain(timeout))
+                log(30, "Handshake: %s", self._explained(timeout))
+            if now > deadline or (is_quiet and not are_few and not self._waiting):
+                raise HandshakeFailed(self._explained(timeout))
             time.sleep(_PAUSE)
 
-    def ask_who_is_new(self, grid: Grid) -> bool:
+    def _ask_who_is_new(self) -> bool:
         """Send the query to every node that has not had it; whether there was one."""
-        fresh = sorted(set(grid.get_node_ids()) - self.asked)
+        fresh = sorted(set(self._grid.get_node_ids()) - self._asked)
         if not fresh:
             return False
-        messages = [_query(node, self.config_sha256) for node in fresh]
-        self.asked |= set(fresh)
-        for node, identity in zip(fresh, grid.push_messages(messages), strict=False):
+        said = ConfigRecord({CONFIG_SHA256: self._config_sha256, CODE_SHA256: code_sha256()})
+        queries = [
+            Message(RecordDict({HEADER: said}), dst_node_id=node, message_type=MessageType.QUERY)
+            for node in fresh
+        ]
+        self._asked |= set(fresh)
+        for node, identity in zip(fresh, self._grid.push_messages(queries), strict=False):
             if identity:
-                self.waiting[identity] = node
+                self._waiting[identity] = node
         return True
 
-    def hear(self, grid: Grid) -> bool:
+    def _hear(self) -> bool:
         """Read what has come; whether there was anything."""
-        replies = list(grid.pull_messages(list(self.waiting)) if self.waiting else ())
+        replies = list(self._grid.pull_messages(list(self._waiting)) if self._waiting else ())
         for reply in replies:
-            node = self.waiting.pop(reply.metadata.reply_to_message_id, None)
+            node = self._waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue
             try:
-                partition = self._claim(reply, node)
+                partition, size = self._claim(reply, node)
             except Exception as error:  # whatever a reply makes a check do is that node's problem
                 problem = f"node {node}: {plain(error)}"
                 log(30, "Handshake: %s; this node is left out", problem)
-                self.problems.append(problem)
+                self._problems.append(problem)
                 if _is_lost(reply):
-                    self.asked.discard(node)
+                    self._asked.discard(node)
             else:
-                self.nodes[partition] = node
+                self._met[partition] = node, size
         return bool(replies)
 
-    def _claim(self, reply: Message, node: int) -> int:
-        """The partition that this reply gives ``node`` the right to answer for."""
+    def _claim(self, reply: Message, node: int) -> tuple[int, int]:
+        """The partition that this reply gives ``node`` the right to answer for, and its size."""
         if reply.has_error():
             raise BadMessage(f"error {reply.error.code}: {plain(reply.error.reason)}")
         if reply.metadata.src_node_id != node:
             raise BadMessage(f"the reply is node {reply.metadata.src_node_id}'s")
         if len(reply.content) != 1:
-            raise BadMessage(f"Expected a {keys.HEADER!r} record, got {len(reply.content)} records")
-        told = facts_from_record(Introduction, reply.content.get(keys.HEADER))
-        partition, size, sizes = told.partition_id, told.num_examples, self.num_examples
+            raise BadMessage(f"Expected a {HEADER!r} record, got {len(reply.content)} records")
+        told = facts_from_record(Introduction, reply.content.get(HEADER))
+        partition, size, sizes = told.partition_id, told.num_examples, self._num_examples
         check_code(f"client {partition}", told.code_sha256)
-        if told.config_sha256 != self.config_sha256:
+        if told.config_sha256 != self._config_sha256:
             raise BadMessage(
                 f"client {partition} runs another config ({shown(told.config_sha256)})"
             )
@@ -190,33 +201,23 @@ class _Meeting:
             raise BadMessage(
                 f"client {partition} declares {shown(size)} examples, expected 1 to {MOST_EXAMPLES}"
             )
-        if partition in self.nodes:
+        if partition in self._met:
             raise BadMessage(
-                f"partition-id {partition} was claimed before, by node {self.nodes[partition]}; "
+                f"partition-id {partition} was claimed before, by node {self._met[partition][0]}; "
                 "register the SuperNodes' keys to know which is right"
             )
-        self.sizes[partition] = size
-        return partition
+        return partition, size
 
-    def explain_simulation(self) -> str:
-        """One line for a simulation with fewer nodes than clients, with what mends it."""
-        count, found = len(self.num_examples), len(self.asked)
-        return (
-            f"Expected {count} clients, got {found}: a simulation of Flower has as many as it was "
-            f"started with; add --federation-config num-supernodes={count} to flwr run, or lower "
-            f"federation.num_clients to {found} (--run-config num-clients={found})"
-        )
-
-    def explain(self, timeout: float) -> str:
+    def _explained(self, timeout: float) -> str:
         """One line for a federation that is not complete."""
-        count = len(self.num_examples)
-        if len(self.asked) < count:
+        count = len(self._num_examples)
+        if len(self._asked) < count:
             return (
-                f"Expected {count} clients within {timeout:g} s, got {len(self.asked)}; start more "
-                "SuperNodes or lower federation.num_clients"
+                f"Expected {count} clients within {timeout:g} s, got {len(self._asked)}; start "
+                "more SuperNodes or lower federation.num_clients"
             )
-        missing = sorted(set(range(count)) - set(self.nodes))
-        reasons = "; ".join(self.problems[:3]) or "no answer"
+        missing = sorted(set(range(count)) - set(self._met))
+        reasons = "; ".join(self._problems[:3]) or "no answer"
         return f"Expected every partition to answer, missing {missing[:10]}: {reasons}"
 
 
@@ -224,14 +225,3 @@ def _is_lost(reply: Message) -> bool:
     """Whether the SuperLink says that the node is gone; one that comes back is asked again."""
     is_own = reply.metadata.src_node_id == SUPERLINK_NODE_ID
     return is_own and reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
-
-
-def _query(node: int, config_sha256: str) -> Message:
-    header = ConfigRecord({keys.CONFIG_SHA256: config_sha256, keys.CODE_SHA256: code_sha256()})
-    content = RecordDict({keys.HEADER: header})
-    return Message(content, dst_node_id=node, message_type=MessageType.QUERY)
-
-
-def introduction(said: Introduction, query: Message) -> Message:
-    """A node's reply to the handshake's query."""
-    return Message(RecordDict({keys.HEADER: facts_to_record(said)}), reply_to=query)

@@ -16,7 +16,6 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from manifed.flower import keys
 from manifed.flower.polling import OwnGrid
 
 _UserConfig = dict[str, bool | float | int | str]
@@ -45,8 +44,8 @@ class InlineGrid(OwnGrid):
                 run_id=_RUN_ID,
                 node_id=_FIRST_NODE + i,
                 node_config={
-                    keys.PARTITION_ID: i,
-                    keys.NUM_PARTITIONS: num_supernodes,
+                    "partition-id": i,
+                    "num-partitions": num_supernodes,
                     **(node_config(i) if node_config else {}),
                 },
                 state=RecordDict(),

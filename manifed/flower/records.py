@@ -18,11 +18,20 @@ from torch import Tensor
 
 from manifed.algorithms.payloads import Payload
 from manifed.federation.replies import BadMessage, Header, flaw
-from manifed.flower import keys
 
 P = TypeVar("P", bound=Payload)
 
 
+PAYLOAD = "payload"
+"""ArrayRecord: the tensors of one payload, one entry a field."""
+HEADER = "header"
+"""ConfigRecord: which config, round, attempt and phase a payload belongs to."""
+CONFIG_SHA256 = "config-sha256"
+"""In the handshake's query, and in the own config of a node that is pinned."""
+CODE_SHA256 = "code-sha256"
+"""Hash of the source of the ``manifed`` that runs (manifed/runs/manifest.py)."""
+NOISE_ORIGIN = "noise-origin"
+"""In a reply's message: where the key of the noise in its payload came from, "os" or "seed"."""
 UNDECLARED = "undeclared"
 F = TypeVar("F")
 
@@ -122,7 +131,7 @@ def facts_from_record(kind: type[F], record: object) -> F:
     types = _types(kind)
     if not isinstance(record, ConfigRecord) or set(record) != set(types):
         got = _names(record) if isinstance(record, ConfigRecord) else f"a {type(record).__name__}"
-        raise BadMessage(f"Expected a {keys.HEADER!r} record of {sorted(types)}, got {got}")
+        raise BadMessage(f"Expected a {HEADER!r} record of {sorted(types)}, got {got}")
     for key, wanted in types.items():
         if type(record[key]) is not wanted:
             raise BadMessage(f"Expected {key} of type {wanted.__name__}, got {shown(record[key])}")
@@ -138,15 +147,15 @@ def pack(
     """
     said = facts_to_record(header)
     if noise_origin is not None:
-        said[keys.NOISE_ORIGIN] = noise_origin
+        said[NOISE_ORIGIN] = noise_origin
     record = tensors_to_record(vars(payload)) if isinstance(payload, Payload) else payload
-    return RecordDict({keys.HEADER: said, keys.PAYLOAD: record})
+    return RecordDict({HEADER: said, PAYLOAD: record})
 
 
 def read_noise_origin(content: RecordDict) -> str:
     """What a reply declares: "os" or "seed"; "undeclared" for anything else."""
-    record = content.get(keys.HEADER)
-    declared = record.get(keys.NOISE_ORIGIN) if isinstance(record, ConfigRecord) else None
+    record = content.get(HEADER)
+    declared = record.get(NOISE_ORIGIN) if isinstance(record, ConfigRecord) else None
     return declared if declared in ("os", "seed") else UNDECLARED
 
 
@@ -162,10 +171,10 @@ def read_reply(
     Raises:
         BadMessage: as `read_payload`, and where it does not repeat the header of ``asked``.
     """
-    mine, theirs = asked.config_records[keys.HEADER], content.get(keys.HEADER)
-    if not isinstance(theirs, ConfigRecord) or set(theirs) - {keys.NOISE_ORIGIN} != set(mine):
+    mine, theirs = asked.config_records[HEADER], content.get(HEADER)
+    if not isinstance(theirs, ConfigRecord) or set(theirs) - {NOISE_ORIGIN} != set(mine):
         got = _names(theirs) if isinstance(theirs, ConfigRecord) else _names(content)
-        raise BadMessage(f"Expected a {keys.HEADER!r} record of {sorted(mine)}, got {got}")
+        raise BadMessage(f"Expected a {HEADER!r} record of {sorted(mine)}, got {got}")
     for key, value in mine.items():
         if type(theirs[key]) is not type(value) or theirs[key] != value:
             raise BadMessage(f"Expected {key} = {shown(value)}, got {shown(theirs[key])}")
@@ -186,13 +195,11 @@ def read_payload(
         BadMessage: when a tensor is missing, has another shape or dtype, or is not finite, or when
             there is anything else in the message.
     """
-    record = content.get(keys.PAYLOAD)
+    record = content.get(PAYLOAD)
     if not isinstance(record, ArrayRecord):
-        raise BadMessage(f"Expected a {keys.PAYLOAD!r} record, got {_names(content)}")
-    if set(content) != {keys.HEADER, keys.PAYLOAD}:
-        raise BadMessage(
-            f"Expected the records {[keys.HEADER, keys.PAYLOAD]} alone, got {_names(content)}"
-        )
+        raise BadMessage(f"Expected a {PAYLOAD!r} record, got {_names(content)}")
+    if set(content) != {HEADER, PAYLOAD}:
+        raise BadMessage(f"Expected the records {[HEADER, PAYLOAD]} alone, got {_names(content)}")
     layout = kind.layout(tuple(shape), dtype)
     if tuple(record) != tuple(layout):
         raise BadMessage(

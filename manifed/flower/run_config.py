@@ -23,7 +23,6 @@ from manifed.errors import ConfigError
 from manifed.experiment.load import from_toml, load, parse_overrides, to_toml, without_paths
 from manifed.experiment.plugins import allowed_here
 from manifed.experiment.schema import Experiment
-from manifed.flower import keys
 
 APP_FOLDER = Path(__file__).resolve().parents[2]
 """In a clone, the repository; for an installed library, where no application lies."""
@@ -51,8 +50,7 @@ def experiment_of(run_config: _RunConfig, folder: Path = APP_FOLDER) -> Experime
         folder: of the app: in the repository, or $FLWR_HOME/apps/... .
     """
     resolved, experiment, overrides = (
-        str(run_config.get(key, ""))
-        for key in (keys.RUN_RESOLVED, keys.RUN_EXPERIMENT, keys.RUN_OVERRIDES)
+        str(run_config.get(key, "")) for key in ("resolved", "experiment", "overrides")
     )
     is_simulation = bool(os.environ.get(SIMULATION))
     given = {key: value for key in FIELDS if (value := run_config.get(key, "")) != ""}
@@ -95,9 +93,9 @@ def run_config_of(config: Experiment, *, is_simulation: bool = False) -> dict[st
         ConfigError: the config holds text that is not Unicode, for example in a folder's name.
     """
     return {
-        keys.RUN_EXPERIMENT: "",
-        keys.RUN_OVERRIDES: "",
-        keys.RUN_RESOLVED: to_toml(config if is_simulation else without_paths(config)),
+        "experiment": "",
+        "overrides": "",
+        "resolved": to_toml(config if is_simulation else without_paths(config)),
     }
 
 

@@ -15,7 +15,6 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.payloads import Payload, PerClient, down_bytes, downs
 from manifed.federation.plan import Plan
 from manifed.federation.replies import Failure, Kind, Replies, plain
@@ -54,18 +53,16 @@ class MessageTransport:
 
     def messages(self, asked: Asked) -> list[Message]:
         """One message for each client, in order."""
-        header, _, down, partitions, _ = asked
-        is_own = isinstance(down, PerClient)
-        all_alike = () if is_own else [tensors_to_record(vars(down))] * len(partitions)
-        payloads = downs(down, len(partitions)) if is_own else all_alike
+        down = asked.down
+        alike = None if isinstance(down, PerClient) else tensors_to_record(vars(down))
         return [
             Message(
-                pack(asked.to(i), payload),
+                pack(asked.to(i), alike or payload),
                 dst_node_id=self.nodes[i],
                 message_type=MessageType.TRAIN,
-                group_id=str(header.server_round),
+                group_id=str(asked.header.server_round),
             )
-            for i, payload in zip(partitions, payloads, strict=True)
+            for i, payload in zip(asked.partitions, downs(down, len(asked.partitions)), strict=True)
         ]
 
     def read(
@@ -80,15 +77,19 @@ class MessageTransport:
         uploads: dict[int, Payload] = {}
         failures: dict[int, Failure] = {}
         origins: set[str] = set()
-        phase, point = asked.phase, point_like(asked.down)
+        kind, point = asked.phase.up, point_like(asked.down)
         for (i, node), message in zip(nodes.items(), messages, strict=True):
-            read = self._first_readable(message.content, phase, point, by_node.get(node, ()))
-            if isinstance(read, Failure):
-                failures[i] = read
+            first = Failure("late", f"no reply within {self.timeout:g} s")
+            for place, reply in enumerate(by_node.get(node, ())):
+                read = _read(reply, message.content, kind, point)
+                if not isinstance(read, Failure):
+                    uploads[i], origin = read
+                    origins.add(origin)
+                    break
+                first = first if place else read
             else:
-                uploads[i], origin = read
-                origins.add(origin)
-        parts = [phase.up.stack(list(uploads.values()))] if uploads else []
+                failures[i] = first
+        parts = [kind.stack(list(uploads.values()))] if uploads else []
         return Replies(
             tuple(uploads),
             gathered(asked, parts),
@@ -98,24 +99,19 @@ class MessageTransport:
             nodes,
         )
 
-    def _first_readable(
-        self, asked: RecordDict, phase: Phase, point: Tensor, replies: Sequence[Message]
-    ) -> tuple[Payload, str] | Failure:
-        """The payload of the first readable reply, and where its noise is said to come from."""
-        refusals: list[Failure] = []
-        for reply in replies:
-            try:
-                if reply.has_error():
-                    refusals.append(_of_error(reply.error))
-                else:
-                    shape, dtype = tuple(point.shape), point.dtype
-                    return read_reply(reply.content, asked, phase.up, shape, dtype)
-            except BadMessage as bad:
-                refusals.append(Failure("unusable", str(bad)))
-            except Exception as error:  # whatever a reply makes a check do is that client's failure
-                text = f"not readable: {type(error).__name__}: {error}"
-                refusals.append(Failure("unusable", text))
-        return refusals[0] if refusals else Failure("late", f"no reply within {self.timeout:g} s")
+
+def _read(
+    reply: Message, asked: RecordDict, kind: type[Payload], point: Tensor
+) -> tuple[Payload, str] | Failure:
+    """The payload of a reply, and where its noise is said to come from."""
+    try:
+        if reply.has_error():
+            return _of_error(reply.error)
+        return read_reply(reply.content, asked, kind, tuple(point.shape), point.dtype)
+    except BadMessage as bad:
+        return Failure("unusable", str(bad))
+    except Exception as error:  # whatever a reply makes a check do is that client's failure
+        return Failure("unusable", f"not readable: {type(error).__name__}: {error}")
 
 
 def answers_by_node(
@@ -130,7 +126,11 @@ def answers_by_node(
     asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
     by_node: dict[int, list[Message]] = {}
     for answer in came:
-        node, sender = _asked_node(answer, asked)
+        try:
+            node = asked.get(answer.metadata.reply_to_message_id)
+            sender = answer.metadata.src_node_id
+        except Exception as error:
+            node, sender = None, type(error).__name__
         if node is None:
             log(30, "A reply of node %s to no message of this phase is left out", plain(sender))
         elif sender == node or (sender == SUPERLINK_NODE_ID and answer.has_error()):
@@ -138,14 +138,6 @@ def answers_by_node(
         else:
             log(30, "A reply of node %s to node %d's message is left out", plain(sender), node)
     return by_node
-
-
-def _asked_node(answer: Message, asked: Mapping[str, int]) -> tuple[int | None, object]:
-    """(the node that ``answer``'s message was for, the node that sent the answer)."""
-    try:
-        return asked.get(answer.metadata.reply_to_message_id), answer.metadata.src_node_id
-    except Exception as error:
-        return None, type(error).__name__
 
 
 _KIND_OF_CODE: dict[int, Kind] = {

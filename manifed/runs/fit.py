@@ -4,22 +4,25 @@
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from manifed.algorithms.algorithm import State
 from manifed.algorithms.broadcast import BadBroadcast, check_point
 from manifed.algorithms.tangent_mean import TangentMean
+from manifed.durable import write_atomically
 from manifed.errors import BudgetExhausted, ConfigError, one_line, short
 from manifed.experiment.assembly import starts
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.cohorts import Cohort, Everyone
+from manifed.federation.plan import Plan
 from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport, Transport
@@ -28,16 +31,73 @@ from manifed.privacy.account import Account, opened
 from manifed.problems.examples import KEY, Examples
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_problem import Loss
-from manifed.problems.problem import InvalidRecord, Problem
-from manifed.runs.folder import with_label
+from manifed.problems.problem import InvalidRecord, Problem, require
+from manifed.runs.folder import RunFolder, encode, with_label
 from manifed.runs.progress import is_screen, shown
-from manifed.runs.result import Result, Round
+from manifed.runs.statement import label_in, statement_of
 from manifed.setting import Federation, NoPrivacy, Privacy, Setting
 from manifed.torch import Algorithm, Metric, Site, task_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _Shard = Examples | Tensor | Mapping[str, Tensor]
 _Evaluate = Callable[[Tensor], Mapping[str, float]]
 _Connect = Callable[[ClientSide], Transport]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What is known after a round."""
+
+    server_round: int
+    state: State
+    model: Tensor
+    spending: float | None
+    """Epsilon so far against the first adversary of the statement; None without privacy."""
+    participants: tuple[int, ...]
+    failures: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a fit leaves."""
+
+    model: Tensor
+    curves: Mapping[str, list[float | None]]
+    """One entry a round: "round", "epsilon", "participants", "failures", and what was evaluated."""
+    statement: Mapping[str, Any]
+    """The privacy statement as data; `text` prints it."""
+    stopped: str | None = None
+    """Why there are fewer rounds than were asked for: a budget that ran out."""
+    state_dict: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """The parameters of a torch module for its ``load_state_dict``; empty for another problem."""
+
+    @property
+    def text(self) -> str:
+        """The privacy statement, one fact a line."""
+        return statement_of(self.statement)
+
+    def plot(self) -> "Figure":
+        """A matplotlib figure: what was evaluated, and epsilon, round by round."""
+        from manifed.runs.report import figure_of
+
+        return figure_of(self.curves, self.statement)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write model.safetensors, metrics.csv and statement.json into a new or empty folder.
+
+        Raises:
+            OSError: when the folder is taken or cannot be written.
+        """
+        made = RunFolder.claim(Path(folder))
+        for values in zip(*self.curves.values(), strict=True):
+            row = dict(zip(self.curves, values, strict=True))
+            made.append_metrics(with_label(row, label_in(self.statement)))
+        made.save_tensors("model", {"x": self.model})
+        told = {**self.statement, "stopped": self.stopped}
+        write_atomically(made.directory / "statement.json", encode(told))
+        return made.directory
 
 
 def federate(
@@ -53,19 +113,86 @@ def federate(
     replies: ReplyPolicy | None = None,
     ledger: str | Path | None = None,
     transport: _Connect = StackTransport,
-) -> Iterator[Round]:
+) -> "_Rounds":
     """The rounds of a federation in this process, one by one.
 
-    Arguments as `fit`.
+    All is judged before a ledger is made. Arguments as `fit`.
 
     Raises:
         ConfigError: before round 1, for parts that do not go together or that nothing prices.
         BudgetExhausted: for a round that the budget does not pay; the rounds before stand.
         RoundFailed: as `manifed.federation.rounds.run_rounds`.
     """
-    return _Run(
-        problem, shards, algorithm, rounds, privacy, cohort, seed, start, replies, ledger, transport
-    ).rounds()
+    examples = _examples_of(problem, shards)
+    client, server = algorithm if isinstance(algorithm, tuple) else (algorithm, None)
+    try:
+        federation = Federation(
+            num_clients=len(examples),
+            num_rounds=rounds,
+            seed=seed,
+            cohort=cohort or Everyone(),
+            replies=replies or ReplyPolicy(),
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0]).removeprefix("num_")
+        raise ConfigError(f"{name}: {first['msg']}, got {short(first['input'])}") from None
+    setting = Setting(
+        federation, client, problem.manifold, server, privacy or NoPrivacy(), problem=problem
+    )
+    made = plan(setting, tuple(map(len, examples)))
+    with _computing(problem, examples[0]):
+        shape = tuple(problem.point_shape(examples[0]))
+    x = _start(problem, start, shape, seed)
+    _check_computed(problem, x, examples[0])
+    side = ClientSide(
+        ClientSetup(problem, client, made.client_mechanism),
+        examples,
+        shape,
+        setting.client_source,
+        x.dtype,
+        rate=federation.cohort.expected_size(len(examples)) / len(examples),
+        unit=setting.privacy.unit,
+    )
+    return _Rounds(made, x, transport(side), rounds, ledger)
+
+
+class _Rounds(Iterator[Round]):
+    """The rounds of a federation, each charged before its clients are asked; what came of them."""
+
+    def __init__(
+        self, plan: Plan, x: Tensor, transport: Transport, last: int, ledger: str | Path | None
+    ) -> None:
+        self.plan, self.state = plan, plan.server_update.start(x)
+        self.odometer, self.origins = plan.promise.odometer(), frozenset[str]()
+        """``origins``: where its noise came from."""
+        self._made = self._rounds(transport, last, ledger)
+        self.close = self._made.close
+
+    def __next__(self) -> Round:
+        return next(self._made)
+
+    def _rounds(
+        self, transport: Transport, last: int, ledger: str | Path | None
+    ) -> Generator[Round, None, None]:
+        plan = self.plan
+        charging = nullcontext(Account(plan.promise, odometer=self.odometer))
+        if ledger is not None:
+            header = {"config_sha256": plan.config_sha256}
+            charging = opened(Path(ledger), plan.promise, last_round=last, header=header)
+        with charging as account:
+            self.odometer = account.odometer
+            for report in run_rounds(plan, self.state, transport, account.charge, num_rounds=last):
+                account.note_origins(report.server_round, report.noise_origins)
+                self.state, self.origins = report.state, self.origins | report.noise_origins
+                yield Round(
+                    report.server_round,
+                    report.state,
+                    plan.server_update.model(report.state, plan.manifold),
+                    plan.promise.headline(self.odometer),
+                    report.participants,
+                    {i: failure.text for i, failure in report.failures.items()},
+                )
 
 
 def fit(
@@ -167,17 +294,17 @@ def fit(
     assert problem is not None
     assert algorithm is not None
     assert rounds is not None
-    connect = transport or way
-    run = _Run(
-        problem, shards, algorithm, rounds, privacy, cohort, seed, start, replies, ledger, connect
-    )
+    run = federate(
+        problem, shards, algorithm, rounds=rounds, privacy=privacy, cohort=cohort, seed=seed,
+        start=start, replies=replies, ledger=ledger, transport=transport or way,
+    )  # fmt: skip
     curves: dict[str, list[float | None]] = {}
     promise, stopped = run.plan.promise, None
+    is_shown = is_screen() if progress is None else progress
+    line = shown(rounds, is_rewritten=True, is_of_all=True) if is_shown else nullcontext()
     try:
-        is_shown = is_screen() if progress is None else progress
-        line = shown(rounds, is_rewritten=True, is_of_all=True)
-        with line if is_shown else nullcontext(lambda *_: None) as show:
-            for found in run.rounds():
+        with closing(run), line as show:
+            for found in run:
                 row: dict[str, float | None] = {
                     "round": found.server_round,
                     "epsilon": found.spending,
@@ -187,8 +314,10 @@ def fit(
                 }
                 for name, value in row.items():
                     curves.setdefault(name, []).append(value)
-                word = promise.label(run.origins, is_charged=run.odometer.rounds_counted > 0)
-                show(found.server_round, with_label(row, word))
+                if show is not None:
+                    is_charged = run.odometer.rounds_counted > 0
+                    word = promise.label(run.origins, is_charged=is_charged)
+                    show(found.server_round, with_label(row, word))
     except BudgetExhausted as budget:
         stopped = str(budget)
         run.origins |= budget.noise_origins
@@ -198,100 +327,12 @@ def fit(
         has_oracle=evaluate is not None and test is None,
     )
     x = run.plan.server_update.output(run.state, run.plan.manifold)
-    result = Result(x, curves, statement, stopped)
-    return result if task is None else replace(result, state_dict=task.problem.state_dict(x))
+    return Result(x, curves, statement, stopped, {} if task is None else task.problem.state_dict(x))
 
 
 def _named(**arguments: object) -> str:
     """The names of what was given."""
     return ", ".join(k for k, v in arguments.items() if v is not None and v != ()) or "nothing"
-
-
-class _Run:
-    """A federation, and what became of it so far."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        shards: Sequence[_Shard],
-        algorithm: Algorithm,
-        rounds: int,
-        privacy: Privacy | None,
-        cohort: Cohort | None,
-        seed: int,
-        start: Tensor | None,
-        replies: ReplyPolicy | None,
-        ledger: str | Path | None,
-        transport: _Connect,
-    ) -> None:
-        """All is judged before a ledger is made; arguments as `fit`."""
-        examples = _examples_of(problem, shards)
-        client, server = algorithm if isinstance(algorithm, tuple) else (algorithm, None)
-        try:
-            federation = Federation(
-                num_clients=len(examples),
-                num_rounds=rounds,
-                seed=seed,
-                cohort=cohort or Everyone(),
-                replies=replies or ReplyPolicy(),
-            )
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = {"num_rounds": "rounds"}.get(str(first["loc"][0]), first["loc"][0])
-            raise ConfigError(f"{field}: {first['msg']}, got {short(first['input'])}") from None
-        setting = Setting(
-            federation, client, problem.manifold, server, privacy or NoPrivacy(), problem=problem
-        )
-        self.plan = plan(setting, tuple(map(len, examples)))
-        with _computing(problem, examples[0]):
-            shape = tuple(problem.point_shape(examples[0]))
-        if start is None:
-            x = problem.manifold.random(*shape, generator=starts(seed))
-        else:
-            x = _check_start(problem, start, shape)
-        _check_computed(problem, x, examples[0])
-        self._transport = transport(
-            ClientSide(
-                ClientSetup(problem, client, self.plan.client_mechanism),
-                examples,
-                shape,
-                setting.client_source,
-                x.dtype,
-                rate=federation.cohort.expected_size(len(examples)) / len(examples),
-                unit=setting.privacy.unit,
-            )
-        )
-        self.state, self._num_rounds, self._ledger = (
-            self.plan.server_update.start(x),
-            rounds,
-            ledger,
-        )
-        self.odometer = self.plan.promise.odometer()
-        self.origins: frozenset[str] = frozenset()
-        """Where its noise came from."""
-
-    def rounds(self) -> Iterator[Round]:
-        """Each round, charged before its clients are asked."""
-        plan, last = self.plan, self._num_rounds
-        charging = nullcontext(Account(plan.promise, odometer=self.odometer))
-        if self._ledger is not None:
-            header = {"config_sha256": plan.config_sha256}
-            charging = opened(Path(self._ledger), plan.promise, last_round=last, header=header)
-        with charging as account:
-            self.odometer = account.odometer
-            for report in run_rounds(
-                plan, self.state, self._transport, account.charge, num_rounds=last
-            ):
-                account.note_origins(report.server_round, report.noise_origins)
-                self.state, self.origins = report.state, self.origins | report.noise_origins
-                yield Round(
-                    report.server_round,
-                    report.state,
-                    plan.server_update.model(report.state, plan.manifold),
-                    plan.promise.headline(self.odometer),
-                    report.participants,
-                    {i: failure.text for i, failure in report.failures.items()},
-                )
 
 
 # -- what a fit is handed, judged before a ledger is made or a round is charged -----------------
@@ -319,7 +360,7 @@ def _examples_of(problem: Problem, shards: Sequence[_Shard]) -> tuple[Examples, 
     """
     if not isinstance(shards, Sequence | Tensor):
         raise ConfigError(f"shards: expected one entry a client, got {type(shards).__name__}")
-    found = tuple(_examples(i, shard) for i, shard in enumerate(shards))
+    found = tuple(_examples(f"shards: client {i}", shard) for i, shard in enumerate(shards))
     if not found or not all(map(len, found)):
         sizes = [len(shard) for shard in found]
         raise ConfigError(f"shards: expected at least one example a client, got sizes {sizes}")
@@ -331,22 +372,49 @@ def _examples_of(problem: Problem, shards: Sequence[_Shard]) -> tuple[Examples, 
             )
         try:
             with _computing(problem, shard):
-                _check_records(problem, shard)
+                for name, tensor in shard.tensors.items() if shard.stream is None else ():
+                    rows = tensor.reshape(len(shard), -1)
+                    finite = torch.isfinite(rows).all(-1)
+                    require(rows.sum(-1), finite, f"finite entries of {name!r}")
+                problem.check_records(shard)
         except (InvalidRecord, ArithmeticError) as error:
             raise ConfigError(f"shards: client {i}, {error}; mend or remove the record") from None
     return found
 
 
-def _check_start(problem: Problem, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The point x^(0) as it is handed in, without what it was computed from.
+def _examples(client: str, shard: _Shard) -> Examples:
+    """A client's examples, real numbers in float64; each tensor has shape (n, *feature)."""
+    if not isinstance(shard, Examples | Tensor | Mapping):
+        raise ConfigError(
+            f"{client}: expected Examples, a tensor or a dict of tensors, got "
+            f"{type(shard).__name__}"
+        )
+    tensors = {"z": shard} if isinstance(shard, Tensor) else shard
+    tensors = tensors.tensors if isinstance(tensors, Examples) else tensors
+    for name, tensor in tensors.items():
+        if (said := _undense(tensor)) or tensor.dim() == 0:
+            raise ConfigError(
+                f"{client}, {name!r}: expected a dense tensor of real numbers, shape "
+                f"(n, *feature), got {said or 'one number'}"
+            )
+    try:
+        found = shard if isinstance(shard, Examples) else Examples.of_columns(dict(tensors))
+    except ValueError as error:
+        raise ConfigError(f"{client}: {error}") from None
+    return found.to(torch.float64)
+
+
+def _start(problem: Problem, x: Tensor | None, shape: tuple[int, ...], seed: int) -> Tensor:
+    """x^(0) as it is handed in, without what it was computed from; None: a random point.
 
     Raises:
         ConfigError: no point of the problem's manifold, of ``shape``.
     """
-    if not _is_dense(x) or x.dtype not in (torch.float64, torch.float32):
-        raise ConfigError(
-            f"start: expected a dense tensor of float64 or float32, got {_described(x)}"
-        )
+    if x is None:
+        return problem.manifold.random(*shape, generator=starts(seed))
+    said = _undense(x) or str(x.dtype)
+    if said not in ("torch.float64", "torch.float32"):
+        raise ConfigError(f"start: expected a dense tensor of float64 or float32, got {said}")
     if tuple(x.shape) != shape:
         raise ConfigError(
             f"start: expected shape {shape}, that of a point for these shards, got {tuple(x.shape)}"
@@ -378,58 +446,16 @@ def _check_computed(problem: Problem, x: Tensor, examples: Examples) -> None:
             )
 
 
-def _examples(client: int, shard: _Shard) -> Examples:
-    """A client's examples, real numbers in float64; each tensor has shape (n, *feature)."""
-    if not isinstance(shard, Examples | Tensor | Mapping):
-        raise ConfigError(
-            f"shards: client {client}: expected Examples, a tensor or a dict of tensors, got "
-            f"{type(shard).__name__}"
-        )
-    tensors = {"z": shard} if isinstance(shard, Tensor) else shard
-    tensors = tensors.tensors if isinstance(tensors, Examples) else tensors
-    for name, tensor in tensors.items():
-        if not _is_dense(tensor) or tensor.dim() == 0:
-            raise ConfigError(
-                f"shards: client {client}, {name!r}: expected a dense tensor of real numbers, "
-                f"shape (n, *feature), got {_described(tensor)}"
-            )
-    try:
-        found = shard if isinstance(shard, Examples) else Examples.of_columns(dict(tensors))
-    except ValueError as error:
-        raise ConfigError(f"shards: client {client}: {error}") from None
-    return found.to(torch.float64)
-
-
-def _check_records(problem: Problem, shard: Examples) -> None:
-    """Refuse data that nothing may be computed from.
-
-    Raises:
-        InvalidRecord: naming the record.
-    """
-    for name, tensor in shard.tensors.items() if shard.stream is None else ():
-        is_finite = torch.isfinite(tensor).reshape(len(shard), -1).all(-1)
-        if not bool(is_finite.all()):
-            first = int((~is_finite).nonzero()[0])
-            raise InvalidRecord(f"record {first}: expected finite entries of {name!r}, got others")
-    problem.check_records(shard)
-
-
 def _shapes(examples: Examples) -> dict[str, tuple[int, ...]]:
     """The shapes of one example's tensors, by their names."""
     ndim = examples.feature_ndim
     return {k: tuple(t.shape[t.dim() - ndim[k] :]) for k, t in sorted(examples.tensors.items())}
 
 
-def _is_dense(value: object) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and not (value.is_meta or value.is_complex())
-    )
-
-
-def _described(value: object) -> str:
+def _undense(value: object) -> str | None:
+    """What a value is if no dense tensor of real numbers; None if it is one."""
     if not isinstance(value, Tensor):
         return type(value).__name__
-    kind = "meta" if value.is_meta else f"{value.layout}".removeprefix("torch.")
-    return f"{value.dtype} of shape {tuple(value.shape)} ({kind})"
+    if value.layout == torch.strided and not (value.is_meta or value.is_complex()):
+        return None
+    return f"{value.dtype} of shape {tuple(value.shape)} ({value.layout} on {value.device})"

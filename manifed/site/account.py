@@ -23,8 +23,7 @@ from typing import Any, Final
 from manifed.errors import ConfigError
 from manifed.privacy.account import ledger_key
 from manifed.privacy.composition import NoValidBound
-from manifed.privacy.events import SERVER, Releases
-from manifed.privacy.label import label_of
+from manifed.privacy.events import SERVER, Releases, label_of
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
 from manifed.privacy.odometer import LIMITS, PLACE, Odometer
 from manifed.privacy.tariff import ClientReleases, Terms, decode
@@ -119,7 +118,7 @@ class SiteAccount:
 
     @property
     def label(self) -> str:
-        """The word before what was spent (`manifed.privacy.label`), by the seeds of answers."""
+        """The word before what was spent (`manifed.privacy.events`), by the seeds of answers."""
         origins, is_charged = self._odometer.noise_origins, self._odometer.rounds_counted > 0
         return label_of("os", origins, is_charged=is_charged)
 
@@ -147,7 +146,18 @@ class SiteAccount:
                 terms=None if self._odometer.terms == terms else terms,
                 reserves=Reserves(first=now, last=now, attempt=place.attempt, cohort="0"),
             )
-            self._check_price(entry)
+            try:
+                after = self._odometer.after(entry).epsilon(SERVER, self.limits.delta)
+            except NoValidBound as refusal:
+                raise Refused(
+                    f"nothing prices this with what was answered before: {refusal}"
+                ) from None
+            if not after <= self.limits.epsilon:
+                raise Refused(
+                    f"one answer more would cost epsilon {after:.6g} at delta "
+                    f"{self.limits.delta:g} over all runs, this site's limit is "
+                    f"{self.limits.epsilon:g}"
+                )
         try:
             self._odometer.feed(self._ledger.append(entry))
         except (OSError, LedgerDamaged) as error:
@@ -170,18 +180,6 @@ class SiteAccount:
             raise Refused(
                 f"phase {place.phase} of round {place.server_round}, attempt {place.attempt}: "
                 "expected the phases before it first"
-            )
-
-    def _check_price(self, entry: Entry) -> None:
-        limits = self.limits
-        try:
-            after = self._odometer.after(entry).epsilon(SERVER, limits.delta)
-        except NoValidBound as refusal:
-            raise Refused(f"nothing prices this with what was answered before: {refusal}") from None
-        if not after <= limits.epsilon:
-            raise Refused(
-                f"one answer more would cost epsilon {after:.6g} at delta {limits.delta:g} over "
-                f"all runs, this site's limit is {limits.epsilon:g}"
             )
 
     def __enter__(self) -> "SiteAccount":

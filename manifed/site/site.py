@@ -142,7 +142,12 @@ class Site:
             layout = phase.down.layout(node.point_shape, node.dtype)
             down = read_tensors(body(most_bytes(layout.values())))
             with self._turn:
-                return self._update(node, place, releases, question.header, down)
+                pay = partial(self.account.charge, place, releases, is_first=place.phase == 0)
+                kept = self._memory.read(place.series, node.partition)
+                made = answer(node, question.header, partial(_read, down), kept, pay)
+                if made.kept is not None:
+                    self._memory.write(place.series, node.partition, made.kept)
+                return frame_of(Update(made.noise_origin), made.up.tensors())
         except Silent:
             raise
         except _PUBLIC as error:
@@ -151,16 +156,6 @@ class Site:
         except Exception as error:
             log.error("Nothing is answered: %s", _said(error))
             return frame_of(Refusal(_ABSENT), {})
-
-    def _update(
-        self, node: Node, place: Place, releases: Releases, header: Header, down: Tensors
-    ) -> bytes:
-        pay = partial(self.account.charge, place, releases, is_first=place.phase == 0)
-        kept = self._memory.read(place.series, node.partition)
-        made = answer(node, header, partial(_read, down), kept, pay)
-        if made.kept is not None:
-            self._memory.write(place.series, node.partition, made.kept)
-        return frame_of(Update(made.noise_origin), made.up.tensors())
 
     def _node(self, question: Question) -> tuple[Experiment, Node]:
         """The experiment that is meant, as this site reads it, and its node.
@@ -189,13 +184,23 @@ class Site:
         name any, because the hash does not cover them.
 
         Raises:
-            Refused: as `_check_protects`.
+            Refused: for an experiment in which something un-noised would leave this site.
             ConfigError: for the owner of the data: a file that cannot be used, an invalid record,
                 an option that does not fit the experiment.
         """
         wanted, clients = self.wanted, config.federation.num_clients
         path, is_of_files = wanted.data, isinstance(config.data, SiteData)
-        _check_protects(config, is_rehearsal=wanted.is_rehearsal)
+        privacy = config.privacy
+        if privacy.kind != "example-level":
+            raise Refused(
+                "privacy.kind: a site answers 'example-level' alone, where its own noise protects "
+                f"every example, got {privacy.kind!r}"
+            )
+        if privacy.noise_source != "os" and not wanted.is_rehearsal:
+            raise Refused(
+                "privacy.noise_source: expected 'os', got 'seed': whoever has the experiment could "
+                "subtract the noise; a rehearsal on made-up data takes --rehearsal"
+            )
         if wanted.partition >= clients:
             raise ConfigError(
                 f"--partition: expected one of 0..{clients - 1}, got {wanted.partition}"
@@ -283,32 +288,8 @@ def _parsed(text: str, digest: str) -> Experiment:
 
 def _names_a_graph(table: Mapping[str, object]) -> bool:
     """Whether any table in it has one: few bytes of text that can take hours and all memory."""
-    waiting: list[Mapping[str, object]] = [table]
-    while waiting:
-        node = waiting.pop()
-        if "graph" in node:
-            return True
-        waiting += [value for value in node.values() if isinstance(value, Mapping)]
-    return False
-
-
-def _check_protects(config: Experiment, *, is_rehearsal: bool) -> None:
-    """Refuse experiments in which something un-noised would leave this site.
-
-    Raises:
-        Refused: naming the field.
-    """
-    privacy = config.privacy
-    if privacy.kind != "example-level":
-        raise Refused(
-            "privacy.kind: a site answers 'example-level' alone, where its own noise protects "
-            f"every example, got {privacy.kind!r}"
-        )
-    if privacy.noise_source != "os" and not is_rehearsal:
-        raise Refused(
-            "privacy.noise_source: expected 'os', got 'seed': whoever has the experiment could "
-            "subtract the noise; a rehearsal on made-up data takes --rehearsal"
-        )
+    inner = (value for value in table.values() if isinstance(value, Mapping))
+    return "graph" in table or any(map(_names_a_graph, inner))
 
 
 def _read(

@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import manifed
-from manifed.algorithms.key_offers import NeighbourKeys
-from manifed.algorithms.pair_masks import MaskUsed, NotAgreed
+from manifed.algorithms.pair_masks import MaskUsed, NeighbourKeys, NotAgreed
 from manifed.algorithms.payloads import Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
@@ -26,7 +25,7 @@ from manifed.flower.inline import InlineGrid
 from manifed.flower.transport import MessageTransport
 from manifed.plan import promise_of
 from manifed.privacy.account import Account
-from manifed.privacy.events import COALITION, EVERYBODY, ONE_NODE, SERVER
+from manifed.privacy.events import OF_MASKS
 from manifed.privacy.masks import seeded_pairs
 from manifed.privacy.noise import EdgeStream, NoiseSource, Stream
 from manifed.privacy.secldp import Correlated, Rounds, against, worst
@@ -40,6 +39,8 @@ from tests.algorithms.gossip_runs import (
     reports_of,
     transport_of,
 )
+
+SERVER, ONE_NODE, COALITION, EVERYBODY = OF_MASKS
 
 OWN, MASK = 0.5, 40.0
 DELTA = 1e-2

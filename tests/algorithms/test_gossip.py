@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from manifed.algorithms.gossip import network
+from manifed.algorithms.gossip import Gossip
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import initial_point, load_shards, plan_of
 from manifed.graphs.specs import (
@@ -73,7 +73,7 @@ LARGE = (
 @pytest.mark.parametrize("shape", [(3,), (2, 5)])
 def test_a_row_is_the_sum_of_its_entries_in_the_order_of_the_nodes(spec, shape):
     """To the bit where W is kept by its entries: so whoever else is mixed changes nothing."""
-    net = network(spec, 144, 0, "metropolis-hastings")
+    net = Gossip(step_size=1.0, graph=spec, num_nodes=144).network
     x = torch.randn(144, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = torch.zeros_like(x)
     for i, near in enumerate(net.graph.neighbors):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from manifed.algorithms.key_offers import NeighbourKeys, OfferedKey
 from manifed.algorithms.masked_mean import REVEAL
+from manifed.algorithms.pair_masks import NeighbourKeys, OfferedKey
 from manifed.errors import RoundFailed
 from manifed.experiment.assembly import plan_of
 from manifed.flower.transport import MessageTransport

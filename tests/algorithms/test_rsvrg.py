@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from manifed.algorithms.payloads import Point
-from manifed.algorithms.rsvrg import RSVRG, least_cost_share
+from manifed.algorithms.rsvrg import RSVRG
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds import Sphere
 from manifed.oracles.minibatch import Full, Minibatch, Poisson, WithoutReplacement
@@ -103,9 +103,14 @@ def test_the_two_parts_are_the_whole_noise(name):
         assert charged == pytest.approx([reference.drawn, correction.drawn])
 
 
+def share_of(reference, correction):
+    """Of one variance, what the reference is charged with."""
+    return reference.stddev**2 / (reference.stddev**2 + correction.stddev**2)
+
+
 def test_the_default_share_is_the_papers_for_equal_clips():
     mechanism = mechanism_of("replace-one").model_copy(update={"correction_l2_norm_clip": 0.5})
-    share = least_cost_share(*VARIANTS["fresh"][0].queries(mechanism, SIZE))
+    share = share_of(*VARIANTS["fresh"][0].queries(mechanism, SIZE))
     assert share == pytest.approx((math.sqrt(14) - 1) / 13)
 
 
@@ -125,7 +130,7 @@ def test_the_share_costs_least_by_the_formula_it_minimises(minibatch: Minibatch)
         return (there + factor * here) / correction.drawn**2
 
     first, second = (one.noise_multiplier for one in training.releases(mechanism, SIZE))
-    best = least_cost_share(reference, correction)
+    best = share_of(reference, correction)
     assert cost(best) == pytest.approx(first**-2 + factor * (rate / second) ** 2)
     assert cost(best) < min(cost(best * 0.98), cost(min(best * 1.02, 0.999)))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifed.algorithms.algorithm import Collected
-from manifed.algorithms.one_shot import SecondMoment, leading_eigenvectors
+from manifed.algorithms.one_shot import SecondMoment
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.federation.rounds import ServerDraws
@@ -78,7 +78,8 @@ def test_without_noise_it_is_the_optimum_of_the_weighted_objective(problem):
 
 def test_negative_eigenvalues_do_not_lead():
     a = torch.diag(torch.tensor([-9.0, 1.0, 2.0], dtype=torch.float64))
-    assert leading_eigenvectors(a, 2).tolist() == [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
+    frame = ONE_SHOT.solve(packed(a), torch.zeros(3, 2, dtype=torch.float64), KPCA(2).manifold)
+    assert frame.tolist() == [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
 
 
 def test_a_mean_without_eigenvectors_is_no_state():

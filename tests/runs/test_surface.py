@@ -12,11 +12,10 @@ from manifed.cli.launch import launch
 from manifed.errors import ConfigError
 from manifed.experiment import assembly
 from manifed.experiment.load import load
-from manifed.flower import keys
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.polling import PollingGrid
-from manifed.flower.records import read_noise_origin
+from manifed.flower.records import HEADER, NOISE_ORIGIN, read_noise_origin
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from manifed.privacy.noise import NoiseSource
@@ -143,8 +142,8 @@ def test_a_seeded_config_reads_as_no_release_whatever_its_clients_declare():
 
 @pytest.mark.parametrize("declared", [None, "OS", 1, "os "])
 def test_a_reply_that_declares_nothing_known_is_undeclared(declared):
-    record = ConfigRecord({} if declared is None else {keys.NOISE_ORIGIN: declared})
-    assert read_noise_origin(RecordDict({keys.HEADER: record})) == "undeclared"
+    record = ConfigRecord({} if declared is None else {NOISE_ORIGIN: declared})
+    assert read_noise_origin(RecordDict({HEADER: record})) == "undeclared"
 
 
 def test_a_derived_source_keeps_its_origin():

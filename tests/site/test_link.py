@@ -15,9 +15,9 @@ from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
 from manifed.federation.rounds import free, run_rounds
 from manifed.federation.stack import StackTransport
-from manifed.flower import keys
-from manifed.flower.client import client_app_of
+from manifed.flower.client import SITE_SOCKET, client_app_of
 from manifed.flower.inline import InlineGrid
+from manifed.flower.records import CODE_SHA256, CONFIG_SHA256, HEADER
 from manifed.flower.transport import MessageTransport
 from manifed.runs.manifest import code_sha256
 from manifed.site import process
@@ -57,7 +57,7 @@ def grid_of(config, sockets):
         client_app_of(lambda _: config),
         CLIENTS,
         {},
-        lambda i: {keys.SITE_SOCKET: str(sockets[i])} if i in sockets else {},
+        lambda i: {SITE_SOCKET: str(sockets[i])} if i in sockets else {},
     )
 
 
@@ -88,7 +88,7 @@ def test_what_a_site_refuses_is_an_absent_node_and_no_other_client_s_matter(tmp_
     config = load(path)
     other = config.model_copy(update={"federation": config.federation.model_copy(
         update={"seed": 1})})  # fmt: skip
-    query = RecordDict({keys.HEADER: ConfigRecord({keys.CODE_SHA256: code_sha256()})})
+    query = RecordDict({HEADER: ConfigRecord({CODE_SHA256: code_sha256()})})
     with served(tmp_path, path, 0) as place:
         for meant, said in ((config, None), (other, "Absent: this node is absent; its own log")):
             grid = grid_of(meant, {0: place, 1: tmp_path / "nobody"})
@@ -100,7 +100,7 @@ def test_what_a_site_refuses_is_an_absent_node_and_no_other_client_s_matter(tmp_
             )
             assert second.error.reason.startswith("Absent: this node is absent; its own log")
             if said is None:
-                assert first.content[keys.HEADER][keys.CONFIG_SHA256] == sha256(config)
+                assert first.content[HEADER][CONFIG_SHA256] == sha256(config)
             else:
                 assert first.error.reason.startswith(said)
 
