@@ -21,7 +21,7 @@ from manifed.privacy.events import Release
 from manifed.privacy.noise import NoiseSource, Stream, laplace_of_uniforms
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares
-from manifed.schedules.schedule import EXAMPLES, TimeVarying
+from manifed.schedules.schedule import EXAMPLES
 from reproduction.endless import Releases, epsilon_of_zcdp
 from tests.algorithms.test_growing_samples import (
     CLIP,
@@ -144,20 +144,6 @@ def test_the_ledgers_charges_are_what_the_series_says(case):
     )
     assert said["adversaries"][0]["epsilon"] == pytest.approx(
         accountant.epsilon(events, DELTA), rel=1e-9
-    )
-
-
-def test_epsilon_stays_finite_at_a_delta_where_pure_epsilon_does_not():
-    """2 (gamma + eta) = 1.6 > 1 > gamma + eta."""
-    table = TimeVarying.polynomial(alpha=0.8, beta=0.5, gamma=0.7, eta=0.1)
-    one = Releases(algorithm="gradient", schedules=table, sensitivity=0.2)
-    assert one.series(10**4).total == math.inf
-    rho = one.zcdp(10**4)
-    assert rho.total < math.inf
-    assert epsilon_of_zcdp(rho.total, 1e-6) < 3
-    assert rho.partial == pytest.approx(
-        math.fsum((0.2 / (table.size(k) * table.noise_scale(k))) ** 2 / 2 for k in range(10**4)),
-        rel=1e-9,
     )
 
 
