@@ -9,7 +9,6 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-import manifed
 from manifed.algorithms.pair_masks import MaskUsed, NotAgreed
 from manifed.algorithms.payloads import Point
 from manifed.errors import ConfigError, RoundFailed
@@ -88,16 +87,6 @@ def test_exchanged_keys_give_one_model_whoever_carries_the_messages(way):
     found, expected = models_of(config, way), models_of(config, "memory")
     assert np.abs(found - expected).max() <= 1e-9
     assert np.abs(found - models_of(decor())).max() > 1e-3
-
-
-def test_masks_vanish_in_the_mean_to_the_rounding_of_float64():
-    models = {}
-    for mask in (0.0, 1e6):
-        config = decor(1, mask=mask)
-        models[mask] = reports_of(config)[-1].state["x"]
-    apart = (models[1e6] - models[0.0]).abs().max()
-    assert apart > 1e3
-    assert float((models[1e6] - models[0.0]).mean(0).abs().max()) <= 1e-9 * float(apart)
 
 
 @pytest.mark.parametrize("way", ["memory", "stacked"])
@@ -210,22 +199,6 @@ def test_no_masked_message_leaves_a_node_whose_disk_cannot_say_that_masks_were_u
     monkeypatch.setattr(memory, "write_atomically", full)
     with pytest.raises(RoundFailed, match=r"Round 1: .*this node is absent"):
         reports_of(config, transport=transport)
-
-
-def test_a_fit_prices_masks_as_a_config_does_and_refuses_them_without_a_price():
-    config = decor(2)
-    side = client_side(config)
-    problem, x = side.setup.problem, initial_point(config)
-    given = {"rounds": 2, "start": x, "seed": config.federation.seed}
-    with pytest.raises(ConfigError, match=r"expected 'correlated' with training\.kind = 'decor'"):
-        manifed.fit(problem, side.shards, config.training, **given)
-    found = manifed.fit(problem, side.shards, config.training, privacy=config.privacy, **given)
-    planned = promise_of(config.setting, (3,) * 6).planned(2)
-    assert found.statement["adversaries"][0]["epsilon"] == planned["adversaries"][0]["epsilon"]
-    *_, last = reports_of(config)
-    assert torch.equal(
-        found.model, plan_of(config).server_update.model(last.state, problem.manifold)
-    )
 
 
 def setup_phase_of(config, name, node, memory, server_round=0, down=None):
