@@ -71,8 +71,8 @@ def whatever_numpy_loads(name, array, *_):
 
 
 FAULTS = [
-    (transport, "answers_by_node", the_last_reply_wins, "messages: a good one, then a bad one"),
-    (transport, "answers_by_node", the_last_reply_wins, "messages: about another node's message"),
+    (transport, "_answers_by_node", the_last_reply_wins, "messages: a good one, then a bad one"),
+    (transport, "_answers_by_node", the_last_reply_wins, "messages: about another node's message"),
     (records, "_decoded", whatever_numpy_loads, "npy: version 2"),
     (
         replies.Expectation,
