@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import typer
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -32,13 +31,15 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from typer import Argument, Option, echo
 
-from manifed.cli.main import call
+from manifed.cli.main import call_alone
 from manifed.durable import make_folder
 from manifed.errors import ConfigError
 
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1")
 _DAYS = 365
+_CURVE = ec.SECP384R1()
 _HOST = re.compile(r"[A-Za-z0-9*._:-]+")
 
 
@@ -67,7 +68,7 @@ def generate(
 
     Args:
         folder: made when it is missing; must hold none of the files.
-        num_supernodes: how many SuperNode keys; 0: each SuperNode makes its own (`new_key`).
+        num_supernodes: how many SuperNode keys; 0: each SuperNode makes its own (``key FILE``).
         hosts: names and addresses under which the SuperLink is reached, at least one.
         days: how long the certificates are valid, from now on.
 
@@ -79,7 +80,7 @@ def generate(
             raise ConfigError(f"--host: expected a host's name or address, got {host!r}")
     files = _files(folder.absolute(), num_supernodes)
     make_folder(folder)
-    ca_key, server_key = _new_key(), _new_key()
+    ca_key, server_key = (ec.generate_private_key(_CURVE) for _ in range(2))
     authority = _name("manifed certificate authority")
     ca = _certificate(authority, ca_key.public_key(), ca_key, days)
     server = _certificate(_name(hosts[0]), server_key.public_key(), ca_key, days, authority, hosts)
@@ -88,15 +89,15 @@ def generate(
     _write(files.server_certificate, server.public_bytes(Encoding.PEM), 0o644)
     _write(files.server_key, _private(server_key, PrivateFormat.PKCS8))
     for path in files.supernode_keys:
-        new_key(path)
+        _new_key(path)
     return files
 
 
-def new_key(
-    file: Annotated[Path, typer.Argument(help="Where the private key goes; the public one: .pub.")],
+def _new_key(
+    file: Annotated[Path, Argument(help="Where the private key goes; the public one: .pub.")],
 ) -> None:
     """Write a SuperNode's new key, and its public part beside it, as ``.pub``."""
-    key = _new_key()
+    key = ec.generate_private_key(_CURVE)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     _write(file, _private(key, PrivateFormat.OpenSSH))
     _write(file.with_suffix(".pub"), public, 0o644)
@@ -143,10 +144,6 @@ def _files(folder: Path, num_supernodes: int) -> TLSFiles:
         folder / "server.key",
         tuple(folder / f"supernode_{i}" for i in range(num_supernodes)),
     )
-
-
-def _new_key() -> ec.EllipticCurvePrivateKey:
-    return ec.generate_private_key(ec.SECP384R1())
 
 
 def _name(common_name: str) -> x509.Name:
@@ -228,25 +225,25 @@ def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
         file.write(content)
 
 
-def everything(
-    folder: Annotated[Path, typer.Argument(help="Where they go; made if it is missing.")],
-    supernodes: Annotated[int, typer.Option(min=0, help="How many SuperNode keys.")],
+def _everything(
+    folder: Annotated[Path, Argument(help="Where they go; made if it is missing.")],
+    supernodes: Annotated[int, Option(min=0, help="How many SuperNode keys.")],
     host: Annotated[
-        list[str] | None, typer.Option(help="Name or address of the SuperLink; repeatable.")
+        list[str] | None, Option(help="Name or address of the SuperLink; repeatable.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="Validity of the certificates.")] = _DAYS,
+    days: Annotated[int, Option(min=1, help="Validity of the certificates.")] = _DAYS,
 ) -> None:
     """Write an authority, a SuperLink's certificate, and keys; ``key FILE`` writes one key."""
     hosts = list(dict.fromkeys([*(host or ()), *_LOOPBACK_HOSTS]))
     generate(folder, supernodes, hosts, days)
-    typer.echo(f"{folder.absolute()}: valid for {', '.join(hosts)}")
+    echo(f"{folder.absolute()}: valid for {', '.join(hosts)}")
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """``python -m app.credentials``."""
-    is_key, alone = arguments[:1] == ["key"], typer.Typer(add_completion=False)
-    alone.command()(new_key if is_key else everything)
-    call(typer.main.get_command(alone), arguments[is_key:], "python -m app.credentials")
+    is_key = arguments[:1] == ["key"]
+    command = _new_key if is_key else _everything
+    call_alone(command, arguments[is_key:], "python -m app.credentials")
 
 
 if __name__ == "__main__":

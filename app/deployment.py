@@ -122,15 +122,6 @@ def link_options(tls: TLSFiles | None) -> list[str]:
     ]
 
 
-def _node_options(tls: TLSFiles | None, partition: int) -> list[str]:
-    if tls is None:
-        return ["--insecure"]
-    return [
-        *("--root-certificates", str(tls.ca_certificate)),
-        *("--auth-supernode-private-key", str(tls.supernode_keys[partition])),
-    ]
-
-
 ACCEPTED = "SuperNode ID:"
 """What a SuperNode says once the SuperLink has taken it."""
 
@@ -187,17 +178,15 @@ def start_nodes(
     on_line: Callable[[str], None],
 ) -> SuperNodes:
     """SuperNodes that the SuperLink has accepted."""
-    commands = [
-        [
-            "flower-supernode",
-            *("--superlink", address, "--host", LOOPBACK, "--port", str(port)),
-            *("--node-config", config),
-            *_node_options(tls, partition),
-        ]
-        for partition, (config, port) in enumerate(
-            zip(configs, free_ports(len(configs)), strict=True)
-        )
-    ]
+    commands: list[list[str]] = []
+    for partition, (config, port) in enumerate(zip(configs, free_ports(len(configs)), strict=True)):
+        keys = ["--insecure"]
+        if tls is not None:
+            private = str(tls.supernode_keys[partition])
+            keys = ["--root-certificates", str(tls.ca_certificate)]
+            keys += ["--auth-supernode-private-key", private]
+        where = ["--superlink", address, "--host", LOOPBACK, "--port", str(port)]
+        commands.append(["flower-supernode", *where, "--node-config", config, *keys])
     nodes = SuperNodes(flower, commands, on_line)
     nodes.start()
     return nodes

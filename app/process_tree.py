@@ -10,7 +10,6 @@ for the end of its parent, which may be killed at any moment, and then ends what
 and removes its folder.
 """
 
-import contextlib
 import os
 import shutil
 import signal
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -26,22 +25,18 @@ _HEIRS_GRACE_SECONDS = 1.5
 """For processes whose run was killed."""
 
 
-@dataclass(frozen=True)
-class ProcessId:
-    """A process id together with its start time: ids are used again, pairs are not."""
-
-    pid: int
-    started: str
+ProcessId = tuple[int, str]
+"""A process id together with its start time: ids are used again, pairs are not."""
 
 
 def process_table() -> dict[ProcessId, int]:
     """Every living process of this machine and the id of its parent."""
     table: dict[ProcessId, int] = {}
     for entry in _PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # it ended meanwhile
             state, parent, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
             if state not in {"Z", "X"}:
-                table[ProcessId(int(entry.name), rest[17])] = int(parent)  # field 22: start time
+                table[int(entry.name), rest[17]] = int(parent)  # field 22: start time
     return table
 
 
@@ -58,15 +53,14 @@ def family(mark: str, roots: Iterable[int], seen: Iterable[ProcessId] = ()) -> s
     Members carry ``mark`` (``NAME=value``), are in ``roots`` or ``seen``, or descend from a member.
     """
     table = process_table()
-    line, known = mark.encode(), {*roots}
-    members = {p for p in table if p.pid in known or _carries(p.pid, line)}
-    members |= {p for p in seen if p in table}
+    line, known, kept = mark.encode(), {*roots}, {*seen}
+    members = {p for p in table if p in kept or p[0] in known or _carries(p[0], line)}
     children = members
     while children:
-        parents = {p.pid for p in children}
+        parents = {pid for pid, _ in children}
         children = {p for p, parent in table.items() if parent in parents} - members
         members |= children
-    return {p for p in members if p.pid != os.getpid()}
+    return {p for p in members if p[0] != os.getpid()}
 
 
 def end_family(
@@ -85,13 +79,13 @@ def end_family(
         if elapsed > grace + 5.0:
             break
         is_patient = elapsed < grace
-        for member in members - seen if is_patient else members:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(member.pid, signal.SIGTERM if is_patient else signal.SIGKILL)
+        for pid, _ in members - seen if is_patient else members:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM if is_patient else signal.SIGKILL)
         seen |= members
         time.sleep(0.05)
     for child in own:  # it may be a zombie while its last threads are still ending
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             child.wait(timeout=2.0)
     return members
 

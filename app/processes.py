@@ -116,19 +116,12 @@ class PrivateFlower:
     env: Mapping[str, str]
     services: list[Service] = field(default_factory=list)
 
-    def command(self, *arguments: str) -> list[str]:
-        """The command line of a Flower program of this Python's own installation."""
-        program = shutil.which(arguments[0], path=self.env["PATH"])
-        if program is None:
-            raise EngineFailed("not-started", f"Expected {arguments[0]} on PATH; pip install flwr")
-        return [program, *arguments[1:]]
-
     def start(self, name: str, *arguments: str) -> Service:
         """Starts a long-running program in a session of its own; its output goes to a file."""
         log_file = self.home / f"{name}.log"
         with log_file.open("wb") as output:
             process = subprocess.Popen(
-                self.command(*arguments), env=self.env, stdin=subprocess.DEVNULL,
+                arguments, env=self.env, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         service = Service(name, process, log_file)
@@ -139,7 +132,7 @@ class PrivateFlower:
         """The standard output of a short Flower command; EngineFailed when it fails or hangs."""
         try:
             process = subprocess.run(
-                self.command(*arguments), env=self.env, stdin=subprocess.DEVNULL, text=True,
+                arguments, env=self.env, stdin=subprocess.DEVNULL, text=True,
                 capture_output=True, timeout=timeout, start_new_session=True, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -169,9 +162,7 @@ def stage(project: Path, target: Path) -> Path:
     and would take up edits made while the run is under way.
     """
     config = tomllib.loads((project / "pyproject.toml").read_text())
-    patterns = config["tool"]["flwr"]["app"].get("fab-include")
-    if not patterns:
-        return project
+    patterns = config["tool"]["flwr"]["app"]["fab-include"]
     names = {path.relative_to(project) for pattern in patterns for path in project.glob(pattern)}
     for name in sorted({*names, Path("pyproject.toml")}):
         if (project / name).is_file() and "__pycache__" not in name.parts:

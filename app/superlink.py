@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import tomli_w
-import typer
+from typer import Argument, Option, echo
 
 from app.processes import LOOPBACK, PrivateFlower, Service, free_ports, private_flower, tail
-from manifed.cli.main import call
+from manifed.cli.main import call_alone
 from manifed.cli.options import Sets
 from manifed.errors import ConfigError, EngineFailed, one_line
 from manifed.experiment.load import load
@@ -159,16 +159,14 @@ def _check_past(experiment: Experiment) -> None:
 
 
 def _submitted(
-    address: Annotated[str, typer.Argument(help="HOST:PORT of the SuperLink.")],
-    experiment: Annotated[Path, typer.Option(help="A TOML file.")],
-    root_certificates: Annotated[Path | None, typer.Option(help="The file of the CA.")] = None,
-    is_insecure: Annotated[bool, typer.Option("--insecure", help="No TLS.")] = False,
+    address: Annotated[str, Argument(help="HOST:PORT of the SuperLink.")],
+    experiment: Annotated[Path, Option(help="A TOML file.")],
+    root_certificates: Annotated[Path | None, Option(help="The file of the CA.")] = None,
+    is_insecure: Annotated[bool, Option("--insecure", help="No TLS.")] = False,
     sets: Sets = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder on the SuperLink's machine.")
-    ] = None,
-    project: Annotated[Path, typer.Option(help="The folder of the app.")] = Path(),
-    timeout: Annotated[float, typer.Option(help="Seconds.")] = 86400.0,
+    out: Annotated[Path | None, Option(help="The run folder on the SuperLink's machine.")] = None,
+    project: Annotated[Path, Option(help="The folder of the app.")] = Path(),
+    timeout: Annotated[float, Option(help="Seconds.")] = 86400.0,
 ) -> None:
     """Run an experiment on a SuperLink that is already there; 0 for finished:completed alone."""
     if is_insecure == (root_certificates is not None):
@@ -178,14 +176,12 @@ def _submitted(
     _check_past(config)
     with private_flower(project) as flower:
         flower.connect(CONNECTION, address, root_certificates)
-        submit(flower, run_config_of(config), (), timeout=timeout, on_line=typer.echo)
+        submit(flower, run_config_of(config), (), timeout=timeout, on_line=echo)
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """``python -m app.superlink``."""
-    alone = typer.Typer(add_completion=False)
-    alone.command()(_submitted)
-    call(typer.main.get_command(alone), arguments, "python -m app.superlink")
+    call_alone(_submitted, arguments, "python -m app.superlink")
 
 
 if __name__ == "__main__":

@@ -65,3 +65,11 @@ class EngineFailed(Exception):
         super().__init__(f"Expected run status finished:completed, got {status}: {details}")
         self.status = status
         self.details = details
+
+
+class RunEnded(Exception):
+    """A command that ended before its end; the text says how to go on."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code

@@ -10,9 +10,8 @@ from manifed.errors import ConfigError
 from manifed.privacy import accountant
 from manifed.privacy.accountant import NoValidBound, least_multiplier
 from manifed.privacy.events import repeated
-from manifed.privacy.masked import Hidden, MaskedMechanism
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.secldp import Correlated, calibrate_masks
+from manifed.privacy.secldp import Correlated, Hidden, MaskedMechanism, calibrate_masks
 from manifed.privacy.tariff import ClientReleases, Terms
 from manifed.setting import CorrelatedNoise, MaskTarget, Setting
 

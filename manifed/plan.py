@@ -17,13 +17,14 @@ from manifed.privacy.accountant import NoValidBound, least_multiplier
 from manifed.privacy.events import (
     CLIENT_LEVEL,
     EXTERNAL,
+    NOT_PRIVATE,
     OF_MASKS,
     SERVER,
     Adversary,
     Release,
+    label_of,
     named,
 )
-from manifed.privacy.label import NOT_PRIVATE, label_of
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.statement import Budget, Promise
@@ -31,7 +32,7 @@ from manifed.privacy.tariff import Block, ClientReleases, Tariff, Terms, blocks
 from manifed.setting import ExampleLevel, NoPrivacy, Setting, Target
 
 if TYPE_CHECKING:
-    from manifed.privacy.published import Claim
+    from manifed.privacy.accountant import Claim
 
 Sizes = tuple[int, ...]
 """N_i of every client, public."""
@@ -140,7 +141,7 @@ def _search(
 ) -> float:
     def cost(multiplier: float) -> float:
         found = tariff(multiplier)
-        return found.ahead(adversary, found.counted([(1, draws, 1)]), rule.delta)
+        return found.ahead(adversary, found.once(draws), rule.delta)
 
     try:
         return least_multiplier(cost, rule.epsilon)
@@ -413,7 +414,7 @@ def _claim(setting: Setting) -> "Claim | None":
     privacy, federation = setting.privacy, setting.federation
     if privacy.kind != "example-level" or privacy.noise.kind != "published":
         return None
-    from manifed.privacy.published import Claim
+    from manifed.privacy.accountant import Claim
 
     rule = privacy.noise
     cohort = max(1, round(federation.cohort.expected_size(federation.num_clients)))

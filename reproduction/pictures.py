@@ -21,7 +21,7 @@ from manifed.algorithms.rsvrg import RSVRG
 from manifed.durable import write_atomically
 from manifed.experiment.assembly import facts_of, load_shards
 from manifed.experiment.load import load, parse
-from manifed.runs.report import COLORS, DASHES, STYLE, Column, Curve, Run
+from manifed.runs.report import COLORS, DASHES, STYLE, Column, Run, columns_of
 from reproduction.figure_files import Axes as Row
 from reproduction.figure_files import FigureOf
 
@@ -174,8 +174,8 @@ def values_of(runs: Sequence[Run], row: Row) -> tuple[Column, Column]:
     records.
     """
     if row.x != "gradients":
-        return Curve("", runs).values(row.x, row.y)
-    rounds, rows = Curve("", runs).values("round", row.y)
+        return columns_of(runs, row.x, row.y)
+    rounds, rows = columns_of(runs, "round", row.y)
     return rounds * passes_a_round(runs[0]), rows
 
 

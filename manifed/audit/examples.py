@@ -27,8 +27,7 @@ from manifed.privacy import accountant
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
-from manifed.problems.frechet import OnPoints
-from manifed.problems.hyperbolic import HyperbolicPrediction
+from manifed.problems.frechet import HyperbolicPrediction, OnPoints
 from manifed.problems.pca import PrincipalEigenvector
 from manifed.problems.problem import Problem
 

@@ -27,11 +27,18 @@ from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.graphs.graph import Graph
 from manifed.graphs.specs import EdgeList, GraphSource
 from manifed.oracles.minibatch import Full
-from manifed.privacy.masked import Hidden, MaskedMechanism
 from manifed.privacy.masks import seeded_pairs
 from manifed.privacy.mechanism import Noise
 from manifed.privacy.noise import EdgeStream, NoiseSource
-from manifed.privacy.secldp import MOST_EXACT, Correlated, Rounds, Worst, against
+from manifed.privacy.secldp import (
+    MOST_EXACT,
+    Correlated,
+    Hidden,
+    MaskedMechanism,
+    Rounds,
+    Worst,
+    against,
+)
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares
 

@@ -23,10 +23,9 @@ from manifed.experiment.plugins import is_plugin
 from manifed.experiment.schema import Experiment
 from manifed.plan import client_mechanism, example_mechanism
 from manifed.privacy import accountant
-from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
-from manifed.privacy.secldp import MOST_EXACT, Correlated, worst
+from manifed.privacy.secldp import MOST_EXACT, Correlated, MaskedMechanism, worst
 from manifed.problems.data import SiteData
 
 _SEEN_AT, _ENOUGH = 0.05, 1.0

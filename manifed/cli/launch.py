@@ -4,16 +4,15 @@ import importlib
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from manifed.cli.options import DEBUG, outcome
-from manifed.errors import ConfigError, EngineFailed, one_line
+from manifed.errors import ConfigError, EngineFailed, RunEnded, one_line
 from manifed.experiment.assembly import (
     check_first_update,
     check_shards,
@@ -48,16 +47,6 @@ class Request:
     ledger_head: str | None = None
     is_insecure: bool = False
     credentials: Path | None = None
-    began: float = field(default_factory=time.perf_counter)
-    """When the command was given, on the clock of `time.perf_counter`."""
-
-
-class RunEnded(Exception):
-    """A run that ended before its end; the text says how to go on."""
-
-    def __init__(self, text: str, exit_code: int) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
 
 
 def _to_go_on(config: Experiment, named: str) -> str:
@@ -163,8 +152,8 @@ def finished(folder: RunFolder) -> str:
     return f"the run is finished and whole: {printable(folder.directory)}"
 
 
-def launch(request: Request) -> RunFolder:
-    """Run a request on its engine.
+def launch(request: Request, began: float | None = None) -> RunFolder:
+    """Run a request on its engine; ``began`` as of `manifed.runs.driver.run`.
 
     Raises:
         ConfigError: bad input. EngineFailed, RoundFailed, ...: the run itself failed.
@@ -175,7 +164,7 @@ def launch(request: Request) -> RunFolder:
     try:
         with ending_signals():
             if config.engine.kind == "inline":
-                _inline(config, request.began)
+                _inline(config, began)
             else:
                 _networked(config, request)
         return RunFolder.open(named_directory(config))
@@ -184,8 +173,8 @@ def launch(request: Request) -> RunFolder:
     except EngineFailed as failed:
         why = str(failed)
     except OSError as error:
-        why = f"run failed: the system refused: {error}; nothing that was written is lost"
-        why = one_line(why)
+        said = f"run failed: the system refused: {error}; nothing that was written is lost"
+        why = one_line(said)
     except Exception as error:
         if hasattr(error, "exit_code") or os.environ.get(DEBUG):
             raise
@@ -193,7 +182,7 @@ def launch(request: Request) -> RunFolder:
     raise RunEnded(why + _to_go_on(config, request.config), code)
 
 
-def _inline(config: Experiment, began: float) -> None:
+def _inline(config: Experiment, began: float | None) -> None:
     if config.engine.execution == "cohort":
         from manifed.runs.cohort import cohort_transport
 

@@ -9,26 +9,26 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import click
 import typer
-from typer import core
+from typer import Option, Typer, core, echo
 
 from manifed.cli import commands, privacy
 from manifed.cli.options import (
     DEBUG,
     QUICKSTART,
+    Command,
     ConfigPath,
     DataDir,
-    Json,
     Sets,
     outcome,
     print_json,
 )
-from manifed.errors import ConfigError
+from manifed.errors import ConfigError, RunEnded
 from manifed.runs.interrupt import Ended, ending_signals
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _GARBAGE_EVERY = 50_000
 """Objects between two looks for garbage. Python's 700 look again and again through the thousands
 that modules make and keep: up to a fifth of the time that a command takes to start."""
 
-app = typer.Typer(
+app = Typer(
     name="manifed",
     help="Federated learning on Riemannian manifolds with differential privacy.",
     no_args_is_help=True,
@@ -52,64 +52,41 @@ app = typer.Typer(
 )
 
 
-def _version(is_asked: bool) -> None:
-    if is_asked:
-        from importlib.metadata import version
-
-        typer.echo(f"manifed {version('manifed')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=_version, help="Print it and exit."),
-    ] = False,
-) -> None:
-    """Federated learning on Riemannian manifolds with differential privacy."""
-
-
-@app.command()
+@app.command(cls=Command)
 def run(
     config: ConfigPath = QUICKSTART,
     sets: Sets = None,
-    engine: Annotated[str | None, typer.Option(help="inline, ray or deployment.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run folder to make.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
-    ] = None,
+    engine: Annotated[str | None, Option(help="inline, ray or deployment.")] = None,
+    out: Annotated[Path | None, Option(help="The run folder to make.")] = None,
+    resume: Annotated[Path | None, Option(help="Go on with the run in this folder.")] = None,
     is_status: Annotated[
-        bool, typer.Option("--status", help="Say where the run of --resume is; do not go on.")
+        bool, Option("--status", help="Say where the run of --resume is; do not go on.")
     ] = False,
     ledger_head: Annotated[
         str | None,
-        typer.Option(
-            "--ledger-head", help="The head that an earlier part of a resumed run printed."
-        ),
+        Option("--ledger-head", help="The head that an earlier part of a resumed run printed."),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="A deployment without TLS and node authentication.")
+        bool, Option("--insecure", help="A deployment without TLS and node authentication.")
     ] = False,
     credentials: Annotated[
         Path | None,
-        typer.Option(help="Keys and certificates of a deployment, made if the folder has none."),
+        Option(help="Keys and certificates of a deployment, made if the folder has none."),
     ] = None,
     data_dir: DataDir = None,
-    plain: Annotated[bool, typer.Option("--plain", help="No progress bar.")] = False,
-    as_json: Json = False,
+    plain: Annotated[bool, Option("--plain", help="No progress bar.")] = False,
 ) -> None:
     """Run one experiment and leave a run folder, or go on with the run of one."""
-    if resume is None and is_status:
-        raise ConfigError("--status: expected --resume RUN_DIR beside it")
-    if resume is not None and is_status:
+    if is_status:
         from manifed.runs.status import status_of, text_of
 
+        if resume is None:
+            raise ConfigError("--status: expected --resume RUN_DIR beside it")
         found = status_of(resume)
-        typer.echo(text_of(found))
+        echo(text_of(found))
         print_json(found)
         return
-    from manifed.cli.launch import Request, RunEnded, finished, launch
+    from manifed.cli.launch import Request, finished, launch
     from manifed.experiment.load import load
     from manifed.runs.manifest import process_began
 
@@ -117,7 +94,8 @@ def run(
     try:
         folder = launch(
             Request(config, tuple(sets or ()), engine, out, resume, plain, ledger_head, insecure,
-                    credentials, process_began())
+                    credentials),
+            process_began(),
         )  # fmt: skip
         _tell(folder)
         if load(str(folder.experiment_path)).output.plots:
@@ -141,31 +119,41 @@ def _tell(folder: "RunFolder") -> None:
     lines += [statement_of(manifest["privacy"])]
     lines += [f"ledger head: {manifest['ledger_head']}"] if manifest.get("ledger_head") else []
     lines += [f"seconds: {manifest['final']['seconds']:.1f} from start to end"]
-    typer.echo("\n".join(lines))
+    echo("\n".join(lines))
     print_json({"directory": str(folder.directory), **manifest["final"]})
 
 
 for _command in (
     commands.audit, commands.export, commands.plan, commands.report, commands.site, commands.sweep,
 ):  # fmt: skip
-    app.command()(_command)
-_prices = typer.Typer(help="Price privacy without running anything.", no_args_is_help=True)
+    app.command(cls=Command)(_command)
+_prices = Typer(help="Price privacy without running anything.", no_args_is_help=True)
 for _command in (
     privacy.compare, privacy.statement, privacy.ledger, privacy.reconcile, privacy.calibrate,
     privacy.curve, privacy.secldp, privacy.series,
 ):  # fmt: skip
-    _prices.command()(_command)
+    _prices.command(cls=Command)(_command)
 app.add_typer(_prices, name="privacy")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """The entry point of ``manifed``."""
-    call(typer.main.get_group(app), sys.argv[1:] if argv is None else argv, "manifed")
+    group = click.version_option(package_name="manifed", message="%(prog)s %(version)s")(
+        typer.main.get_group(app)
+    )
+    call(group, sys.argv[1:] if argv is None else argv, "manifed")
 
 
 def simulation(argv: Sequence[str]) -> NoReturn:
     """The entry point of ``python simulation.py``: the command ``run`` alone."""
     call(typer.main.get_group(app).commands["run"], argv, "python simulation.py")
+
+
+def call_alone(function: Callable[..., None], argv: Sequence[str], name: str) -> NoReturn:
+    """Run a program of one command and exit, as `call` does."""
+    alone = Typer(add_completion=False)
+    alone.command()(function)
+    call(typer.main.get_command(alone), argv, name)
 
 
 def call(command: click.Command, argv: Sequence[str], name: str) -> NoReturn:
@@ -185,13 +173,13 @@ def call(command: click.Command, argv: Sequence[str], name: str) -> NoReturn:
         code = 2
     except Ended as ended:
         code = ended.code
-        typer.echo(f"error: interrupted; start again: {name} {shlex.join(argv)}", err=True)
+        echo(f"error: interrupted; start again: {name} {shlex.join(argv)}", err=True)
     except BrokenPipeError:  # who reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
         if os.environ.get(DEBUG) and not hasattr(error, "exit_code"):
             raise
         line, code = outcome(error)
-        typer.echo(f"error: {line}", err=True)
+        echo(f"error: {line}", err=True)
     gc.freeze()  # or the interpreter's end looks through all modules once more, half a second long
     sys.exit(code if isinstance(code, int) else 0)

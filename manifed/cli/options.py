@@ -1,4 +1,4 @@
-"""What commands share: options, numbers between bounds, tables, JSON documents, how they fail."""
+"""What commands share: options, numbers between bounds, answers, how they fail."""
 
 import json
 import math
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import click
-import typer
+from typer import Argument, Option, echo
+from typer.core import TyperCommand
 
 from manifed.errors import one_line
 
@@ -21,11 +22,9 @@ DEBUG = "MANIFED_DEBUG"
 _DOCUMENT = "manifed.document"
 Sets = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="A.B=VALUE", help="Override one value of the config; repeatable."
-    ),
+    Option("--set", metavar="A.B=VALUE", help="Override one value of the config; repeatable."),
 ]
-ConfigPath = Annotated[str, typer.Argument(help="A TOML file; see configs/.")]
+ConfigPath = Annotated[str, Argument(help="A TOML file; see configs/.")]
 
 
 def _use(folder: Path | None) -> Path | None:
@@ -37,8 +36,7 @@ def _use(folder: Path | None) -> Path | None:
 
 DataDir = Annotated[
     Path | None,
-    typer.Option(
-        "--data-dir",
+    Option(
         help="Folder of data sets (default: $MANIFED_DATA).",
         exists=True,
         file_okay=False,
@@ -47,28 +45,43 @@ DataDir = Annotated[
 ]
 
 
-def _apart(context: typer.Context, is_asked: bool) -> bool:
-    """Under ``--json`` standard output is the document's; every word goes to standard error."""
+class Command(TyperCommand):
+    """A command with ``--json``: standard output is one document's, every word goes elsewhere."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        words = "Print one JSON document alone; words go to standard error."
+        option = click.Option(
+            ["--json"], is_flag=True, expose_value=False, callback=_apart, help=words
+        )
+        self.params.append(option)
+
+
+def _apart(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked:
         context.meta[_DOCUMENT] = sys.stdout
         context.with_resource(redirect_stdout(sys.stderr))
-    return is_asked
-
-
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json", help="Print one JSON document alone; words go to standard error.", callback=_apart
-    ),
-]
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print one JSON document on one line, where `Json` asks for it."""
+    """Print one JSON document on one line, where ``--json`` asks for it."""
     from manifed.runs.folder import jsonable
 
     if (out := click.get_current_context().meta.get(_DOCUMENT)) is not None:
-        typer.echo(json.dumps(jsonable(document)), out)
+        echo(json.dumps(jsonable(document)), out)
+
+
+def answer(
+    label: str,
+    document: Mapping[str, Any],
+    *lines: str,
+    rows: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Print the word for the noise, lines and a table; or the document, after the same word."""
+    echo("\n".join([f"privacy: {label}", *lines]))
+    if rows:
+        print_table(rows)
+    print_json({"label": label, **document})
 
 
 class Number(click.FloatRange):
@@ -88,15 +101,14 @@ SHARE = Number(0, 1, min_open=True, max_open=True)
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a table in Markdown, a row a mapping, its columns as wide as their widest cells."""
+    from manifed.runs.report import said
+
     table = [[key.replace("_", " ") for key in rows[0]]]
-    for row in rows:
-        known = ("-" if one is None else one for one in row.values())
-        said = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in known)
-        table.append([cell.replace("|", "/") for cell in said])
+    table += [[said(cell).replace("|", "/") for cell in row.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     table.insert(1, ["-" * width for width in widths])
     for row in table:
-        typer.echo(f"| {' | '.join(map(str.ljust, row, widths))} |")
+        echo(f"| {' | '.join(map(str.ljust, row, widths))} |")
 
 
 def outcome(error: Exception) -> tuple[str, int]:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option, echo
 
 from manifed.cli.options import (
     POSITIVE,
@@ -14,59 +14,54 @@ from manifed.cli.options import (
     SHARE,
     ConfigPath,
     DataDir,
-    Json,
     Number,
     Sets,
+    answer,
     print_json,
-    print_table,
 )
 from manifed.errors import ConfigError, one_line
-from manifed.privacy.label import AUTHENTICITY, PLANNED
+from manifed.privacy.events import AUTHENTICITY, PLANNED
 
 _MOST = 10**9
 """Rounds, clients and steps that the accountants count to."""
-_Delta = Annotated[float, typer.Option(click_type=SHARE, help="Delta of all that is priced.")]
+_Delta = Annotated[float, Option(click_type=SHARE, help="Delta of all that is priced.")]
 
 
 def compare(
     local_epsilon: Annotated[
         float,
-        typer.Option(click_type=Number(0, 700, min_open=True), help="Epsilon of one training."),
+        Option(click_type=Number(0, 700, min_open=True), help="Epsilon of one training."),
     ],
     local_delta: Annotated[
-        float, typer.Option(click_type=Number(0, 1, max_open=True), help="Delta of one.")
+        float, Option(click_type=Number(0, 1, max_open=True), help="Delta of one.")
     ],
-    clients: Annotated[int, typer.Option(min=1, max=_MOST, help="N.")],
-    cohort_size: Annotated[int, typer.Option(min=1, help="s, drawn without replacement.")],
-    rounds: Annotated[int, typer.Option(min=1, max=_MOST, help="T.")],
-    slack_delta: Annotated[float, typer.Option(click_type=SHARE, help="delta-hat.")] = 1e-3,
-    as_json: Json = False,
+    clients: Annotated[int, Option(min=1, max=_MOST, help="N.")],
+    cohort_size: Annotated[int, Option(min=1, help="s, drawn without replacement.")],
+    rounds: Annotated[int, Option(min=1, max=_MOST, help="T.")],
+    slack_delta: Annotated[float, Option(click_type=SHARE, help="delta-hat.")] = 1e-3,
 ) -> None:
     """Theorem 4.2 of PriRFed beside what holds at record level, at the published delta."""
     if cohort_size > clients:
         raise ConfigError(
             f"--cohort-size: expected at most --clients = {clients}, got {cohort_size}"
         )
-    from manifed.privacy.published import Claim
+    from manifed.privacy.accountant import Claim
 
-    claim = Claim(local_epsilon, local_delta, clients, cohort_size, slack_delta)
-    found = claim.compared(rounds)
-    typer.echo(f"privacy: {PLANNED}")
+    found = Claim(local_epsilon, local_delta, clients, cohort_size, slack_delta).compared(rounds)
     remarks = {
         "published": "Theorem 4.2 as printed; UNSOUND at record level",
         "parallel": "the same with parallel composition; still UNSOUND at record level",
         "external": "sound: models seen, cohorts not",
         "server": "sound: every upload seen; a priori, a quantile of rounds a client",
     }
-    print_table([{"view": k, **price, "remark": remarks[k]} for k, price in found.items()])
-    print_json({"label": PLANNED} | found)
+    rows = [{"view": k, **price, "remark": remarks[k]} for k, price in found.items()]
+    answer(PLANNED, found, rows=rows)
 
 
 def statement(
     config: ConfigPath = QUICKSTART,
     sets: Sets = None,
     data_dir: DataDir = None,
-    as_json: Json = False,
 ) -> None:
     """The privacy statement that a config's whole run would end with, everybody invited always."""
     from manifed.cli.launch import checked_config
@@ -76,26 +71,23 @@ def statement(
 
     experiment = checked_config(config, sets)
     plan = planned_statement(experiment.setting, facts_of(experiment).sizes)
-    typer.echo(statement_of(plan))
+    echo(statement_of(plan))
     print_json(plan)
 
 
 def ledger(
-    path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or a folder (run, site) with it.")],
+    path: Annotated[Path, Argument(help="A ledger.jsonl, or a folder (run, site) with it.")],
     delta: Annotated[
         float | None,
-        typer.Option(
-            click_type=Number(0, 1), help="At which delta; a site's ledger names its own."
-        ),
+        Option(click_type=Number(0, 1), help="At which delta; a site's ledger names its own."),
     ] = None,
     ledger_key: Annotated[
-        Path | None, typer.Option(help="The file of its key ($MANIFED_LEDGER_KEY_FILE).")
+        Path | None, Option(help="The file of its key ($MANIFED_LEDGER_KEY_FILE).")
     ] = None,
     head: Annotated[
         list[str] | None,
-        typer.Option(help="A head that was printed earlier and must be in the chain."),
+        Option(help="A head that was printed earlier and must be in the chain."),
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Verify a ledger's chain and price everything in it, for every adversary (for an auditor)."""
     from manifed.privacy.account import anchors_of
@@ -115,80 +107,76 @@ def ledger(
         found |= {"label": proved.label, "doubts": list(proved.doubts)}
     delta = found["delta"]
     authenticity = AUTHENTICITY[found["authenticity"]]
-    typer.echo(
+    echo(
         f"privacy: {found['label']}\n"
         f"chain intact: {found['entries']} entries, {found['charges']} charges\n"
         f"ledger head: {found['head']}\n{authenticity}"
     )
     for doubt in found.get("doubts", ()):
         if not doubt.endswith(authenticity):  # said already
-            typer.echo(f"note: {doubt}")
+            echo(f"note: {doubt}")
     for one in found["adversaries"]:
-        typer.echo(
+        echo(
             f"{one['name']}: ({one['epsilon']:.6g}, {delta:g})-DP, unit {one['unit']}, "
             f"{one['neighboring_relation']}, against {one['text']}"
         )
     if limits := found.get("limits"):
-        typer.echo(f"site's limit: epsilon {limits['epsilon']:g} at {limits['delta']:g}")
+        echo(f"site's limit: epsilon {limits['epsilon']:g} at {limits['delta']:g}")
     print_json(found)
 
 
 def reconcile(
-    run_dir: Annotated[Path, typer.Argument(help="The folder of a run, at the server.")],
-    site_dir: Annotated[Path, typer.Argument(help="The ledger folder of a site.")],
+    run_dir: Annotated[Path, Argument(help="The folder of a run, at the server.")],
+    site_dir: Annotated[Path, Argument(help="The ledger folder of a site.")],
     run: Annotated[
-        str | None, typer.Option(help="Flower's number of the run, if its config ran twice.")
+        str | None, Option(help="Flower's number of the run, if its config ran twice.")
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Whether a run's ledger and a site's agree on the rounds that both saw (for an auditor)."""
     from manifed.site.account import compared
 
     found = compared(run_dir / "ledger.jsonl", site_dir / "ledger.jsonl", run)
     said = "agree" if found.is_whole else "DISAGREE"
-    typer.echo(
+    echo(
         f"client {found.partition}: the ledgers {said}: {len(found.both)} rounds charged alike, "
         f"{len(found.differing)} otherwise, {len(found.only_site)} by the site alone, "
         f"{len(found.only_server)} by the server alone (lost, refused or absent)"
     )
     print_json(asdict(found) | {"is_whole": found.is_whole})
     if not found.is_whole:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def calibrate(
     target_epsilon: Annotated[
-        float, typer.Option(click_type=POSITIVE, help="Epsilon of all steps together.")
+        float, Option(click_type=POSITIVE, help="Epsilon of all steps together.")
     ],
     target_delta: _Delta,
-    steps: Annotated[int, typer.Option(min=1, max=_MOST, help="Noised gradients (or rounds).")],
+    steps: Annotated[int, Option(min=1, max=_MOST, help="Noised gradients (or rounds).")],
     sampling_probability: Annotated[
         float,
-        typer.Option(
+        Option(
             click_type=Number(0, 1, min_open=True),
             help="Poisson rate of a step; 1 takes everybody.",
         ),
     ] = 1.0,
-    as_json: Json = False,
 ) -> None:
     """The least noise multiplier for a target, add-or-remove, erring on the private side."""
     from manifed.privacy.accountant import for_steps
 
     found = for_steps(target_epsilon, target_delta, steps, sampling_probability)
-    typer.echo(
-        f"privacy: {PLANNED}\n"
+    line = (
         f"noise multiplier {found['noise_multiplier']:.6g} (noise over sensitivity) costs "
         f"({found['epsilon']:.6g}, {target_delta:g}) over {steps} steps"
     )
-    print_json({"label": PLANNED} | found)
+    answer(PLANNED, found, line)
 
 
 def curve(
     config: ConfigPath = QUICKSTART,
-    plot: Annotated[Path | None, typer.Option(help="Where the figure goes (PNG).")] = None,
+    plot: Annotated[Path | None, Option(help="Where the figure goes (PNG).")] = None,
     sets: Sets = None,
     data_dir: DataDir = None,
-    as_json: Json = False,
 ) -> None:
     """Epsilon against rounds against every adversary of a config."""
     import numpy as np
@@ -205,26 +193,24 @@ def curve(
     experiment = checked_config(config, sets)
     rows = planned_curve(experiment.setting, facts_of(experiment).sizes)
     label = plan_label(experiment.setting)
-    typer.echo(f"privacy: {label}")
-    print_table(rows)
+    lines: list[str] = []
     if plot is not None:
         columns = {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
         rounds = columns.pop("round")
-        lines = {
+        curves = {
             f"{name} (unsound)" if name == "published" else name: (rounds, column[None])
             for name, column in columns.items()
         }
-        drawn = picture(lines, "round", "epsilon", title=f"{experiment.name}: {label}")
+        drawn = picture(curves, "round", "epsilon", title=f"{experiment.name}: {label}")
         write_atomically(plot, drawn)
-        typer.echo(f"figure: {plot}")
-    print_json({"label": label, "curve": rows})
+        lines.append(f"figure: {plot}")
+    answer(label, {"curve": rows}, *lines, rows=rows)
 
 
 def series(
-    config: Annotated[Path, typer.Argument(help="Schedules, C and noise (docs/time_varying.md).")],
-    rounds: Annotated[int, typer.Option(min=1, max=10**7, help="K.")] = 100_000,
+    config: Annotated[Path, Argument(help="Schedules, C and noise (docs/time_varying.md).")],
+    rounds: Annotated[int, Option(min=1, max=10**7, help="K.")] = 100_000,
     delta: _Delta = 1e-5,
-    as_json: Json = False,
 ) -> None:
     """Price rounds of distributed optimisation with growing samples.
 
@@ -249,9 +235,7 @@ def series(
         found["epsilon_K"] = spent
     else:
         found |= {"rho_K": spent, "delta": delta, "epsilon_K": epsilon_of_rho(spent, delta)}
-    typer.echo(f"privacy: {PLANNED}")
-    print_table([found])
-    print_json({"label": PLANNED} | found)
+    answer(PLANNED, found, rows=[found])
 
 
 _NAMES = ("I", "II", "III", "IV")
@@ -260,27 +244,26 @@ _NAMES = ("I", "II", "III", "IV")
 
 def secldp(
     graph: Annotated[
-        str, typer.Option(help="ring, torus, complete, star, exponential, or a file of edges.")
+        str, Option(help="ring, torus, complete, star, exponential, or a file of edges.")
     ],
-    nodes: Annotated[int, typer.Option(min=1, max=5000, help="n.")],
+    nodes: Annotated[int, Option(min=1, max=5000, help="n.")],
     sigma_cdp: Annotated[
-        float, typer.Option(click_type=POSITIVE, help="Deviation of a node's own noise.")
+        float, Option(click_type=POSITIVE, help="Deviation of a node's own noise.")
     ],
     sigma_cor: Annotated[
         float,
-        typer.Option(
+        Option(
             click_type=Number(0, math.inf, max_open=True), help="Deviation of one pairwise mask."
         ),
     ],
     clip: Annotated[
-        float, typer.Option(click_type=POSITIVE, help="C, the L2 bound of a gradient.")
+        float, Option(click_type=POSITIVE, help="C, the L2 bound of a gradient.")
     ] = 1.0,
     collusion: Annotated[
-        int, typer.Option(min=0, help="q: how many honest-but-curious nodes collude.")
+        int, Option(min=0, help="q: how many honest-but-curious nodes collude.")
     ] = 0,
-    rounds: Annotated[int, typer.Option(min=1, max=_MOST, help="T, for totals.")] = 1,
+    rounds: Annotated[int, Option(min=1, max=_MOST, help="T, for totals.")] = 1,
     delta: _Delta = 1e-5,
-    as_json: Json = False,
 ) -> None:
     """Price masks that cancel along the edges of a graph (DECOR), round by round and in total.
 
@@ -307,31 +290,30 @@ def secldp(
     noise, slope = Correlated(sigma_cdp, sigma_cor), 2 * clip**2
     met, bound = worst(network, noise, collusion), slope * theorem_bound(network, noise, collusion)
     kind = 3 if collusion == nodes - 1 else min(collusion, 2)
-    found: dict[str, Any] = {
-        "epsilon_step": slope * met.precision,
-        "theorem_bound": bound,
-        "worst_node": met.node,
-        "coalition": met.coalition,
-        "is_exact": met.is_exact,
-        "adversary": _NAMES[kind],
-        "adversary_text": OF_MASKS[kind].text,
-        "rounds": rounds,
-        "delta": delta,
-        "totals": {},
-    }
-    typer.echo(
-        f"privacy: {PLANNED}\nadversary {_NAMES[kind]}: {OF_MASKS[kind].text}\n"
-        f"one round: Renyi slope {slope * met.precision:.6g} "
-        f"({'exact' if met.is_exact else 'a proved upper bound'}), Theorem 6: {bound:.6g}"
-    )
+    adversary, text = _NAMES[kind], OF_MASKS[kind].text
+    totals: dict[str, dict[str, Any]] = {}
     for name, size in zip(_NAMES, (0, 1, max(2, collusion), nodes - 1), strict=True):
         if size < nodes:
             against = worst(network, noise, size)
-            found["totals"][name] = {
-                "collusion": size,
-                "epsilon": Rounds(rounds, 2 * clip).epsilon(against, delta),
-                "is_exact": against.is_exact,
-            }
-    typer.echo(f"{rounds} rounds, delta {delta:g}:")
-    print_table([{"adversary": name} | total for name, total in found["totals"].items()])
-    print_json({"label": PLANNED} | found)
+            epsilon = Rounds(rounds, 2 * clip).epsilon(against, delta)
+            totals[name] = {"collusion": size, "epsilon": epsilon, "is_exact": against.is_exact}
+    answer(
+        PLANNED,
+        {
+            "epsilon_step": slope * met.precision,
+            "theorem_bound": bound,
+            "worst_node": met.node,
+            "coalition": met.coalition,
+            "is_exact": met.is_exact,
+            "adversary": adversary,
+            "adversary_text": text,
+            "rounds": rounds,
+            "delta": delta,
+            "totals": totals,
+        },
+        f"adversary {adversary}: {text}",
+        f"one round: Renyi slope {slope * met.precision:.6g} "
+        f"({'exact' if met.is_exact else 'a proved upper bound'}), Theorem 6: {bound:.6g}",
+        f"{rounds} rounds, delta {delta:g}:",
+        rows=[{"adversary": name} | total for name, total in totals.items()],
+    )

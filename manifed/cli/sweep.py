@@ -17,35 +17,35 @@ import re
 import shlex
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, product
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
-import typer
+from typer import echo
 
-from manifed.cli.launch import Request, RunEnded, check_parts, launch
+from manifed.cli.launch import Request, check_parts, launch
 from manifed.cli.options import outcome, print_json, print_table
 from manifed.durable import write_atomically
-from manifed.errors import ConfigError, one_line
+from manifed.errors import ConfigError, RunEnded, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
 from manifed.runs.evidence import evidence_of, refused, saved_config
 from manifed.runs.folder import RunFolder, is_fresh, with_label
 from manifed.runs.interrupt import Ended
 from manifed.runs.places import check_new, real
-from manifed.runs.report import Curve, Run, read, write_figures
+from manifed.runs.report import Run, read, write_figures
 from manifed.runs.statement import label_in_manifest
 
 _MEASURES = ("relative_cost_gap", "held_out_accuracy", "held_out_loss", "accuracy", "cost")
 """What a table compares unless it is told, the first that all runs have measured."""
 _COMMA = re.compile(r',(?![^\[{]*[\]}])(?=(?:[^"]*"[^"]*")*[^"]*$)')
 """Outside brackets and quotes."""
+_SEED = "federation.seed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Trial:
     directory: Path
     request: Request
     config: Experiment
-    setting: dict[str, str]
+    setting: Mapping[str, str]
     """What is set in it and not in every run, as written."""
 
     @property
@@ -81,31 +81,32 @@ def sweep(
         check_parts(trial.config)
     check_new("--out", folder)
     again = f"the same command goes on: {shlex.join(['manifed', *sys.argv[1:]])}"
-    failed = list[Trial]()
+    groups: dict[str, list[Run]] = {}
+    table: list[dict[str, Any]] = []
+    failed: list[str] = []
     try:
         for k, (trial, error) in enumerate(run_all(trials, jobs), start=1):
-            failed += [trial] if error else []
+            name = trial.directory.name
+            failed += [name] if error else []
             state = f"FAILED: {error}" if error else "done"
-            typer.echo(f"{k}/{len(trials)} {trial.directory.name}: {state}", err=True)
+            echo(f"{k}/{len(trials)} {name}: {state}", err=True)
     except Ended as end:
         raise RunEnded(f"interrupted; {again}", end.code) from None
     except BrokenProcessPool:
         raise RunEnded(f"a process died with its run; {again}", 1) from None
-    groups = dict[str, list[Run]]()
-    table = list[dict[str, Any]]()
     for trial in trials:
-        if trial not in failed:
-            run, seed = read(trial.directory), trial.config.federation.seed
+        if (name := trial.directory.name) not in failed:
+            run = read(trial.directory)
             groups.setdefault(trial.label, []).append(run)
-            row = trial.setting | {"seed": seed, "folder": trial.directory.name}
-            row |= {name: run.last(name) for name in run.columns}
+            row = {**trial.setting, "seed": trial.config.federation.seed, "folder": name}
+            row |= {column: run.last(column) for column in run.columns}
             table.append(with_label(row, label_in_manifest(run.manifest, run.final["epsilon"])))
     if table:
         column, rows = rows_of(groups, measure)
-        typer.echo(column)
+        echo(column)
         print_table(rows)
-        if any(trial.config.privacy.kind != "none" for trial in trials):
-            typer.echo(
+        if trials[0].config.privacy.kind != "none":
+            echo(
                 "privacy: each run's statement prices that run alone. The search is not accounted: "
                 f"to choose among these {len(trials)} runs on private data, or to show them, costs "
                 "more than one of them. Search on public data."
@@ -115,18 +116,11 @@ def sweep(
         writer.writeheader()
         writer.writerows(table)
         write_atomically(folder / "sweep.csv", text.getvalue().encode())
-        curves = [Curve(label, group) for label, group in groups.items()]
-        for written in (folder / "sweep.csv", *write_figures(curves, folder)):
-            typer.echo(written)
-        print_json(
-            {
-                "label": " / ".join(sorted({row["privacy"] for row in rows})),
-                "measure": column,
-                "rows": rows,
-                "failed": [trial.directory.name for trial in failed],
-                "directory": folder,
-            }
-        )
+        for written in (folder / "sweep.csv", *write_figures(groups, folder)):
+            echo(written)
+        label = " / ".join(sorted({row["privacy"] for row in rows}))
+        told = {"label": label, "measure": column, "rows": rows, "failed": failed}
+        print_json(told | {"directory": folder})
     if failed:
         raise RunEnded(f"{len(failed)} of {len(trials)} runs failed; {again}", 1)
 
@@ -137,7 +131,7 @@ def seeds_of(text: str) -> list[int]:
     Raises:
         ConfigError: anything else, a seed twice, or more than 10 000.
     """
-    found = list[int]()
+    found: list[int] = []
     for part in text.split(","):
         ends = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part.strip())
         first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
@@ -156,51 +150,43 @@ def trials_of(path: Path, sets: Sequence[str], seeds: Sequence[int], out: Path) 
         ConfigError: a setting that is no config, one key or value twice, or a folder under ``out``
             that holds another run.
     """
-    grid = dict[str, list[str]]()
+    grid: dict[str, list[str]] = {}
     for override in sets:
         key, _, text = override.partition("=")
         values = [value.strip() for value in _COMMA.split(text)]
-        if not all(values) or len({*values}) < len(values) or key.strip() in grid:
+        if not all(values) or len({*values}) < len(values) or key.strip() in (*grid, _SEED):
             raise ConfigError(
-                f"--set: expected A.B=VALUE[,OTHER VALUE...], every key once, got {override!r}"
+                "--set: expected A.B=VALUE[,OTHER VALUE...], every key once, and no "
+                f"{_SEED}, which is swept by --seeds 0-4, got {override!r}"
             )
         grid[key.strip()] = values
-    if "federation.seed" in grid:
-        raise ConfigError("--set: federation.seed is swept by --seeds 0-4")
-    differing = [key for key, values in grid.items() if len(values) > 1]
-    shorts = [key.rpartition(".")[2] for key in differing]
-    names = shorts if len({*shorts}) == len(shorts) else differing
+    differing = {key: key.rpartition(".")[2] for key, values in grid.items() if len(values) > 1}
+    is_short = len({*differing.values()}) == len(differing)
     found: list[Trial] = []
-    for chosen in product(*grid.values()):
+    for *chosen, seed in product(*grid.values(), map(str, seeds)):
         given = dict(zip(grid, chosen, strict=True))
-        setting = {name: given[key] for name, key in zip(names, differing, strict=True)}
+        setting = {short if is_short else k: given[k] for k, short in differing.items()}
         text = ",".join(map("=".join, setting.items()))
-        folder = re.sub(r"[^A-Za-z0-9_.,=+-]+", "_", text)
-        if folder != text or len(folder) > 80:
-            folder = f"{folder[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        for seed in seeds:
-            directory = out / f"{folder}-seed-{seed}".lstrip("-")
-            sets = ("output.plots=false", *map("=".join, given.items()), f"federation.seed={seed}")
-            config = load(path, sets)
-            request = Request(str(path), sets, out=directory, plain=True)
-            if _has_begun(directory, config):
-                request = Request(str(path), resume=directory, plain=True)
-            found.append(Trial(directory, request, config, setting))
+        name = re.sub(r"[^A-Za-z0-9_.,=+-]+", "_", text)
+        if name != text or len(name) > 80:
+            name = f"{name[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        directory = out / f"{name}-seed-{seed}".lstrip("-")
+        given[_SEED] = seed
+        sets = ("output.plots=false", *map("=".join, given.items()))
+        config, request = load(path, sets), Request(str(path), sets, out=directory, plain=True)
+        if RunFolder(directory).experiment_path.is_file():
+            request = Request(str(path), resume=directory, plain=True)
+            if sha256(evidence_of(directory, saved_config(directory)).config) != sha256(config):
+                raise _taken(directory, "a run of this config", "one of another config")
+        elif not is_fresh(directory):
+            raise _taken(directory, "a new folder", "one that is no run's")
+        found.append(Trial(directory, request, config, setting))
     return found
 
 
-def _has_begun(directory: Path, config: Experiment) -> bool:
-    """Whether a folder is of this very run; one that is neither that nor new is refused."""
+def _taken(directory: Path, expected: str, found: str) -> ConfigError:
     remedy = "move it away, or name another place with --out"
-    if RunFolder(directory).experiment_path.is_file():
-        found = evidence_of(directory, saved_config(directory))
-        if sha256(found.config) != sha256(config):
-            others = f"one of another config; {remedy}"
-            raise refused(directory, "expected a run of this config", others)
-        return True
-    if not is_fresh(directory):
-        raise refused(directory, "expected a new folder", f"one that is no run's; {remedy}")
-    return False
+    return refused(directory, f"expected {expected}", f"{found}; {remedy}")
 
 
 def rows_of(
@@ -218,10 +204,9 @@ def rows_of(
         raise ConfigError(
             f"--measure: expected a measured column ({', '.join(known)}), got {measure!r}"
         )
-    rows = list[dict[str, Any]]()
+    rows: list[dict[str, Any]] = []
     for label, group in groups.items():
         values = [run.last(measure) or 0.0 for run in group]
-        spent = [epsilon for run in group if (epsilon := run.last("epsilon")) is not None]
         words = {label_in_manifest(run.manifest, run.final["epsilon"]) for run in group}
         rows.append(
             {
@@ -229,7 +214,7 @@ def rows_of(
                 "mean": statistics.fmean(values),
                 "deviation": statistics.stdev(values) if len(values) > 1 else math.nan,
                 "privacy": " / ".join(sorted(words)),
-                "epsilon": max(spent, default=None),
+                "epsilon": max(run.last("epsilon") or 0.0 for run in group) or None,
                 "runs": len(values),
             }
         )
@@ -274,7 +259,7 @@ def _silenced() -> None:
 def _play(request: Request) -> str | None:
     """Run a request in a process of its own; the line of the error if it failed."""
     try:
-        launch(replace(request, began=time.perf_counter()))
+        launch(request)
     except Exception as error:
         line, code = outcome(error)
         if code > 128:  # a signal: whoever sent it waits for this process

@@ -36,7 +36,7 @@ PROBLEMS = Kinds(
         "principal-eigenvector": "problems.pca:PrincipalEigenvector",
         "kpca": "problems.pca:KPCA",
         "frechet-mean": "problems.frechet:FrechetMean",
-        "hyperbolic-prediction": "problems.hyperbolic:HyperbolicPrediction",
+        "hyperbolic-prediction": "problems.frechet:HyperbolicPrediction",
         "least-squares": "problems.linear:LeastSquares",
         "logistic": "problems.linear:Logistic",
         "geometric-median": "problems.frechet:GeometricMedian",

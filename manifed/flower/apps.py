@@ -8,6 +8,7 @@ from pkgutil import resolve_name
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from manifed.errors import RunEnded
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.plan import RoundReport
 from manifed.flower.handshake import declared_sizes
@@ -86,11 +87,11 @@ def run(
         statement = statement_of(folder.manifest()["privacy"])
         sys.stdout.write(f"{statement}\nrun folder: {printable(folder.directory)}\n")
         if config.output.plots:
-            from manifed.runs.report import NotDrawn, draw_finished
+            from manifed.runs.report import draw_finished
 
             try:
                 draw_finished(folder)
-            except NotDrawn as reason:
+            except RunEnded as reason:
                 log.warning("%s", reason)
     return folder
 

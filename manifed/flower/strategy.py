@@ -217,8 +217,7 @@ class ManifoldStrategy(Strategy):
         assert now is not None
         assert wire is not None
         down = sent(now) if now.phase is EVALUATE else down
-        phase = now.phases[now.index]
-        asked = Asked(now.header, phase, down, now.asked, self.course.accepted)
+        asked = Asked(now.header, now.phase, down, now.asked, self.course.accepted)
         made = wire.messages(asked)
         self._sent = (server_round, asked, made)
         return made

@@ -352,7 +352,7 @@ class _Run:
 
     @property
     def _label(self) -> str:
-        """The word before every epsilon so far (`manifed.privacy.label`)."""
+        """The word before every epsilon so far (`manifed.privacy.events`)."""
         is_charged = self._account.odometer.rounds_counted > 0
         return self._plan.promise.label(self._account.noise_origins, is_charged=is_charged)
 

@@ -7,7 +7,7 @@ file alone is refuted by the others, and a reader refuses the folder with what c
 
 What cannot be excluded is said: whoever can write the folder can rewrite all of an unkeyed one
 consistently (manifed/privacy/ledger.py). `Evidence.doubts` has a sentence for each such thing, and
-every reader shows them beside the label of the run (manifed/privacy/label.py).
+every reader shows them beside the label of the run (manifed/privacy/events.py).
 """
 
 import math
@@ -23,7 +23,7 @@ from manifed.experiment.load import dump, load, parse
 from manifed.experiment.plugins import allowed_here, packages_in
 from manifed.experiment.schema import Experiment, sha256
 from manifed.plan import is_scheduled, promise_of
-from manifed.privacy import label
+from manifed.privacy import events
 from manifed.privacy.account import anchors_of, ledger_key
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import named
@@ -49,7 +49,7 @@ class Evidence:
     manifest: Mapping[str, Any]
     """{} before the run has begun; until then nothing was released."""
     label: str
-    """Whether the noise protects anybody (`manifed.privacy.label`)."""
+    """Whether the noise protects anybody (`manifed.privacy.events`)."""
     doubts: tuple[str, ...]
     """What this reader cannot exclude, in sentences."""
     odometer: Odometer
@@ -133,17 +133,17 @@ def evidence_of(
     if "final" in manifest and saved is None:
         doubts.append("no checkpoint of this run is there, which would hold a head of the ledger")
     if found is not None:
-        doubts.append(f"the ledger is {label.AUTHENTICITY[found.authenticity]}")
+        doubts.append(f"the ledger is {events.AUTHENTICITY[found.authenticity]}")
     word = _label(config, manifest, charged.odometer)
-    if word == label.RELEASE and not is_of_config:
-        word = label.UNKNOWN
-    told = () if word == label.NOT_PRIVATE else tuple(doubts)
+    if word == events.RELEASE and not is_of_config:
+        word = events.UNKNOWN
+    told = () if word == events.NOT_PRIVATE else tuple(doubts)
     return Evidence(config or why, manifest, word, told, charged.odometer, found, saved)
 
 
 def _label(config: Experiment | None, manifest: Mapping[str, Any], odometer: Odometer) -> str:
     privacy = config and config.privacy
-    return label.label_of(
+    return events.label_of(
         getattr(privacy, "noise_source", None),
         odometer.noise_origins,
         is_charged=odometer.rounds_counted > 0,

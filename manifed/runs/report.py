@@ -3,15 +3,14 @@
 Several seeds of one configuration become one curve: their mean, with a band from the least to the
 greatest. A figure that has nothing to show (privacy off, no optimum known) is not made.
 
-The page needs nothing beside it: no network, no script to be read. What a run folder says enters it
-as text, and a policy in its head allows no script but the page's own.
+The page needs nothing beside it: no network, no script to be read; its curves are pictures (SVG)
+inside it. What a run folder says enters it as text, and a policy in its head allows no script but
+the page's own.
 """
 
 import base64
-import hashlib
 import io
 import json
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manifed.durable import write_atomically
-from manifed.errors import one_line
-from manifed.runs.folder import RunFolder
+from manifed.errors import RunEnded, one_line
+from manifed.runs.folder import RunFolder, with_label
 from manifed.runs.interrupt import Ended
 from manifed.runs.statement import label_in, label_in_manifest, statement_of
 
@@ -56,8 +55,6 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "",
 }
-HEADER = ("run", "rounds", "relative cost gap", "gradient norm", "label", "epsilon", "delta")
-"""The header of the table of runs."""
 _MOST_ROWS = 60
 """The most rows of a table of values; all values are in metrics.csv."""
 Column = NDArray[np.float64]
@@ -82,28 +79,29 @@ class Run:
 
     def last(self, column: str) -> float | None:
         """The newest measured value of ``column``."""
-        values = self.columns.get(column, np.empty(0))
-        measured = values[~np.isnan(values)]
-        return float(measured[-1]) if measured.size else None
+        measured = [x for x in self.columns.get(column, np.empty(0)).tolist() if not np.isnan(x)]
+        return measured[-1] if measured else None
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Runs of one configuration that differ in their seed only."""
+_Curves = Mapping[str, Sequence[Run]]
+"""The runs of each label, which differ in their seed only."""
 
-    label: str
-    runs: Sequence[Run]
 
-    def values(self, x: str, y: str) -> tuple[Column, Column]:
-        """Columns x (n,) and y (runs, n) over the rounds that all runs have measured."""
-        tables: list[dict[float, tuple[float, float]]] = []
-        for run in self.runs:
-            rows = zip(*(run.columns.get(key, ()) for key in ("round", x, y)), strict=False)
-            tables.append({r: (a, b) for r, a, b in rows if np.isfinite(a) and np.isfinite(b)})
-        rounds = sorted(set(tables[0]).intersection(*tables))
-        both = np.array([[table[r] for r in rounds] for table in tables], dtype=np.float64)
-        both = both.reshape(len(tables), len(rounds), 2)
-        return both[0, :, 0], both[:, :, 1]
+def columns_of(runs: Sequence[Run], x: str, y: str) -> tuple[Column, Column]:
+    """Columns x (n,) and y (runs, n) over the rounds that all runs have measured."""
+    tables = [
+        {
+            server_round: both
+            for server_round, *both in zip(
+                *(run.columns.get(key, ()) for key in ("round", x, y)), strict=False
+            )
+            if np.isfinite(both).all()
+        }
+        for run in runs
+    ]
+    rounds = sorted(set(tables[0]).intersection(*tables))
+    found = [np.array([table[r] for r in rounds]).reshape(-1, 2) for table in tables]
+    return found[0][:, 0], np.array([both[:, 1] for both in found])
 
 
 def read(directory: Path) -> Run:
@@ -122,54 +120,38 @@ def read(directory: Path) -> Run:
     return Run(directory, manifest.get("name") or directory.resolve().name, manifest, columns)
 
 
-def curves_of(runs: Iterable[Run]) -> list[Curve]:
-    """The runs grouped by configuration (seed and output aside), in order of first appearance.
+def curves_of(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """The runs of each configuration (seed and output aside), in order of first appearance.
 
     A label names the keys in which runs of one name differ, at most three; where more differ it
     counts, for a folder's name may tell a seed.
     """
-    groups: dict[str, list[Run]] = {}
+    groups: dict[tuple[str, frozenset[Any]], list[Run]] = {}
     for run in runs:
-        key = json.dumps([run.name, _settings(run.manifest)], sort_keys=True)
-        groups.setdefault(key, []).append(run)
-    curves: list[Curve] = []
-    for k, group in enumerate(groups.values(), start=1):
-        label, own = group[0].name, _settings(group[0].manifest)
-        others = [_settings(one[0].manifest) for one in groups.values() if one[0].name == label]
-        if len(others) > 1:
-            told = [
-                f"{key.rpartition('.')[2]}={value}"
-                for key, value in own.items()
-                if value is not None and any(one.get(key) != value for one in others)
-            ]
-            label += f", {', '.join(told)}" if 0 < len(told) <= 3 else f" (run {k})"
-        curves.append(Curve(label, tuple(group)))
+        settings = _settings({**(run.manifest.get("config") or {}), "output": None})
+        groups.setdefault((run.name, frozenset(settings)), []).append(run)
+    curves: dict[str, list[Run]] = {}
+    for k, ((name, own), group) in enumerate(groups.items(), start=1):
+        alike = [settings for other, settings in groups if other == name]
+        told = sorted(own.difference(frozenset.intersection(*alike)))
+        words = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in told)
+        if len(alike) > 1:
+            words = f", {words}" if 0 < len(told) <= 3 else f" (run {k})"
+        curves.setdefault(name + words, []).extend(group)
     return curves
 
 
-def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The config's keys in dots, without what may differ between repetitions."""
-    config = manifest.get("config") or {}
-    table = {key: value for key, value in config.items() if key != "output"}
-    while nested := [key for key, value in table.items() if isinstance(value, Mapping)]:
-        for key in nested:
-            table |= {f"{key}.{name}": value for name, value in table.pop(key).items()}
-    return {key: value for key, value in table.items() if key.rpartition(".")[2] != "seed"}
+def _settings(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """The keys in dots and their values, without what may differ between repetitions."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{path}{key}.")
+        elif key != "seed" and value is not None:
+            yield path + key, str(value)
 
 
 # -- figures ---------------------------------------------------------------------------------------
-class NotDrawn(Exception):
-    """Figures of a finished run that are not there, why, and the command that draws them."""
-
-    def __init__(self, why: str, directory: Path, code: int = 1) -> None:
-        command = shlex.join(["manifed", "report", str(directory)])
-        super().__init__(
-            f"not drawn: {one_line(why, 400)}; the run is finished and whole; draw with: {command}"
-        )
-        self.exit_code = code
-
-
-def figures_of(curves: Sequence[Curve]) -> Iterator[tuple[str, str, str, _Lines]]:
+def figures_of(curves: _Curves) -> Iterator[tuple[str, str, str, _Lines]]:
     """Each pair of `FIGURES` that has something to show: y, x, what x is called, and the lines.
 
     An axis of epsilon says whether the noise behind it protects anybody.
@@ -177,32 +159,32 @@ def figures_of(curves: Sequence[Curve]) -> Iterator[tuple[str, str, str, _Lines]
     for y, x in FIGURES:
         lines: dict[str, tuple[Column, Column]] = {}
         words: set[str] = set()
-        for curve in curves:
-            first, rows = curve.values(x, y)
+        for label, runs in curves.items():
+            first, rows = columns_of(runs, x, y)
             if len(np.unique(first if y == "cost" else first[(rows > 0).all(axis=0)])) > 1:
                 several = f", mean of {len(rows)}" if len(rows) > 1 else ""
-                lines[curve.label + several] = first, rows
-                words |= {
-                    label_in_manifest(one.manifest, one.last("epsilon")) for one in curve.runs
-                }
+                lines[label + several] = first, rows
+                words |= {label_in_manifest(one.manifest, one.last("epsilon")) for one in runs}
         if lines:
             yield y, x, f"{' / '.join(sorted(words))}: epsilon" if x == "epsilon" else x, lines
 
 
-def draw(axes: "Axes", lines: _Lines, x: str, y: str, *, is_log: bool = False) -> None:
+def _draw(axes: "Axes", lines: _Lines, x: str, y: str, scale: str = "linear") -> None:
     """Lines in a pair of axes: the mean of the rows of each, and a band where they are several."""
     for i, (label, (first, rows)) in enumerate(lines.items()):
-        values = np.where(rows > 0, rows, np.nan) if is_log else rows
-        color, dash = COLORS[i % len(COLORS)], DASHES[i // len(COLORS) % len(DASHES)]
-        words, marker = one_line(label).replace("$", r"\$"), "o" if len(first) <= 25 else ""
+        values = np.where(rows > 0, rows, np.nan) if scale == "log" else rows
+        color = COLORS[i % len(COLORS)]
         axes.plot(
-            first, values.mean(axis=0), color=color, linestyle=dash, marker=marker, label=words
+            first,
+            values.mean(axis=0),
+            color=color,
+            linestyle=DASHES[i // len(COLORS) % len(DASHES)],
+            marker="o" if len(first) <= 25 else "",
+            label=one_line(label).replace("$", r"\$"),
         )
         low, high = values.min(axis=0), values.max(axis=0)
         axes.fill_between(first, low, high, color=color, alpha=0.15, linewidth=0)
-    axes.set_yscale("log" if is_log else "linear")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y.replace("_", " "))
+    axes.set(yscale=scale, xlabel=x, ylabel=y.replace("_", " "))
 
 
 def figure_of(
@@ -224,13 +206,14 @@ def figure_of(
         bound = f"({one['epsilon']:.3g}, {one['delta']:g})-DP against {one['name']}"
         title = f"{title}; {bound}, for each {statement['unit']}"
     columns = {name: np.array(values, dtype=np.float64) for name, values in curves.items()}
-    counts = ("round", "participants", "failures")
-    names = [name for name in columns if name not in counts and np.isfinite(columns[name]).any()]
+    rounds = columns.pop("round")
+    counts = {"participants", "failures"}
+    names = [name for name in columns if np.isfinite(columns[name]).any() and name not in counts]
     names = sorted(names or ["participants"], key="epsilon".__eq__)
     with rc_context(rc=STYLE):
         figure = FitFigure(figsize=(1.0 + 3.2 * len(names), 3.2), layout="constrained")
         for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-            draw(axes, {name: (columns["round"], columns[name][None])}, "round", name)
+            _draw(axes, {name: (rounds, columns[name][None])}, "round", name)
         figure.suptitle(title, fontsize=10)
     return figure
 
@@ -242,8 +225,8 @@ def picture(lines: _Lines, x: str, y: str, kind: str = "png", *, title: str = ""
 
     with rc_context(rc=STYLE):
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-        axes = figure.add_subplot(title=title)
-        draw(axes, lines, x, y, is_log=y not in ("cost", "epsilon", "held_out_accuracy"))
+        is_linear = y in ("cost", "epsilon", "held_out_accuracy")
+        _draw(figure.add_subplot(title=title), lines, x, y, "linear" if is_linear else "log")
         figure.legend(loc="outside lower center", ncols=2)
         return _saved(figure, kind)
 
@@ -256,7 +239,7 @@ def _saved(figure: "Figure", kind: str) -> bytes:
     return content.getvalue()
 
 
-def write_figures(curves: Sequence[Curve], out: Path) -> list[Path]:
+def write_figures(curves: _Curves, out: Path) -> list[Path]:
     """The PNG files written into ``out``: one for each of ``FIGURES`` that has data."""
     written: list[Path] = []
     for y, x, words, lines in figures_of(curves):
@@ -272,88 +255,64 @@ def draw_finished(folder: RunFolder) -> None:
     The run is whole by then: a drawing that fails leaves it as it is.
 
     Raises:
-        NotDrawn: it failed, or this process is told to end.
+        RunEnded: it failed, or this process is told to end; how to draw them.
     """
+    directory = folder.directory
     try:
-        drawn = write_figures(curves_of([read(folder.directory)]), folder.directory)
-    except (Ended, KeyboardInterrupt) as ended:
-        code = ended.code if isinstance(ended, Ended) else 130
-        raise NotDrawn("interrupted", folder.directory, code) from None
-    except Exception as error:  # whatever a font, a disk or a library does
-        raise NotDrawn(str(error), folder.directory) from None
+        drawn = write_figures(curves_of([read(directory)]), directory)
+    except (Ended, KeyboardInterrupt, Exception) as error:  # whatever a font or a disk does
+        code = 1 if isinstance(error, Exception) else getattr(error, "code", 130)
+        why = one_line(str(error), 400) if code == 1 else "interrupted"
+        command = shlex.join(["manifed", "report", str(directory)])
+        said = f"not drawn: {why}; the run is finished and whole; draw with: {command}"
+        raise RunEnded(said, code) from None
     if drawn:
         sys.stdout.write(f"figures in the run folder: {', '.join(one.name for one in drawn)}\n")
         sys.stdout.flush()
 
 
 # -- the page --------------------------------------------------------------------------------------
-def rows_of(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """A row for each run; "-" stands for what does not apply, is not known or may not be shown."""
-    return [row for _, row in _told(runs)]
-
-
-def _told(runs: Sequence[Run]) -> Iterator[tuple[Run, tuple[str, ...]]]:
-    """The runs, those of one curve beside each other, and the row of each."""
-    ends = ("relative_cost_gap", "gradient_norm", "epsilon")
-    for curve in curves_of(runs):
-        for k, run in enumerate(curve.runs, start=1):
-            now = {"rounds": run.last("round"), **{key: run.last(key) for key in ends}}
-            final = run.final or now
-            label = label_in_manifest(run.manifest, final.get("epsilon"))
-            rounds, gap, norm, *spent = (said(final.get(key)) for key in ("rounds", *ends, "delta"))
-            name = curve.label + (f", run {k}" if len(curve.runs) > 1 else "")
-            name += "" if run.final else " (unfinished)"
-            yield run, (name, rounds, gap, norm, label, *spent)
+def rows_of(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
+    """The runs, those of one curve beside each other, and the row of each in a table."""
+    found: list[tuple[Run, dict[str, Any]]] = []
+    for label, group in curves_of(runs).items():
+        for k, run in enumerate(group, start=1):
+            name = label + (f", run {k}" if len(group) > 1 else "")
+            row: dict[str, Any] = {"run": name if run.final else f"{name} (unfinished)"}
+            final = run.final or {"rounds": run.last("round")}
+            for key in ("rounds", "relative_cost_gap", "gradient_norm", "epsilon", "delta"):
+                row[key] = final.get(key, run.last(key))
+            told = label_in_manifest(run.manifest, row["epsilon"])
+            found.append((run, with_label(row, told)))
+    return found
 
 
 def said(value: object) -> str:
-    """Four digits of a number; an empty place as "-"."""
-    if isinstance(value, float):
-        return "-" if np.isnan(value) else f"{value:.4g}"
-    return "-" if value is None else str(value)
+    """Four digits of a number; what does not apply, is not known or may not be shown as "-"."""
+    if value is None or value != value:  # noqa: PLR0124  # a NaN
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def page_of(runs: Sequence[Run], *, is_server_view: bool = False) -> str:
     """The HTML of runs as they may be shown (`manifed.runs.export.viewed`)."""
-    from jinja2 import StrictUndefined, Template
-    from markupsafe import Markup
+    from jinja2 import Template
 
-    told, charts = list(_told(runs)), list[dict[str, Any]]()
-    for y, x, words, lines in figures_of(curves_of(runs)):
-        drawn = picture(lines, words, y, "svg").decode()
-        extra = r'<metadata>.*?</metadata>| xmlns(:\w+)?="[^"]*"'
-        svg = re.sub(extra, "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
+    charts: list[tuple[str, str, str, list[Any]]] = []
+    for y, _, words, lines in figures_of(curves_of(runs)):
         values = [
-            (label, said(a), said(b))
+            {"curve": label, words: a, y: b}
             for label, (first, found) in lines.items()
             for a, b in zip(first.tolist(), found.mean(axis=0).tolist(), strict=True)
         ]
-        kept = sorted({round(i) for i in np.linspace(0, len(values) - 1, _MOST_ROWS)})
-        charts.append(
-            {
-                "caption": f"{y} against {words}".replace("_", " "),
-                "svg": Markup(re.sub(r'(\bid="|href="#|url\(#)', rf"\1{y}-by-{x}-", svg)),
-                "header": ("curve", words, y),
-                "rows": [values[i] for i in kept],
-            }
-        )
-    template = Template(
-        Path(__file__).with_name("page.html").read_text(encoding="utf-8"),
-        autoescape=True,
-        undefined=StrictUndefined,
-    )
-    text = template.render(
-        title=told[0][1][0] if len(told) == 1 else f"{len(told)} runs",
+        drawn = base64.b64encode(picture(lines, words, y, "svg")).decode()
+        charts.append((y, words, drawn, values[:: len(values) // _MOST_ROWS + 1]))
+    page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return Template(page, autoescape=True).render(
         is_server_view=is_server_view,
-        header=HEADER,
-        rows=[row for _, row in told],
+        runs=rows_of(runs),
         charts=charts,
-        runs=[
-            (row[0], statement_of(run.manifest.get("privacy") or {"kind": "none"}),
-             json.dumps({k: v for k, v in run.manifest.items() if k != "privacy"}, indent=1))
-            for run, row in told
-        ],
-    )  # fmt: skip
-    script = text[text.rindex("<script>") + 8 : text.rindex("</script>")]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return text.replace("HASH-OF-THE-SCRIPT", digest, 1)
+        said=said,
+        statement_of=statement_of,
+        dumps=json.dumps,
+    )

@@ -23,7 +23,7 @@ from manifed.flower.inline import InlineGrid
 from manifed.flower.transport import MessageTransport
 from manifed.plan import promise_of
 from manifed.privacy.account import Account
-from manifed.privacy.events import COALITION, EVERYBODY, ONE_NODE, SERVER
+from manifed.privacy.events import OF_MASKS
 from manifed.privacy.masks import seeded_pairs
 from manifed.privacy.noise import EdgeStream, NoiseSource, Stream
 from manifed.privacy.secldp import Correlated, Rounds, against, worst
@@ -37,6 +37,8 @@ from tests.algorithms.gossip_runs import (
     reports_of,
     transport_of,
 )
+
+SERVER, ONE_NODE, COALITION, EVERYBODY = OF_MASKS
 
 OWN, MASK = 0.5, 40.0
 DELTA = 1e-2

@@ -16,11 +16,13 @@ from manifed.federation.stack import Asked
 from manifed.oracles.oracle import Draws
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
-from manifed.privacy.events import COALITION, EVERYBODY, ONE_NODE, SERVER
-from manifed.privacy.gaussian import epsilon as gdp_epsilon
+from manifed.privacy.composition import gaussian_epsilon as gdp_epsilon
+from manifed.privacy.events import OF_MASKS
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.secldp import Correlated, against, worst
 from tests.algorithms.gossip_runs import WAYS, transport_of
+
+SERVER, ONE_NODE, COALITION, EVERYBODY = OF_MASKS
 
 NODES, OWN, MASK, DELTA = 6, 0.3, 2.0, 1e-2
 EQUAL = {"kind": "equal"}

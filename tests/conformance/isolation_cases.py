@@ -16,8 +16,7 @@ from manifed.manifolds.sphere import Sphere
 from manifed.oracles.sums import Rule, Vectors
 from manifed.problems.class_means import ClassMeans
 from manifed.problems.examples import KEY, Examples
-from manifed.problems.frechet import FrechetMean, GeometricMedian
-from manifed.problems.hyperbolic import HyperbolicPrediction
+from manifed.problems.frechet import FrechetMean, GeometricMedian, HyperbolicPrediction
 from manifed.problems.linear import LeastSquares, Logistic
 from manifed.problems.module_problem import ModuleProblem, made
 from manifed.problems.pca import KPCA, PrincipalEigenvector

@@ -75,15 +75,15 @@ def test_under_json_standard_output_is_one_document_and_the_words_are_elsewhere(
 
 
 def test_nothing_but_the_document_can_reach_standard_output_under_json():
-    def command(as_json: options.Json = False) -> None:
+    def command() -> None:
         sys.stdout.write("words\n")
-        options.print_json({"epsilon": float("inf"), "is_json": as_json})
+        options.print_json({"epsilon": float("inf")})
 
     alone = typer.Typer()
-    alone.command()(command)
+    alone.command(cls=options.Command)(command)
     program = typer.main.get_command(alone)
     done = invoke("--json", call=lambda words: cli.call(program, words, "alone"))
-    assert json.loads(done.stdout) == {"epsilon": "infinity", "is_json": True}
+    assert json.loads(done.stdout) == {"epsilon": "infinity"}
     assert done.stderr == "words\n"
     assert invoke(call=lambda words: cli.call(program, words, "alone")).stdout == "words\n"
 

@@ -62,7 +62,7 @@ def interrupted(
         started = family("MANIFED_ENGINE_MARK=nobody's", [child.pid])
         child.send_signal(number)
         lines += child.stdout.readlines() if number != signal.SIGKILL else []
-    return child.wait(), {p for p in started if p.pid != child.pid}, lines
+    return child.wait(), {p for p in started if p[0] != child.pid}, lines
 
 
 def all_gone(processes, timeout):

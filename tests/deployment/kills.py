@@ -14,20 +14,20 @@ from app.process_tree import family, process_table
 def programs_under(root, *words):
     """Ids of the living descendants of process ``root`` whose command line has all ``words``."""
     found: list[int] = []
-    for process in family("MANIFED_ENGINE_MARK=nobody's", [root]):
+    for pid, _ in family("MANIFED_ENGINE_MARK=nobody's", [root]):
         try:
-            line = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:  # it ended meanwhile
             continue
-        if process.pid != root and all(word in line for word in words):
-            found.append(process.pid)
+        if pid != root and all(word in line for word in words):
+            found.append(pid)
     return sorted(found)
 
 
 def end(pid, number=signal.SIGKILL):
     """Send one signal to one process, and wait until it is no more than a zombie."""
     os.kill(pid, number)
-    assert soon(lambda: all(process.pid != pid for process in process_table()), 30.0), pid
+    assert soon(lambda: all(one != pid for one, _ in process_table()), 30.0), pid
 
 
 def soon(is_true, timeout):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.process_tree import ProcessId, end_family, family, process_table
+from app.process_tree import end_family, family, process_table
 from tests.deployment.kills import soon
 
 STUBBORN_GRANDCHILD = """
@@ -49,7 +49,7 @@ def _start(code, mark):
 
 
 def _pids():
-    return {process.pid for process in process_table()}
+    return {pid for pid, _ in process_table()}
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def mark():
 def test_a_detached_stubborn_or_unmarked_grandchild_is_ended(code, mark):
     child, grandchild = _start(code, mark)
     time.sleep(0.2)  # its signal handler
-    assert {child.pid, grandchild} <= {p.pid for p in family(mark, ())}
+    assert {child.pid, grandchild} <= {pid for pid, _ in family(mark, ())}
     assert end_family(mark, [child], grace=0.5) == set()
     assert not {child.pid, grandchild} & _pids()
 
@@ -70,7 +70,7 @@ def test_an_orphan_is_ended_by_its_mark_alone(mark):
     child, grandchild = _start(STUBBORN_GRANDCHILD, mark)
     child.kill()
     child.wait()
-    assert {p.pid for p in family(mark, ())} == {grandchild}
+    assert {pid for pid, _ in family(mark, ())} == {grandchild}
     assert end_family(mark, [], grace=0.2) == set()
     assert grandchild not in _pids()
 
@@ -87,12 +87,12 @@ def test_processes_without_the_mark_are_left_alone(mark):
 
 
 def test_the_caller_is_never_in_its_own_family(mark):
-    assert os.getpid() not in {p.pid for p in family(mark, [os.getpid()])}
+    assert os.getpid() not in {pid for pid, _ in family(mark, [os.getpid()])}
 
 
 def test_an_id_that_was_used_again_is_not_the_process_that_was_seen(mark):
-    mine = next(p for p in process_table() if p.pid == os.getppid())
-    assert family(mark, (), [ProcessId(mine.pid, "another start")]) == set()
+    mine = next(p for p in process_table() if p[0] == os.getppid())
+    assert family(mark, (), [(mine[0], "another start")]) == set()
 
 
 def test_what_a_killed_process_started_is_ended_by_its_heir(mark, tmp_path):
@@ -107,7 +107,7 @@ def test_what_a_killed_process_started_is_ended_by_its_heir(mark, tmp_path):
         watch, child = map(int, parent.stdout.readline().split())
     time.sleep(0.3)
     assert {watch, child} <= _pids()
-    assert watch not in {p.pid for p in family(mark, ())}
+    assert watch not in {pid for pid, _ in family(mark, ())}
     parent.kill()
     parent.wait()
     assert soon(lambda: not {watch, child} & _pids(), 4.0)

@@ -8,11 +8,6 @@ REPOSITORY = Path(__file__).parents[2]
 FAB_LIMIT = 10_485_760
 
 
-def test_an_app_without_fab_include_is_built_where_it_lies(tiny_project, tmp_path):
-    assert stage(tiny_project, tmp_path / "staged") == tiny_project
-    assert not (tmp_path / "staged").exists()
-
-
 def test_the_bundle_of_this_repository_has_the_code_and_the_configs_and_is_small(
     tmp_path,
 ):

@@ -7,6 +7,7 @@ import pytest
 
 from manifed.cli import launch as launching
 from manifed.cli.main import simulation
+from manifed.errors import RunEnded
 from manifed.experiment.load import load
 from manifed.flower import apps
 from manifed.flower.inline import InlineGrid
@@ -14,7 +15,7 @@ from manifed.runs import report as figures
 from manifed.runs import statement
 from manifed.runs.folder import RunFolder
 from manifed.runs.interrupt import ending_signals
-from manifed.runs.report import NotDrawn, draw_finished
+from manifed.runs.report import draw_finished
 from tests.runs.running import QUICKSTART
 from tests.runs.test_report import write_run
 
@@ -65,7 +66,7 @@ def test_a_drawing_that_fails_is_the_exit_code_of_the_command_alone(tmp_path, mo
 def test_ctrl_c_ends_the_drawing_and_not_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "write_figures", lambda *_: signal.raise_signal(signal.SIGINT))
     run = write_run(tmp_path / "run")
-    with ending_signals(), pytest.raises(NotDrawn, match="interrupted") as error:
+    with ending_signals(), pytest.raises(RunEnded, match="interrupted") as error:
         draw_finished(RunFolder(run))
     assert error.value.exit_code == 130
 

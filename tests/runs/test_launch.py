@@ -10,8 +10,8 @@ import pytest
 import tomli_w
 
 from manifed.cli import launch as launching
-from manifed.cli.launch import Request, RunEnded, _networked, launch, resolve
-from manifed.errors import ConfigError, EngineFailed
+from manifed.cli.launch import Request, _networked, launch, resolve
+from manifed.errors import ConfigError, EngineFailed, RunEnded
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
 from manifed.flower import apps

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from manifed.cli import launch as launching
-from manifed.cli.launch import RunEnded
 from manifed.cli.main import main, simulation
+from manifed.errors import RunEnded
 from manifed.privacy.account import Account
 from manifed.runs import export as public
 from manifed.runs.export import export

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from manifed.cli.launch import RunEnded
+from manifed.errors import RunEnded
 from manifed.privacy.account import Account
 from manifed.runs import checkpoint, driver
 from manifed.runs.folder import FORMAT, RunFolder

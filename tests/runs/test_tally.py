@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from manifed.cli.launch import Request, RunEnded, launch
+from manifed.cli.launch import Request, launch
+from manifed.errors import RunEnded
 from manifed.federation.plan import RoundReport
 from manifed.federation.replies import KINDS, Failure
 from manifed.runs import driver
