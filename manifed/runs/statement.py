@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from manifed.privacy import label
+from manifed.privacy import events
 
 SEEDED = (
     "SEEDED RUN: the noise is keyed by the config's seed, so anybody who has the config can "
@@ -27,15 +27,15 @@ PLANNED = "PLANNED: no noise was drawn yet; the run itself says whether it was a
 _NOT_PRIVATE = "NOT PRIVATE: no noise was added; every bound below would be infinite."
 
 _SENTENCES = {
-    label.NOT_PRIVATE: _NOT_PRIVATE,
-    label.SEEDED: SEEDED,
-    label.PLANNED: PLANNED,
-    label.UNKNOWN: UNDECLARED,
+    events.NOT_PRIVATE: _NOT_PRIVATE,
+    events.SEEDED: SEEDED,
+    events.PLANNED: PLANNED,
+    events.UNKNOWN: UNDECLARED,
 }
 
 
 def verdict(privacy: Mapping[str, Any]) -> str:
-    """One sentence for the statement's label (`manifed.privacy.label`, with the guarantee)."""
+    """One sentence for the statement's label (`manifed.privacy.events`, with the guarantee)."""
     said = _SENTENCES.get(label_in(privacy))
     if said is not None:
         return said
@@ -47,9 +47,9 @@ def verdict(privacy: Mapping[str, Any]) -> str:
 
 def label_in(privacy: Mapping[str, Any]) -> str:
     """The label of a statement, from what it says of its noise; its own word counts if unknown."""
-    if privacy.get("label") == label.UNKNOWN:
-        return label.UNKNOWN
-    return label.label_of(
+    if privacy.get("label") == events.UNKNOWN:
+        return events.UNKNOWN
+    return events.label_of(
         privacy.get("noise_source"),
         privacy.get("noise_origins", ()),
         is_charged=False,
@@ -61,7 +61,7 @@ def label_in_manifest(manifest: Mapping[str, Any], epsilon: object = None) -> st
     """The label of a manifest's statement; an epsilon without a statement is of unknown noise."""
     privacy = manifest.get("privacy")
     if privacy is None:
-        return label.NOT_PRIVATE if epsilon is None else label.UNKNOWN
+        return events.NOT_PRIVATE if epsilon is None else events.UNKNOWN
     return label_in(privacy)
 
 

@@ -28,7 +28,7 @@ from manifed.flower.inline import InlineGrid
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.oracle import Draws
 from manifed.plan import example_mechanism, planned_statement
-from manifed.privacy import gaussian
+from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
@@ -119,13 +119,13 @@ def test_epsilon_is_that_of_training_and_evaluation_composed_by_hand(relation, t
     noise = example_mechanism(config.setting, sizes).noise.multiplier
     mu = math.sqrt((4 * 2 + 2) / noise**2)  # 2 steps in each of 4 rounds, and 2 evaluations
     said = planned(config)
-    assert said == pytest.approx(gaussian.epsilon(1e-4, mu=mu), abs=1e-6)
+    assert said == pytest.approx(gaussian_epsilon(1e-4, mu=mu), abs=1e-6)
     assert 1.99 < said <= 2.0
     own = config_of("privacy.noise={kind='multiplier',noise_multiplier=5.0}", "privacy.delta=1e-4",
                     "evaluation.noise_multiplier=2.0")  # fmt: skip
     mu = math.sqrt(8 / 5.0**2 + 2 / 2.0**2)
     said, audited = epsilons(ran(own, tmp_path / "run"))
-    assert said == pytest.approx(gaussian.epsilon(1e-4, mu=mu), abs=1e-6)
+    assert said == pytest.approx(gaussian_epsilon(1e-4, mu=mu), abs=1e-6)
     assert audited == said
 
 
