@@ -176,7 +176,8 @@ def trials_of(path: Path, sets: Sequence[str], seeds: Sequence[int], out: Path) 
         config, request = load(path, sets), Request(str(path), sets, out=directory, plain=True)
         if RunFolder(directory).experiment_path.is_file():
             request = Request(str(path), resume=directory, plain=True)
-            if sha256(evidence_of(directory, saved_config(directory)).config) != sha256(config):
+            evidence_of(directory, saved := saved_config(directory))
+            if sha256(saved) != sha256(config):
                 raise _taken(directory, "a run of this config", "one of another config")
         elif not is_fresh(directory):
             raise _taken(directory, "a new folder", "one that is no run's")

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from manifed.algorithms.masked_mean import REVEAL
-from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
+from manifed.errors import BudgetExhausted, RoundFailed
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import parse
 from manifed.federation.replies import Failure
@@ -301,11 +301,6 @@ def test_a_late_message_is_of_its_own_attempt_and_used_nowhere(tmp_path):
     assert "MaskUsed" in again.failures[3].text
     assert reports[0].participants == (0, 1, 2, 4, 5)
     assert odometer.rounds_counted == 4
-
-
-def test_masks_need_everybody_in_the_cohort():
-    with pytest.raises(ConfigError, match=r"federation.cohort.kind: masks cancel over all nodes"):
-        masked(1, federation={"cohort": {"kind": "fixed-size", "cohort_size": 3}})
 
 
 @pytest.mark.parametrize("max_dropped", [0, 1, None])

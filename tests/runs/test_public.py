@@ -66,9 +66,11 @@ def neighbours(tmp_path_factory):
             "dataset",
             lambda *arguments: dataclasses.replace(found(*arguments), checksum="00" * 32),
         )
-        assembly.load_shards.cache_clear()
+        for cached in (assembly.load_shards, assembly.facts_of):
+            cached.cache_clear()
         second = launched(folder / "second")
-    assembly.load_shards.cache_clear()
+    for cached in (assembly.load_shards, assembly.facts_of):
+        cached.cache_clear()
     return first, second
 
 

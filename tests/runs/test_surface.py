@@ -5,17 +5,19 @@ import math
 import pickle
 
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+import torch
 
 from benchmarks import engines_agree
+from manifed.algorithms.payloads import Point
 from manifed.cli.launch import launch
 from manifed.errors import ConfigError
 from manifed.experiment import assembly
 from manifed.experiment.load import load
+from manifed.federation.replies import Header
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
 from manifed.flower.polling import PollingGrid
-from manifed.flower.records import HEADER, NOISE_ORIGIN, read_noise_origin
+from manifed.flower.records import HEADER, NOISE_ORIGIN, pack, read_reply
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from manifed.privacy.noise import NoiseSource
@@ -142,8 +144,11 @@ def test_a_seeded_config_reads_as_no_release_whatever_its_clients_declare():
 
 @pytest.mark.parametrize("declared", [None, "OS", 1, "os "])
 def test_a_reply_that_declares_nothing_known_is_undeclared(declared):
-    record = ConfigRecord({} if declared is None else {NOISE_ORIGIN: declared})
-    assert read_noise_origin(RecordDict({HEADER: record})) == "undeclared"
+    said = Header("c" * 64, 1, 0, "train", 0), Point(torch.zeros(2))
+    asked, content = pack(*said), pack(*said)
+    if declared is not None:
+        content.config_records[HEADER][NOISE_ORIGIN] = declared
+    assert read_reply(content, asked, Point, (2,), torch.float32)[1] == "undeclared"
 
 
 def test_a_derived_source_keeps_its_origin():
