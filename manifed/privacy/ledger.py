@@ -50,7 +50,7 @@ from manifed.privacy.tariff import Terms
 FORMAT: Final = 3
 _GENESIS: Final = "0" * 64
 """The hash that the first line is bound to."""
-RESTORE: Final = "restore it from a backup; without it nobody can say what was spent"
+_RESTORE: Final = "restore it from a backup; without it nobody can say what was spent"
 _LONGEST_END: Final = 160
 """Bytes; what follows the content of a line, its hash among it, is shorter."""
 
@@ -60,7 +60,7 @@ class LedgerDamaged(ValueError):
 
     exit_code = 2
 
-    def __init__(self, path: Path, line: int, what: str, remedy: str = RESTORE) -> None:
+    def __init__(self, path: Path, line: int, what: str, remedy: str = _RESTORE) -> None:
         super().__init__(f"{path}, line {line}: {what}; {remedy}")
         self.line = line
 

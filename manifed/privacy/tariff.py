@@ -341,7 +341,7 @@ class Tariff:
 
 
 # -- rounds that are reserved together ---------------------------------------------------------
-SPREAD: Final = 1.01
+_SPREAD: Final = 1.01
 """The largest noise multiplier of a block, over the least."""
 
 
@@ -389,7 +389,7 @@ def blocks(rounds: Iterable[Mapping[int, Releases]], most: int) -> Iterator[Bloc
             rows
             and found == kinds
             and len(rows) < most
-            and (np.maximum(z, high) <= SPREAD * np.minimum(z, low)).all()
+            and (np.maximum(z, high) <= _SPREAD * np.minimum(z, low)).all()
         ):
             rows.append(z)
             low, high = np.minimum(z, low), np.maximum(z, high)
