@@ -27,7 +27,7 @@ from manifed.experiment.schema import Experiment, sha256
 from manifed.privacy.account import anchors_of
 from manifed.privacy.ledger import Head
 from manifed.site.account import LEDGER, Limits, Refused, SiteAccount
-from manifed.site.protocol import BadFrame, Incoming, Refusal, Silent, frame_of, send
+from manifed.site.protocol import Incoming, Silent, send
 from manifed.site.site import IDENTITY, MEMORY, Site, Wanted, claim
 
 log = logging.getLogger("manifed")
@@ -246,15 +246,8 @@ def _served(
             if user not in allowed:
                 log.warning("Refused: user %d may not connect", user)
                 return
-            frame = Incoming(peer, seconds)
-            try:
-                header = frame.header()
-            except BadFrame as error:
-                log.warning("Refused: %s", error)
-                send(peer, frame_of(Refusal(str(error)), {}), seconds)
-                return
-            if header is not None:
-                send(peer, site.reply(header, frame.body), seconds)
+            if (told := site.reply(Incoming(peer, seconds))) is not None:
+                send(peer, told, seconds)
     except Silent as error:
         log.warning("A connection ended: %s", error)
     except Exception as error:
