@@ -48,8 +48,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
-            raise ValueError(
-                f"Expected 0 < epsilon < inf and 0 < delta < 1, got {self.epsilon} and {self.delta}"
+            raise ConfigError(
+                "--max-epsilon, --delta: expected 0 < epsilon < inf and 0 < delta < 1, got "
+                f"{self.epsilon} and {self.delta}"
             )
 
 
