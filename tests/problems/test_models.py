@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from manifed.problems.examples import Examples
-from manifed.problems.frechet import FrechetMean, kernel_weights
+from manifed.problems.frechet import FrechetMean, HyperbolicPrediction
 from manifed.problems.linear import Logistic
 from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle
 from manifed.problems.problem import client_weights
@@ -77,9 +77,9 @@ def test_a_frechet_mean_refuses_a_manifold_without_logarithm():
 )
 def test_kernel_weights_solve_the_stated_system(width, rule, scale, gamma):
     features, query = normal(0, 12, 3), normal(1, 3)
-    alpha = kernel_weights(
-        features, query, bandwidth=0.3, ridge=1e-3, kernel_width=width, ridge_rule=rule
-    )
+    problem = HyperbolicPrediction(bandwidth=0.3, ridge=1e-3, kernel_width=width, ridge_rule=rule)
+    shard = Examples.of_columns({"feature": features, "target": normal(2, 12, 3)})
+    alpha = problem.prepare(shard, {"query_feature": query})["weight"]
     for i in range(12):
         gram = torch.exp(-(features - features[i]).square().sum(-1) / scale)
         right = torch.exp(-(features[i] - query).square().sum() / scale)
