@@ -74,7 +74,7 @@ class Trial:
 def sweep(
     path: Path, sets: Sequence[str], seeds: str, jobs: int, out: Path | None, measure: str | None
 ) -> None:
-    """The command, whose options `manifed.cli.commands.sweep` explains."""
+    """The command, whose options `manifed.cli.main.sweep` explains."""
     folder = real("--out", out or Path("runs") / f"sweep-{path.stem}")
     trials = trials_of(path, sets, seeds_of(seeds), folder)
     for trial in {trial.label: trial for trial in trials}.values():
