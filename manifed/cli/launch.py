@@ -53,7 +53,7 @@ def _to_go_on(config: Experiment, named: str) -> str:
     """What remains of a run that ended, and how to go on with it."""
     directory = named_directory(config)
     folder = RunFolder(directory)
-    if folder.manifest_path.is_file() and "final" in folder.manifest():
+    if folder.is_finished:
         return f"; {finished(folder)}"
     if not folder.experiment_path.is_file():
         return " before anything was written"

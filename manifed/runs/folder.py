@@ -231,6 +231,11 @@ class RunFolder:
         """Where the last part of the run says why it ended before its end."""
         return self.directory / "error.json"
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the whole run is in it."""
+        return self.manifest_path.is_file() and "final" in self.manifest()
+
     # -- manifest --
     def begin(self, manifest: Mapping[str, Any]) -> None:
         """Write the manifest, before round 1."""

@@ -150,7 +150,7 @@ def test_an_interruption_ends_the_processes_which_write_what_they_have(tmp_path,
         list(sweeping.run_all([task], 1))
     assert not active_children()
     assert RunFolder(task.directory).manifest()
-    assert not task.is_finished
+    assert not RunFolder(task.directory).is_finished
 
 
 @pytest.mark.slow
