@@ -211,9 +211,7 @@ def engine(kind: str) -> Callable[..., None]:
         )
     if str(APP_FOLDER) not in sys.path:
         sys.path.insert(0, str(APP_FOLDER))
-    application = importlib.import_module("app.deployment")
-    found: Callable[..., None] = application.simulate if kind == "ray" else application.run
-    return found
+    return importlib.import_module("app.deployment").run
 
 
 def _networked(config: Experiment, request: Request) -> None:
@@ -231,5 +229,6 @@ def _networked(config: Experiment, request: Request) -> None:
         project=APP_FOLDER,
         timeout=config.engine.timeout,
         on_line=lambda line: sys.stderr.write(line + "\n"),
+        is_simulation=kind == "ray",
         **told,
     )
