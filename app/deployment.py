@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.credentials import TLSFiles, found_or_made
-from app.processes import LOOPBACK, PrivateFlower, Service, free_ports, private_flower
-from app.superlink import CONNECTION, START_SECONDS, start_superlink, submit
+from app.processes import CONNECTION, LOOPBACK, PrivateFlower, Service, free_ports, private_flower
+from app.superlink import START_SECONDS, start_superlink, submit
 from manifed.errors import ConfigError
 from manifed.flower.run_config import SIMULATION
 
@@ -62,7 +62,7 @@ def run(
         if is_simulation:
             alone = ["--insecure", "--simulation", "--isolation", "subprocess"]
             link, address = start_superlink(flower, alone)
-            flower.connect(CONNECTION, address)
+            flower.connect(address)
             nodes = f"num-supernodes={num_supernodes} client-resources-num-cpus=1"
             options, checks = ["--federation-config", nodes], [link.check]
         else:
@@ -71,7 +71,7 @@ def run(
             folder = credentials or flower.home / "credentials"
             tls = None if is_insecure else found_or_made(folder, num_supernodes)
             link, address = start_superlink(flower, link_options(tls))
-            flower.connect(CONNECTION, address, tls.ca_certificate if tls else None)
+            flower.connect(address, tls.ca_certificate if tls else None)
             for key in tls.supernode_keys if tls else ():
                 flower.call("flwr", "supernode", "register", str(key) + ".pub", CONNECTION)
             nodes = start_nodes(flower, address, configs, tls, on_line)

@@ -52,13 +52,3 @@ def test_every_ready_problem_runs_privately_on_files(folder, tmp_path, name):
     assert 1.9 < float(last_row(made)["epsilon"]) <= 2.0
     (model,) = load_file(made.directory / "model.safetensors").values()
     assert config.problem.build().manifold.check_point_on_manifold(model)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("center", ["mean", "median"])
-def test_the_nearest_private_mean_tells_the_classes_apart(folder, tmp_path, center):
-    more = [f'problem.center="{center}"']
-    if center == "median":
-        more += ["privacy.l2_norm_clip=1.0", "training.step_size=1.0"]
-    made = in_memory(config_of(folder, "own_nearest_mean", tmp_path / "out", *more))
-    assert float(last_row(made)["accuracy"]) >= 0.95

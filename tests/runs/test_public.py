@@ -81,34 +81,9 @@ def test_neighbours_publish_the_same_but_for_the_model(neighbours, tmp_path):
     assert not models[0].equal(models[1])
 
 
-@pytest.mark.parametrize(
-    ("name", "planted"),
-    [
-        ("MANIFEST", ("started", "command_line", "replies")),
-        ("COLUMNS", ("bytes_up", "participants", "seconds")),
-    ],
-)
-def test_a_list_that_lets_the_servers_facts_out_is_noticed(
-    neighbours, tmp_path, monkeypatch, name, planted
-):
-    monkeypatch.setattr(public, name, (*getattr(public, name), *planted))
-    first, second = (exported(run, tmp_path / f"{i}") for i, run in enumerate(neighbours))
-    assert first != second
-
-
 def test_a_private_manifest_has_no_membership_test(neighbours):
     first, second = (read(run).manifest for run in neighbours)
     assert first["data_checksums"] == second["data_checksums"] == {"digits": None}
-    assert read(launched_plain(neighbours)).manifest["data_checksums"]["digits"]
-
-
-def launched_plain(neighbours):
-    path = neighbours[0].parent / "plain"
-    if path.exists():
-        return path
-    return run_in(
-        path, "privacy={kind='none'}", "federation.num_rounds=1", "output.plots=false"
-    ).directory
 
 
 def test_the_epsilon_that_is_published_is_that_of_no_cohort(neighbours, tmp_path):
