@@ -32,7 +32,7 @@ from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import find, run_config_of
 from manifed.runs.driver import named_directory
-from manifed.runs.resume import held_or_refused, read_past
+from manifed.runs.evidence import held_or_refused, read_past
 
 COMPLETED = "finished:completed"
 _LOST = "lost"

@@ -118,7 +118,8 @@ def examples_of(site: Site, name: str) -> Examples:
     if isinstance(site, Mapping):
         if set(site) != {"feature", "label"}:
             raise ConfigError(f"{name}: expected 'feature' and 'label', got {sorted(site)}")
-        feature, label = site["feature"], site["label"]
+        feature = site["feature"]
+        label = site["label"]
     elif isinstance(site, tuple):
         feature, label = site
     else:
@@ -179,7 +180,7 @@ def load(run_dir: str | Path, model: nn.Module) -> dict[str, Tensor]:
         raise ConfigError(f"{path}: expected the model of a run, found no such file")
     x = load_file(path)["x"]
     problem = ModuleProblem(model)
-    (size,) = problem.layout.manifold.point_shape
+    (size,) = problem.manifold.point_shape
     if x.shape != (size,):
         raise ConfigError(
             f"{path}: expected {size} parameters, those of the model, got {tuple(x.shape)}"

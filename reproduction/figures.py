@@ -18,7 +18,7 @@ from manifed.durable import held
 from manifed.errors import ConfigError, RunEnded, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
-from manifed.problems.real import DOWNLOADED, DataMissing, mnist
+from manifed.problems.real import DataMissing, mnist
 from manifed.problems.shards import data_folder, dataset
 from manifed.runs.folder import RunFolder
 from manifed.runs.report import Run, read
@@ -27,6 +27,10 @@ from reproduction.figure_files import FigureOf, figure_named
 from reproduction.pictures import draw_disk, draw_panels
 from reproduction.trials import run_silently
 
+DOWNLOADED = frozenset(
+    {"mnist", "a9a", *(f"reproduction.mammals:Wordnet{name}" for name in ("Mammals", "Embedding"))}
+)
+"""Kinds of data of the figures that no library ships: they are looked for in the data folder."""
 QUICK, SHORT = 5, 50
 """Rounds of a quick look, and the most local steps in one."""
 

@@ -6,7 +6,7 @@ import torch
 
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import initial_point, plan_of
-from manifed.federation.rounds import begin, free, run_rounds, sent
+from manifed.federation.rounds import Course, free, run_rounds, sent
 from manifed.federation.stack import Asked
 from manifed.plan import example_mechanism, planned_statement
 from manifed.privacy.noise import EdgeStream, NoiseSource, Stream
@@ -174,7 +174,9 @@ def test_a_node_whose_streams_are_of_another_round_refuses():
     reports = list(run_rounds(plan, plan.server_update.start(initial_point(config)), transport,
                               free, num_rounds=1))  # fmt: skip
     for wanted, why in ((3, "Expected streams of round 2"), (1, "those masks were used")):
-        now = begin(plan, reports[-1].state, wanted, 0)
+        course = Course(plan, reports[-1].state)
+        course.round = wanted
+        now = course.opened()
         replies = transport.exchange(Asked(now.header, now.phase, sent(now), now.asked, {}))
         assert len(replies.failures) == 6
         assert why in replies.failures[0].text, replies.failures[0]

@@ -54,7 +54,7 @@ class Payload:
         columns = [[p.tensors()[name] for p in payloads] for name in cls.names()]
         return cls(*[torch.stack(column) for column in columns])
 
-    def take(self, index: int | Tensor) -> Self:
+    def take(self, index: int | slice | Tensor) -> Self:
         """The payload of the client(s) at ``index`` of a stacked one."""
         return type(self)(*[t[index] for t in self.tensors().values()])
 

@@ -26,12 +26,11 @@ from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
 from manifed.plan import promise_of
 from manifed.problems.data import SiteData
-from manifed.runs.driver import named_directory, rounds_over, run
-from manifed.runs.evidence import experiment_in
+from manifed.runs.driver import cohort_transport, named_directory, rounds_over, run
+from manifed.runs.evidence import experiment_in, held_or_refused, read_past, to_go_on
 from manifed.runs.folder import RunFolder, is_fresh, printable
 from manifed.runs.interrupt import Ended, ending_signals
 from manifed.runs.places import check_new, real
-from manifed.runs.resume import held_or_refused, read_past, to_go_on
 
 
 @dataclass(frozen=True)
@@ -184,8 +183,6 @@ def launch(request: Request, began: float | None = None) -> RunFolder:
 
 def _inline(config: Experiment, began: float | None) -> None:
     if config.engine.execution == "cohort":
-        from manifed.runs.cohort import cohort_transport
-
         with cohort_transport(config) as transport:
             is_elsewhere = config.engine.workers is not None
             run(config, rounds_over(transport), is_elsewhere=is_elsewhere, began=began)

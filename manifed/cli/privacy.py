@@ -20,7 +20,7 @@ from manifed.cli.options import (
     print_json,
 )
 from manifed.errors import ConfigError, one_line
-from manifed.privacy.label import AUTHENTICITY, PLANNED
+from manifed.privacy.events import AUTHENTICITY, PLANNED
 
 _MOST = 10**9
 """Rounds, clients and steps that the accountants count to."""
@@ -45,7 +45,7 @@ def compare(
         raise ConfigError(
             f"--cohort-size: expected at most --clients = {clients}, got {cohort_size}"
         )
-    from manifed.privacy.published import Claim
+    from manifed.privacy.accountant import Claim
 
     found = Claim(local_epsilon, local_delta, clients, cohort_size, slack_delta).compared(rounds)
     remarks = {

@@ -171,7 +171,7 @@ def trials_of(path: Path, sets: Sequence[str], seeds: Sequence[int], out: Path) 
         other = None if is_fresh(directory) else "one that is no run's"
         if RunFolder(directory).experiment_path.is_file():
             request = Request(str(path), resume=directory, plain=True)
-            begun = evidence_of(directory, saved_config(directory)).config
+            evidence_of(directory, begun := saved_config(directory))
             other = None if sha256(begun) == sha256(config) else "one of another config"
         if other is not None:
             remedy = "move it away, or name another place with --out"

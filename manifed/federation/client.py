@@ -8,22 +8,19 @@ noise, normaliser) comes from its own reading of the config, never from the mess
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
-from manifed.algorithms.algorithm import (
-    ClientUpdate,
-    Memory,
-    Phase,
-)
+from manifed.algorithms.algorithm import ClientUpdate, Memory, Phase
 from manifed.algorithms.broadcast import check_broadcast
-from manifed.algorithms.payloads import Payload, Point
+from manifed.algorithms.payloads import Payload
 from manifed.federation.held_out import EVALUATE, LABEL, PrivateEvaluation
 from manifed.federation.memory import Kept, remembered
 from manifed.federation.replies import BadMessage, Header
-from manifed.manifolds.base import Manifold, as_point
+from manifed.manifolds.base import as_point
 from manifed.oracles.minibatch import UNNOISED, Query
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.events import PrivacyUnit, Release
@@ -43,11 +40,6 @@ class ClientSetup:
     evaluation: PrivateEvaluation | None = None
     """How held-out examples are evaluated; None: training uses all examples."""
 
-    def trained_on(self, num_examples: int) -> int:
-        """The public size of what training uses."""
-        held = self.evaluation
-        return num_examples if held is None else held.trained_on(num_examples)
-
     def releases(self, server_round: int, num_examples: int) -> tuple[Release, ...]:
         """What a client with so many examples in all releases in a round."""
         return releases_in(
@@ -60,25 +52,27 @@ class ClientSetup:
             return self
         return replace(self, training=self.training.in_round(server_round))
 
-    @cached_property
-    def _sizes(self) -> dict[int, tuple[tuple[Query, ...], Counter[str] | None]]:
-        """By size, because the clients of a cohort have few: queries and charges of a round."""
-        return {}
-
     def queries(self, num_examples: int) -> tuple[Query, ...]:
         """Clips, noise and charges of a shard of that size, of one round."""
-        return self.of_size(num_examples)[0]
+        return self._of_size(num_examples)[0]
 
-    def of_size(self, size: int) -> tuple[tuple[Query, ...], Counter[str] | None]:
-        """The `queries`, and how often a round charges each label; None where there is no noise."""
-        if size not in self._sizes:
-            training, mechanism, charged = self.training, self.mechanism, Counter[str]()
+    @cached_property
+    def _of_size(self) -> Callable[[int], tuple[tuple[Query, ...], Counter[str] | None]]:
+        """The `queries`, and how often a round charges each label; None where there is no noise.
+
+        By size, because the clients of a cohort have few.
+        """
+        training, mechanism = self.training, self.mechanism
+        is_noised = mechanism.l2_norm_clip is not None and mechanism.noise.stddev(1.0, 1) > 0
+
+        @cache
+        def of_size(size: int) -> tuple[tuple[Query, ...], Counter[str] | None]:
+            charged = Counter[str]()
             for release in training.releases(mechanism, size):
                 charged[release.label] += release.count
-            is_noised = mechanism.l2_norm_clip is not None and mechanism.noise.stddev(1.0, 1) > 0
-            asked = training.queries(mechanism, size)
-            self._sizes[size] = asked, charged if is_noised else None
-        return self._sizes[size]
+            return training.queries(mechanism, size), charged if is_noised else None
+
+        return of_size
 
     @cached_property
     def _phases(self) -> dict[str, tuple[int, Phase]]:
@@ -142,16 +136,23 @@ def run_update(
     if not isinstance(down, phase.down):
         raise ValueError(f"Expected a {phase.down.__name__}, got a {type(down).__name__}")
     draws = Draws(source, seat.partition, seat.server_round, seat.attempt, index, device)
+    held, problem, training = setup.evaluation, setup.problem, setup.training
     if phase is EVALUATE:
-        return _evaluated(setup, seat, down, examples, draws)
+        if held is None or not held.is_due(seat.server_round):
+            raise Uncharged(f"evaluation.every: round {seat.server_round} is not charged for one")
+        x = next(iter(vars(down).values()))
+        up = held.totals(problem, x, examples, held.stddev(setup.mechanism), draws)
+        return _UpdateResult(up, None, Counter({LABEL: 1}))
     sizes = (num_examples,) if isinstance(num_examples, int) else num_examples
-    sizes = [setup.trained_on(size) for size in sizes]
-    training, manifold = setup.training, setup.problem.manifold
-    oracle = Oracle(setup.problem, examples, [setup.of_size(size)[0] for size in sizes], draws)
+    sizes = sizes if held is None else [held.trained_on(size) for size in sizes]
+    asked = [setup.queries(size) for size in sizes]
+    oracle = Oracle(problem, examples, asked, draws)
+    places = zip(phase.places, vars(down).values(), strict=True)
+    at = [as_point(t, problem.manifold) if place == "point" else t for place, t in places]
     up, after = training.update(
-        seat.phase, _placed(phase, down, manifold), memory, oracle, manifold, draws
+        seat.phase, type(down)(*at), memory, oracle, problem.manifold, draws
     )
-    _, charged = setup.of_size(min(sizes))
+    _, charged = setup._of_size(min(sizes))
     if charged is not None and seat.server_round == 0:
         charged = Counter()  # the exchanges before round 1 are charged nothing
     if charged is not None:
@@ -174,42 +175,12 @@ def releases_in(
     return (*own, evaluation.release(mechanism)) if evaluation.is_due(server_round) else own
 
 
-def _evaluated(
-    setup: ClientSetup, seat: Seat, down: Payload, examples: Examples, draws: Draws
-) -> _UpdateResult:
-    """What a client says of its hold-out.
-
-    Raises:
-        Uncharged: in a round that is not charged for it.
-    """
-    held, problem = setup.evaluation, setup.problem
-    assert held is not None
-    assert isinstance(down, Point)
-    assert isinstance(problem, Problem)
-    if not held.is_due(seat.server_round):
-        raise Uncharged(f"evaluation.every: round {seat.server_round} is not charged for one")
-    stddev = held.stddev(setup.mechanism)
-    up = held.totals(problem, down.x, examples, stddev, draws)
-    return _UpdateResult(up, None, Counter({LABEL: 1}))
-
-
-def _placed(phase: Phase, down: Payload, manifold: Manifold) -> Payload:
-    """What came down, its points with their manifold."""
-    if "point" not in phase.places:
-        return down
-    values = list(vars(down).values())
-    for i, place in zip(range(len(values)), phase.places, strict=False):
-        if place == "point":
-            values[i] = as_point(values[i], manifold)
-    return type(down)(*values)
-
-
 P = TypeVar("P", bound=Payload)
 
 
 def _plain(record: P) -> P:
     """What goes up and what is kept is stacked: tensors without gradients."""
-    return type(record)(*[t.detach() for t in vars(record).values()])
+    return type(record)(*[t.detach().as_subclass(Tensor) for t in vars(record).values()])
 
 
 def _check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> None:
@@ -305,13 +276,6 @@ class Node:
         """N_i, public: the normaliser of its means, whatever number of examples there are."""
         return len(self.shard) if self.declared is None else self.declared
 
-    def examples(self, phase: Phase) -> Examples:
-        """What an exchange is about."""
-        if phase is not EVALUATE:
-            return self.shard
-        assert self.hold_out is not None
-        return self.hold_out
-
 
 class _Answer(NamedTuple):
     """What goes up, where the key of its noise came from, and what is to be kept."""
@@ -321,19 +285,16 @@ class _Answer(NamedTuple):
     kept: Kept | None
 
 
-_ReadPayload = Callable[[type[Payload], tuple[int, ...], torch.dtype], Payload]
-"""Reads what came down, of this kind, where a point has this shape and type."""
-
-
 def answer(
     node: Node,
     header: Header,
-    read: _ReadPayload,
+    read: Callable[[type[Payload], tuple[int, ...], torch.dtype], Payload],
     kept: Kept | None,
     pay: Callable[[], object] = lambda: None,
 ) -> _Answer:
     """What a node answers; whoever calls writes ``kept`` down once the reply is made.
 
+    ``read`` reads what came down, of this kind, where a point has this shape and type.
     ``pay`` is called when all that came down was checked and before a record is looked at.
 
     Raises:
@@ -349,23 +310,20 @@ def answer(
     _, phase = node.setup.phase(header.phase)
     down = read(phase.down, node.point_shape, node.dtype)
     check_broadcast(phase, down, node.setup.problem.manifold)
-    point = next(iter(vars(down).values()))  # the first field of everything that goes down
     training = node.setup.training
-    blank = training.initial_memory(point)
+    # the first field of everything that goes down is like a point
+    blank = training.initial_memory(next(iter(vars(down).values())))
     memory = blank and remembered(blank, kept, header, lasts=training.remembers_setup)
-    is_new = memory is not None and memory is blank
-    if header.server_round > 0 and is_new and training.setup_phases:
+    if memory is not None and memory is blank and header.server_round > 0 and training.setup_phases:
         raise BadMessage(
             f"Expected a client that remembers the exchanges before round 1 in round "
             f"{header.server_round}, got client {node.partition} without: it was started again or "
             "a reply of its was lost; start a new run"
         )
     pay()
+    examples, source = node.hold_out if phase is EVALUATE else node.shard, node.source()
+    assert examples is not None
     seat = Seat(node.partition, header.server_round, header.attempt, header.phase)
-    source = node.source()
-    made = run_update(
-        node.setup, seat, down, memory, node.examples(phase), node.num_examples, source
-    )
-    if made.memory is None:
-        return _Answer(made.up, source.origin, None)
-    return _Answer(made.up, source.origin, Kept(header, made.memory.tensors()))
+    made = run_update(node.setup, seat, down, memory, examples, node.num_examples, source)
+    kept = None if made.memory is None else Kept(header, made.memory.tensors())
+    return _Answer(made.up, source.origin, kept)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.payloads import Layout, Payload, Point
-from manifed.oracles.blocks import Points, blocks
+from manifed.oracles.blocks import Points, in_blocks
 from manifed.oracles.oracle import Draws
 from manifed.oracles.sums import keeps_rows_apart
 from manifed.privacy.events import Frozen, NeighboringRelation, Release
@@ -241,52 +241,46 @@ def judged(
     A record without a finite loss has the worst one; one that makes a kernel fail has the worst of
     both. What a record gives is a function of that record, bit for bit (`oracles.blocks`).
     """
+
+    def together(points: Points, examples: Examples) -> Tensor:
+        losses, right = problem.losses(points[0], examples), problem.correct(points[0], examples)
+        losses = losses.to(torch.float64)  # a shorter type may not hold the bounds
+        losses = torch.where(torch.isfinite(losses), losses, worst)
+        answers = torch.zeros_like(losses) if right is None else (2 * right - 1).to(losses)
+        return torch.stack([losses, answers], -1)
+
+    def compute(points: Points, block: Examples) -> Callable[[int], Tensor]:
+        return together(points, block).__getitem__
+
+    def in_turn(x: Tensor, own: Examples) -> Tensor:
+        """One client's, in blocks; a record that fails fails alone."""
+
+        def attempt(block: Tensor, counts: Tensor) -> Tensor | None:
+            try:
+                return together(points, own.take(block))
+            except (RuntimeError, ArithmeticError):
+                return None
+
+        points = (x.clone(),)  # no place in a stack, but one of its own
+        found = torch.tensor([worst, -1.0], dtype=torch.float64).repeat(len(own), 1)
+        everybody = torch.arange(len(own))
+        for at, is_good, made in in_blocks(
+            problem, compute, "evaluation", points, own, everybody, attempt
+        ):
+            found[at[is_good]] = made[: len(at)][is_good]
+        return found
+
     if keeps_rows_apart(problem):
-        rows = _judged_rows(problem, x, examples, worst)
+        rows = together((x,), examples)
     elif x.dim() == problem.manifold.ndim:
-        rows = _judged_in_blocks(problem, x, examples, worst)
+        rows = in_turn(x, examples)
     else:  # a cohort is taken apart into clients; what pads one counts for nothing
         rows = torch.zeros(len(x), len(examples), 2, dtype=torch.float64)
         for i, point in enumerate(x):
             own = examples.of_client(i)
-            rows[i, : len(own)] = _judged_in_blocks(problem, point, own, worst)
+            rows[i, : len(own)] = in_turn(point, own)
     losses, answers = rows.unbind(-1)
     return losses, answers
-
-
-def _judged_rows(problem: Problem, x: Tensor, examples: Examples, worst: float) -> Tensor:
-    """Loss and answer of examples that are computed together, shape (..., n, 2)."""
-    losses, right = problem.losses(x, examples), problem.correct(x, examples)
-    losses = losses.to(torch.float64)  # a shorter type may not hold the bounds
-    losses = torch.where(torch.isfinite(losses), losses, worst)
-    answers = torch.zeros_like(losses) if right is None else (2 * right - 1).to(losses)
-    return torch.stack([losses, answers], -1)
-
-
-def _judged_in_blocks(problem: Problem, x: Tensor, examples: Examples, worst: float) -> Tensor:
-    """Judge one client's records in blocks, shape (n, 2); a record that fails fails alone."""
-
-    def attempt(rows: Tensor) -> Tensor | None:
-        try:
-            return _judged_rows(problem, x, examples.take(rows), worst)
-        except (RuntimeError, ArithmeticError):
-            return None
-
-    def compute(points: Points, block: Examples) -> Callable[[int], Tensor]:
-        return _judged_rows(problem, points[0], block, worst).__getitem__
-
-    x = x.clone()  # no place in a stack, but one of its own
-    found = torch.tensor([worst, -1.0], dtype=torch.float64).repeat(len(examples), 1)
-    everybody = torch.arange(len(examples))
-    for rows, block in blocks(problem, compute, "evaluation", (x,), examples, everybody):
-        made = attempt(block)
-        if made is not None:
-            found[rows] = made[: len(rows)]
-            continue
-        for row in rows:  # in a block of copies: the bits are those of its own place
-            if (alone := attempt(row.expand(len(block)))) is not None:
-                found[row] = alone[0]
-    return found
 
 
 def _hashes(examples: Examples, seed: int) -> list[float]:

@@ -105,12 +105,11 @@ class Replies(NamedTuple):
         """Returns the replies with a zero row for each of ``partitions`` that sent none."""
         if self.partitions == partitions:
             return self
-        place = {i: row for row, i in enumerate(partitions)}
-        stacked = list(self.uploads.tensors().values())
-        rows = torch.tensor([place[i] for i in self.partitions], dtype=torch.long).to(
-            stacked[0].device
-        )
-        whole = [t.new_zeros(len(partitions), *t.shape[1:]).index_copy(0, rows, t) for t in stacked]
+        rows = torch.tensor([bisect_left(partitions, i) for i in self.partitions], dtype=torch.long)
+        whole = [
+            t.new_zeros(len(partitions), *t.shape[1:]).index_copy(0, rows.to(t.device), t)
+            for t in vars(self.uploads).values()
+        ]
         uploads = type(self.uploads)(*whole)
         return self._replace(partitions=partitions, uploads=uploads, chunks=())
 
@@ -190,21 +189,23 @@ class Expectation(NamedTuple):
         All rows are checked at once, and one by one only where a row is bad.
         """
         stacked = vars(replies.uploads)
-        failures = {i: replies.told(i, failure) for i, failure in replies.failures.items()}
+        found = {i: replies.told(i, failure) for i, failure in replies.failures.items()}
+        replies = replies._replace(failures=found) if found else replies
         try:
-            is_fine = all(bool(self._fits(name, u).all()) for name, u in stacked.items())
+            if all(bool(self._fits(name, u).all()) for name, u in stacked.items()):
+                return replies
         except Exception:  # a row may make the check of the whole stack fail
-            is_fine = False
-        if is_fine:
-            return replies._replace(failures=failures) if failures else replies
-        good: list[int] = []
+            pass
+        bad: dict[int, Failure] = {}
         for row, i in enumerate(replies.partitions):
-            why = self._flaw_of({name: u[row] for name, u in stacked.items()})
-            if why is None:
-                good.append(row)
-            else:
-                failures[i] = replies.told(i, Failure("unusable", why))
-        return replies.of_rows(good)._replace(failures=failures)
+            try:
+                flaws = (self._flaw(name, u[row]) for name, u in stacked.items())
+                why = next((flaw for flaw in flaws if flaw is not None), None)
+            except Exception as error:
+                why = f"not readable: {type(error).__name__}: {error}"
+            if why is not None:
+                bad[i] = replies.told(i, Failure("unusable", why))
+        return replies.without(bad)
 
     def _fits(self, name: str, stacked: Tensor) -> Tensor:
         """Which rows of (C, ...) are finite, of sane size, and where they belong to rounding."""
@@ -222,33 +223,28 @@ class Expectation(NamedTuple):
             return self.manifold.membership_defect(u)
         return self.manifold.tangency_defect(self.base, u)
 
-    def _flaw_of(self, upload: Mapping[str, Tensor]) -> str | None:
-        """Why one client's upload is refused; None: it is not."""
-        try:
-            for name, u in upload.items():
-                if bool(self._fits(name, u.unsqueeze(0))):
-                    continue
-                place, base = self.places[name], self.base
-                shape, dtype = (u.shape, u.dtype) if place == "any" else (base.shape, base.dtype)
-                found = flaw(name, u, tuple(shape), dtype)
-                if found is not None:
-                    return found
-                length, bound = float(frobenius(u, u.dim())), LARGEST[u.dtype]
-                if not length <= bound:
-                    return f"Expected {name} of Euclidean norm at most {bound:g}, got {length:.3g}"
-                within, defect = TOLERANCE[u.dtype], float(self._defect(place, u))
-                if place == "point":
-                    return (
-                        f"Expected {name} on {self.manifold.name} within {within:g}, got a "
-                        f"relative distance of {defect:.3g}; take manifold.projx of it"
-                    )
-                return (
-                    f"Expected {name} tangent at the broadcast point within {within:g}, got a "
-                    f"relative normal part of {defect:.3g}; take manifold.proju of it"
-                )
-        except Exception as error:
-            return f"not readable: {type(error).__name__}: {error}"
-        return None
+    def _flaw(self, name: str, u: Tensor) -> str | None:
+        """Why one field of one client's upload is refused; None: it is not."""
+        if bool(self._fits(name, u.unsqueeze(0))):
+            return None
+        place = self.places[name]
+        like = u if place == "any" else self.base
+        found = flaw(name, u, tuple(like.shape), like.dtype)
+        if found is not None:
+            return found
+        length, bound = float(frobenius(u, u.dim())), LARGEST[u.dtype]
+        if not length <= bound:
+            return f"Expected {name} of Euclidean norm at most {bound:g}, got {length:.3g}"
+        within, defect = TOLERANCE[u.dtype], float(self._defect(place, u))
+        if place == "point":
+            return (
+                f"Expected {name} on {self.manifold.name} within {within:g}, got a "
+                f"relative distance of {defect:.3g}; take manifold.projx of it"
+            )
+        return (
+            f"Expected {name} tangent at the broadcast point within {within:g}, got a "
+            f"relative normal part of {defect:.3g}; take manifold.proju of it"
+        )
 
 
 def flaw(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:

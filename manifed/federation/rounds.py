@@ -40,9 +40,6 @@ clients' masks; it raises `BudgetExhausted` when the run may not pay."""
 class _BadState(RoundFailed):
     """A server update led to a state that could not be broadcast."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text, is_computed=True)
-
 
 def free(*_: object) -> None:
     """The charge of a run that protects nobody."""
@@ -72,8 +69,7 @@ def run_rounds(
 
     def exchange() -> RoundReport | None:
         now = course.opened()
-        phase = now.phases[now.index]
-        asked = Asked(now.header, phase, sent(now), now.asked, course.accepted)
+        asked = Asked(now.header, now.phase, sent(now), now.asked, course.accepted)
         came = transport.exchange(asked)
         return course.moved(course.judged(came))
 
@@ -99,19 +95,14 @@ class Attempt(NamedTuple):
     """What hold-outs said: the sum of what so many clients sent."""
 
     @property
-    def phase(self) -> Phase | None:
-        """The next exchange; None after the last."""
-        return self.phases[self.index] if self.index < len(self.phases) else None
-
-    @property
-    def name(self) -> str:
-        """The name of the next exchange."""
-        return self.phases[self.index].name
+    def phase(self) -> Phase:
+        """The next exchange."""
+        return self.phases[self.index]
 
     @property
     def header(self) -> Header:
         """What the next messages belong to, for nobody in particular."""
-        return Header(self.plan.config_sha256, self.server_round, self.attempt, self.name, -1)
+        return Header(self.plan.config_sha256, self.server_round, self.attempt, self.phase.name, -1)
 
     @property
     def draws(self) -> "ServerDraws":
@@ -123,36 +114,10 @@ def sent(now: Attempt) -> Down:
     """What goes down next: the model to be evaluated, or what the server update broadcasts."""
     if now.phase is EVALUATE:
         return Point(now.plan.server_update.model(now.state, now.plan.manifold))
-    down = now.plan.server_update.down(now.state, now.name)
+    down = now.plan.server_update.down(now.state, now.phase.name)
     if not isinstance(down, PerClient) or len(now.asked) == now.plan.num_clients:
         return down
     return PerClient(down.rows.take(torch.tensor(now.asked, dtype=torch.long)))
-
-
-def _judged(now: Attempt, replies: Replies) -> Replies:
-    """What the round goes on with.
-
-    Under client-level privacy whether a reply is usable is a datum of one client, as its upload is:
-    each failed one is the zero vector, in every exchange, so the round goes the same way whatever a
-    client sends, and the sum still moves by at most one bound.
-
-    Raises:
-        RoundFailed: when the policy is not content, with the first failures.
-    """
-    plan, phase = now.plan, now.plan.phases[now.index]
-    if plan.mechanism is not None:
-        return replies.zero_filled(now.asked)
-    size = len(now.asked if phase.needs_all else now.cohort)
-    everyone = plan.needs_everyone or phase.needs_all
-    why = plan.policy.refusal(replies, size, needs_everyone=everyone)
-    if now.asked and why is not None:
-        lost = {**now.failures, **replies.failures}
-        where = f", exchange {phase.name!r}" if len(plan.phases) > 1 else ""
-        raise RoundFailed(
-            f"Round {now.server_round}{where}: {why}",
-            is_computed=all(one.kind == "unusable" for one in lost.values()),
-        )
-    return replies
 
 
 # -- from uploads to a mean ---------------------------------------------------------------------
@@ -225,7 +190,7 @@ def weighted_mean(
 
 def aggregated(now: Attempt, replies: Replies) -> Mean:
     """One array a field: a mean, at client level a noised one; nothing where nothing is."""
-    if now.plan.phases[now.index].aggregation == "none":
+    if now.phase.aggregation == "none":
         return Mean({})
     return averaged(now, replies) if now.plan.mechanism is None else noised(now, replies)
 
@@ -260,80 +225,143 @@ def noised(now: Attempt, replies: Replies) -> Mean:
     return Mean({name: found.mean}, None if mechanism.adaptive is None else found.next_clip)
 
 
-# -- the parts of a round ------------------------------------------------------------------------
-def begin(
-    plan: Plan,
-    state: State,
-    server_round: int,
-    attempt: int,
-) -> Attempt:
-    """An attempt whose cohort is drawn; nothing is paid yet.
-
-    Raises:
-        ConfigError: a round behind the last that was priced, where rounds cost different amounts.
-    """
-    if plan.last_priced is not None and server_round > plan.last_priced:
-        raise ConfigError(
-            f"num_rounds: expected the rounds that were priced, at most {plan.last_priced}, got "
-            f"round {server_round}"
-        )
-    cohort = plan.cohort.draw(plan.num_clients, server_round, attempt, plan.source)
-    is_due = plan.evaluation is not None and plan.evaluation.is_due(server_round)
-    phases = (*plan.phases, EVALUATE) if is_due else plan.phases
-    return Attempt(plan, server_round, attempt, cohort, cohort, state, phases)
-
-
-def _checked(now: Attempt, replies: Replies) -> Replies:
-    """The replies without the uploads that no step could use; who was dropped is logged."""
-    phase = now.phase
-    assert phase is not None
-    plan = now.plan
-    base = plan.server_update.base(now.state, plan.manifold)
-    names = phase.up.names()
-    places = phase.uploads or (plan.server_update.space,) * len(names)
-    expected = Expectation(base, dict(zip(names, places, strict=True)), plan.manifold)
-    found = expected.checked(replies)
-    totals, who = found.uploads, found.partitions
-    if isinstance(totals, Totals) and plan.evaluation is not None:
-        why = plan.evaluation.refused(plan.client_mechanism, plan.num_examples, totals.u, who)
-    else:
-        why = plan.server_update.refused(now.state, now.name, found.uploads, who)
-    found = found.without({i: found.told(i, Failure("unusable", why[i])) for i in why})
-    _tell_who_was_dropped(now, found)
-    return found
-
-
+# -- a step --------------------------------------------------------------------------------------
 _Aggregate = Callable[[Attempt, Replies], Mean]
 """What becomes of the replies that a round goes on with."""
 
 
-def after(now: Attempt, replies: Replies, aggregate: _Aggregate = aggregated) -> Attempt:
-    """The attempt after an exchange: replies judged, aggregated, and the server's step taken.
+def _enough(now: Attempt, replies: Replies) -> Replies:
+    """What the round goes on with.
+
+    Under client-level privacy whether a reply is usable is a datum of one client, as its upload is:
+    each failed one is the zero vector, in every exchange, so the round goes the same way whatever a
+    client sends, and the sum still moves by at most one bound.
+
+    Raises:
+        RoundFailed: when the policy is not content, with the first failures.
+    """
+    plan, phase = now.plan, now.phase
+    if plan.mechanism is not None:
+        return replies.zero_filled(now.asked)
+    size = len(now.asked if phase.needs_all else now.cohort)
+    everyone = plan.needs_everyone or phase.needs_all
+    why = plan.policy.refusal(replies, size, needs_everyone=everyone)
+    if now.asked and why is not None:
+        lost = {**now.failures, **replies.failures}
+        where = f", exchange {phase.name!r}" if len(plan.phases) > 1 else ""
+        raise RoundFailed(
+            f"Round {now.server_round}{where}: {why}",
+            is_computed=all(one.kind == "unusable" for one in lost.values()),
+        )
+    return replies
+
+
+def _step(now: Attempt, replies: Replies, aggregate: _Aggregate) -> State:
+    """The state after the server update: finite, on the manifold, and no longer than clients take.
+
+    Raises:
+        BadState: it cannot be broadcast; the state before the round stays.
+    """
+    plan, state = now.plan, now.state
+    if not replies.partitions and plan.mechanism is None:
+        return state
+    mean = aggregate(now, replies)
+    if mean.next_clip is not None:
+        state = state | {CLIP: torch.tensor(mean.next_clip, dtype=torch.float64)}
+    seen = (None, ()) if plan.mechanism is not None else (replies.uploads, replies.partitions)
+    collected = Collected(mean.fields, *seen, plan.num_clients, now.draws.uniform)
+    update, name, why = plan.server_update, now.phase.name, ""
+    try:
+        state = update.step(state, name, collected, now.server_round, plan.manifold)
+    # torch exports the error from C, out of the sight of pyright
+    except (torch.linalg.LinAlgError, ArithmeticError) as error:  # pyright: ignore[reportPrivateImportUsage]
+        why = f"the server update failed: {type(error).__name__}"
+    for key, tensor in {} if why else state.items():
+        if tensor.is_floating_point():
+            bound = LARGEST[tensor.dtype]
+            bad = int((~(tensor.abs() <= bound)).sum())
+            if bad:
+                why = (
+                    "Expected a finite state after the server update, got "
+                    f"{bad} of {tensor.numel()} numbers in {key} that are not, or above {bound:g}"
+                )
+                break
+    if not why:
+        model = update.model(state, plan.manifold)
+        bound, defect = DRIFT[model.dtype], float(plan.manifold.membership_defect(model))
+        if defect <= bound:
+            return state
+        why = (
+            f"Expected a model on {plan.manifold.name} within {bound:g} "
+            f"after the server update, got a relative distance of {defect:.3g}"
+        )
+    raise _BadState(
+        f"Round {now.server_round}: {why}; the state of the round before stays (lower the step "
+        "sizes?)",
+        is_computed=True,
+    )
+
+
+def _culprits(now: Attempt, replies: Replies, aggregate: _Aggregate) -> dict[int, Failure]:
+    """Those whose upload alone leads to a state that nobody can use.
+
+    None under client-level privacy, where a clipped mean moves the model and no upload decides
+    anything.
+    """
+    found: dict[int, Failure] = {}
+    if now.plan.mechanism is not None or now.phase.aggregation != "mean":
+        return found
+    for row, client in enumerate(replies.partitions):
+        alone = replies.of_rows([row])
+        try:
+            _step(now, alone, aggregate)
+        except _BadState:
+            largest = max(float(u.abs().max()) for u in vars(alone.uploads).values())
+            found[client] = Failure(
+                "unusable",
+                "Expected an upload that the model can take a step along, got one with "
+                f"entries up to {largest:.3g} that alone leads to no usable state",
+            )
+    return found
+
+
+def _stepped(now: Attempt, replies: Replies, aggregate: _Aggregate) -> Attempt:
+    """The attempt after the server's step; without the uploads that alone break it.
 
     Raises:
         RoundFailed, BadState: as `run_rounds`.
     """
-    if now.phase is EVALUATE:  # it changes no state, and nobody who is silent fails the round
-        held_out = (replies.uploads.tensors()["u"].sum(0), len(replies.partitions))
-        return now._replace(index=now.index + 1, held_out=held_out)
-    failures = {**now.failures, **replies.failures}
-    taken = _judged(now, replies)
+    now = now._replace(failures={**now.failures, **replies.failures})
+    taken = _enough(now, replies)
     try:
         state = _step(now, taken, aggregate)
     except _BadState as bad:
-        left = _without_culprits(bad, now, taken, aggregate)
+        culprits = _culprits(now, taken, aggregate)
+        if not culprits:
+            raise
+        if len(culprits) == len(taken.partitions):  # the step is at fault, or there is one client
+            some = ", ".join(str(i) for i in list(culprits)[:5])
+            raise _BadState(
+                f"{bad}; so does each upload alone, of the clients {some}", is_computed=True
+            ) from None
+        left = taken._replace(failures={}).without(culprits)
         _tell_who_was_dropped(now, left)
-        failures |= left.failures
-        taken = _judged(now._replace(failures=failures), left)
+        now = now._replace(failures={**now.failures, **culprits})
+        taken = _enough(now, left)
         state = _step(now, taken, aggregate)
-    index = now.index + 1
-    while index < len(now.phases) and now.phases[index] is not EVALUATE:
-        if now.plan.server_update.is_due(state, now.phases[index].name):
-            break  # some exchanges take place in some states alone
-        index += 1
-    return now._replace(asked=taken.partitions, state=state, index=index, failures=failures)
+    return now._replace(asked=taken.partitions, state=state)
 
 
+def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
+    for client, failure in sorted(replies.failures.items()):
+        log.warning(
+            "Round %d, attempt %d, phase %s: client %d is dropped (%s): %s",
+            *(now.server_round, now.attempt, now.phase.name),
+            *(client, failure.kind, failure.text),
+        )
+
+
+# -- a run ---------------------------------------------------------------------------------------
 _NOTHING = RoundReport(0, {}, ())
 
 
@@ -377,22 +405,36 @@ class Course:
 
         Raises:
             BudgetExhausted: the budget does not pay it; nothing was sent.
-            ConfigError: as `begin`.
+            ConfigError: a round behind the last that was priced, where rounds cost different
+                amounts.
         """
         if self.now is None:
-            plan = self.plan if self.round else self.plan.of_setup()
-            if self._tried == 0:
-                self._before = self._attempts(self.round)
-            attempt = self._before + self._tried
-            self._tried += 1
-            now = begin(plan, self.state, self.round, attempt)
+            now = self._drawn()
             self._pay(now)
             self.now = now
         now = self.now
-        is_training = now.phase is not EVALUATE
-        if is_training and (told := self.plan.server_update.disclosed(now.state, now.name)):
-            self._pay(now, told)
+        if now.phase is not EVALUATE:
+            told = self.plan.server_update.disclosed(now.state, now.phase.name)
+            if told:
+                self._pay(now, told)
         return now
+
+    def _drawn(self) -> Attempt:
+        """Another attempt of the next round, its cohort drawn; nothing is paid yet."""
+        plan, number = self.plan if self.round else self.plan.of_setup(), self.round
+        if plan.last_priced is not None and number > plan.last_priced:
+            raise ConfigError(
+                f"num_rounds: expected the rounds that were priced, at most {plan.last_priced}, "
+                f"got round {number}"
+            )
+        if self._tried == 0:
+            self._before = self._attempts(number)
+        attempt = self._before + self._tried
+        self._tried += 1
+        cohort = plan.cohort.draw(plan.num_clients, number, attempt, plan.source)
+        is_due = plan.evaluation is not None and plan.evaluation.is_due(number)
+        phases = (*plan.phases, EVALUATE) if is_due else plan.phases
+        return Attempt(plan, number, attempt, cohort, cohort, self.state, phases)
 
     def _pay(self, now: Attempt, *disclosed: tuple[int, ...]) -> None:
         if now.server_round == 0:
@@ -405,8 +447,19 @@ class Course:
 
     def judged(self, replies: Replies) -> Replies:
         """The replies without the uploads that no step could use; who was dropped is logged."""
-        assert self.now is not None
-        found, seen, plan = _checked(self.now, replies), self._seen, self.plan
+        now, seen = self.now, self._seen
+        assert now is not None
+        plan, phase, update = now.plan, now.phase, now.plan.server_update
+        base, names = update.base(now.state, plan.manifold), phase.up.names()
+        places = dict(zip(names, phase.uploads or (update.space,) * len(names), strict=True))
+        found = Expectation(base, places, plan.manifold).checked(replies)
+        totals, who = found.uploads, found.partitions
+        if isinstance(totals, Totals) and plan.evaluation is not None:
+            why = plan.evaluation.refused(plan.client_mechanism, plan.num_examples, totals.u, who)
+        else:
+            why = update.refused(now.state, phase.name, totals, who)
+        found = found.without({i: found.told(i, Failure("unusable", why[i])) for i in why})
+        _tell_who_was_dropped(now, found)
         # with a mechanism of the server its noise is all that protects
         clients = found.noise_origins if plan.mechanism is None else frozenset[str]()
         self._seen = seen._replace(
@@ -425,10 +478,16 @@ class Course:
         """
         assert self.now is not None
         now, self.now = self.now, None
-        now = after(now, replies, aggregate)
-        if now.phase is not None:
-            self.now = now
-            return None
+        if now.phase is EVALUATE:  # it changes no state, and nobody who is silent fails the round
+            summed = vars(replies.uploads)["u"].sum(0)
+            now = now._replace(held_out=(summed, len(replies.partitions)))
+        else:
+            now = _stepped(now, replies, aggregate)
+        for index in range(now.index + 1, len(now.phases)):
+            phase = now.phases[index]  # some exchanges take place in some states alone
+            if phase is EVALUATE or now.plan.server_update.is_due(now.state, phase.name):
+                self.now = now._replace(index=index)
+                return None
         report = self._seen._replace(
             server_round=now.server_round,
             state=now.state,
@@ -447,110 +506,12 @@ class Course:
         Raises:
             RoundFailed, BadState: as `run_rounds`.
         """
-        tries = self.plan.policy.attempts
         while True:
             try:
                 if (report := exchange()) is not None:
                     return report
             except RoundFailed as failure:
                 self.now = None
-                if not 0 < self._tried < tries:
+                if not 0 < self._tried < self.plan.policy.attempts:
                     raise
                 log.warning("Round %d failed and is paid for: %s", self.round, failure)
-
-
-def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
-    for client in sorted(replies.failures):
-        failure = replies.failures[client]
-        log.warning(
-            "Round %d, attempt %d, phase %s: client %d is dropped (%s): %s",
-            now.server_round,
-            now.attempt,
-            now.name,
-            client,
-            failure.kind,
-            failure.text,
-        )
-
-
-def _step(now: Attempt, replies: Replies, aggregate: _Aggregate) -> State:
-    """The state after the server update on these replies, if it can be broadcast."""
-    plan, state = now.plan, now.state
-    if not replies.partitions and plan.mechanism is None:
-        return state
-    mean = aggregate(now, replies)
-    if mean.next_clip is not None:
-        state = state | {CLIP: torch.tensor(mean.next_clip, dtype=torch.float64)}
-    seen = (None, ()) if plan.mechanism is not None else (replies.uploads, replies.partitions)
-    collected = Collected(mean.fields, *seen, plan.num_clients, now.draws.uniform)
-    try:
-        new = plan.server_update.step(state, now.name, collected, now.server_round, plan.manifold)
-    # torch exports the error from C, out of the sight of pyright
-    except (torch.linalg.LinAlgError, ArithmeticError) as error:  # pyright: ignore[reportPrivateImportUsage]
-        raise _BadState(
-            f"Round {now.server_round}: the server update failed: {type(error).__name__}; "
-            "the state of the round before stays (lower the step sizes?)"
-        ) from None
-    return _usable(new, plan, now.server_round)
-
-
-def _without_culprits(
-    bad: _BadState, now: Attempt, replies: Replies, aggregate: _Aggregate
-) -> Replies:
-    """The replies without each whose upload alone leads to a state that nobody can use.
-
-    Raises:
-        BadState: ``bad``, where no single upload does or all do, and under client-level privacy,
-            where a clipped mean moves the model and no upload decides anything.
-    """
-    culprits: dict[int, Failure] = {}
-    is_mean = now.plan.phases[now.index].aggregation == "mean"
-    count = len(replies.partitions) if now.plan.mechanism is None and is_mean else 0
-    for row in range(count):
-        alone = replies.of_rows([row])
-        try:
-            _step(now, alone, aggregate)
-        except _BadState:
-            largest = max(float(u.abs().max()) for u in alone.uploads.tensors().values())
-            culprits[alone.partitions[0]] = Failure(
-                "unusable",
-                "Expected an upload that the model can take a step along, got one with "
-                f"entries up to {largest:.3g} that alone leads to no usable state",
-            )
-    if not culprits:
-        raise bad
-    if len(culprits) == count:  # then the step is at fault, or there is one client
-        some = ", ".join(str(i) for i in list(culprits)[:5])
-        raise _BadState(f"{bad}; so does each upload alone, of the clients {some}") from None
-    return replies._replace(failures={}).without(culprits)
-
-
-def _usable(state: State, plan: Plan, server_round: int) -> State:
-    """``state``, which a round may leave behind only if it can be broadcast.
-
-    That is: finite, on the manifold, and with no entry above what clients take.
-
-    Raises:
-        BadState: with the tensor; the state before the round stays.
-    """
-    kept = "the state of the round before stays (lower the step sizes?)"
-    for name, tensor in state.items():
-        if not tensor.is_floating_point():
-            continue
-        bound = LARGEST[tensor.dtype]
-        bad = int((~(tensor.abs() <= bound)).sum())
-        if bad:
-            raise _BadState(
-                f"Round {server_round}: Expected a finite state after the server update, got "
-                f"{bad} of {tensor.numel()} numbers in {name} that are not, or above {bound:g}; "
-                f"{kept}"
-            )
-    model = plan.server_update.model(state, plan.manifold)
-    bound = DRIFT[model.dtype]
-    defect = float(plan.manifold.membership_defect(model))
-    if not defect <= bound:
-        raise _BadState(
-            f"Round {server_round}: Expected a model on {plan.manifold.name} within {bound:g} "
-            f"after the server update, got a relative distance of {defect:.3g}; {kept}"
-        )
-    return state

@@ -9,7 +9,6 @@ than fit. Who computes a stack, in this process or in another, changes no bit of
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import NamedTuple, Protocol
@@ -67,7 +66,7 @@ def gathered(asked: Asked, parts: Sequence[Payload]) -> Payload:
     """Stacked uploads, one after the other; those of nobody have the fields' shapes after a 0."""
     if parts:
         columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return asked.phase.up(*[torch.cat([t.as_subclass(Tensor) for t in own]) for own in columns])
+        return asked.phase.up(*[torch.cat(own) for own in columns])
     x = point_like(asked.down)
     layout = asked.phase.up.layout(tuple(x.shape), x.dtype).values()
     return asked.phase.up(*[x.new_zeros(0, *own, dtype=dtype) for own, dtype in layout])
@@ -137,27 +136,24 @@ class Chunking:
 
 def _clients_at_once(side: ClientSide, device: str, memory_budget_mb: int) -> int:
     """How many clients one stacked call takes: as many as fit, and stay in a processor's cache."""
-    setup, clients = side.setup, len(side.shards)
+    training, clients, like = side.setup.training, len(side.shards), side.shards[0]
+    shape, dtype = side.point_shape, side.dtype
     most = max(side.public_size(i) for i in range(clients))
-    like, shape, dtype = side.shards[0], side.point_shape, side.dtype
-    shard = sum(t.nbytes for t in like.tensors.values())
-    if like.stream is None:  # of which each client keeps a copy; a stream keeps none
-        ends = {k: t.shape[t.dim() - like.feature_ndim[k] :] for k, t in like.tensors.items()}
-        each = (math.prod(ends[k]) * t.element_size() for k, t in like.tensors.items())
-        shard = most * sum(each)
+    shard, present = sum(t.nbytes for t in like.tensors.values()), 0
+    if like.stream is None:  # of which each client keeps a copy, and a flag for each row
+        ends = [(t, t.shape[t.dim() - like.feature_ndim[k] :]) for k, t in like.tensors.items()]
+        shard, present = most * sum(math.prod(end) * t.element_size() for t, end in ends), 8 * most
     point = math.prod(shape) * dtype.itemsize
-    layouts = (phase.up.layout(shape, dtype) for phase in setup.training.phases)
+    layouts = (phase.up.layout(shape, dtype) for phase in training.phases)
     ups = (math.prod(own) * kind.itemsize for layout in layouts for own, kind in layout.values())
     upload = max(point, *ups)
-    blank = setup.training.initial_memory(torch.zeros(shape, dtype=dtype))
-    present = 0 if like.stream is not None else 8 * most  # of a stream nobody lists who is there
+    blank = training.initial_memory(torch.zeros(shape, dtype=dtype))
     remembered = present + (0 if blank is None else blank.num_bytes())
     # Uploads of a round, of at most two tensors, and once more while they are averaged.
     kept = clients * (shard + remembered + 3 * upload)
     working = shard + point * side.gradients_in_a_step(most)
     # Gradients, noise, a kept iterate and their temporaries: sixteen sizes of a point.
-    needed = shard + working + 16 * upload
-    budget = memory_budget_mb * 2**20
+    needed, budget = shard + working + 16 * upload, memory_budget_mb * 2**20
     if kept + needed > budget:
         raise ConfigError(
             f"Expected engine.memory_budget_mb >= {math.ceil((kept + needed) / 2**20)} for the "
@@ -175,45 +171,46 @@ class _Stack:
     Where all stacks are of one client, it is computed without a leading dimension, as by a node.
     """
 
-    def __init__(
-        self, side: ClientSide, members: range, device: str, *, is_alone: bool = False
-    ) -> None:
+    def __init__(self, side: ClientSide, members: range, device: str, *, is_alone: bool) -> None:
         """``side`` is that of ``members`` alone, in their order."""
         self._setup, self._device, self._members = side.setup, device, members
         self._is_alone = is_alone
-        self.examples = self._laid(side.shards)
-        self._held = self._laid(side.hold_outs) if side.hold_outs else self.examples
-        self._sizes = tuple(side.public_size(i) for i in range(len(members)))
+        self.examples, self._held = (
+            (shards[0] if is_alone else Examples.stack(shards)).to(device) if shards else None
+            for shards in (side.shards, side.hold_outs)
+        )
+        self._sizes = [side.public_size(i) for i in range(len(members))]
         self.memory: Memory | None = None
         self.tags: dict[int, tuple[int, int]] = {}
         """The round and attempt that wrote a client's memory."""
-
-    def _laid(self, shards: Sequence[Examples]) -> Examples:
-        found = shards[0] if self._is_alone else Examples.stack(list(shards))
-        return found.to(self._device)
 
     def run(
         self, asked: Asked, at: list[int], chunk: tuple[int, ...], source: NoiseSource
     ) -> Payload:
         """The uploads of ``chunk``, the clients in the rows ``at`` of what was asked."""
-        header, down, sizes = asked.header, asked.down, self._sizes
-        examples = self._held if header.phase == EVALUATE.name else self.examples
-        if chunk != tuple(self._members):
-            examples = examples.of_clients(self._rows(chunk))
-            sizes = tuple(sizes[i - self._members.start] for i in chunk)
-        if self._is_alone:
-            down = down.rows.take(at[0]) if isinstance(down, PerClient) else down
-        elif isinstance(down, PerClient):
-            down = down.rows.take(torch.tensor(at))
-        else:
+        header, down, rows = asked.header, asked.down, self._rows(chunk)
+        examples = self._held if asked.phase is EVALUATE else self.examples
+        assert examples is not None
+        if len(chunk) < len(self._members):
+            examples = examples.of_clients(rows)
+        if isinstance(down, PerClient):
+            down = down.rows.take(at[0] if self._is_alone else torch.tensor(at))
+        elif not self._is_alone:
             down = type(down)(*[t.expand(len(at), *t.shape) for t in vars(down).values()])
         down = down if self._device == "cpu" else down.to(self._device)
-        memory = self._remember(asked, down, chunk)
         who = chunk[0] if self._is_alone else chunk
-        seat = Seat(who, header.server_round, header.attempt, header.phase)
-        made = run_update(self._setup, seat, down, memory, examples, sizes, source, self._device)
+        made = run_update(
+            self._setup,
+            Seat(who, header.server_round, header.attempt, header.phase),
+            down,
+            self._remembered(asked, next(iter(vars(down).values())), chunk),
+            examples,
+            [self._sizes[i - self._members.start] for i in chunk],
+            source,
+            self._device,
+        )
         if made.memory is not None:
-            self._write(made.memory, chunk)
+            self._write(made.memory, rows)
             self.tags |= dict.fromkeys(chunk, (header.server_round, header.attempt))
         return type(made.up).stack([made.up]) if self._is_alone else made.up
 
@@ -225,41 +222,38 @@ class _Stack:
         return torch.tensor(chunk, device=self._device) - self._members.start
 
     # -- memory ------------------------------------------------------------------------------
-    def _remember(self, asked: Asked, down: Payload, chunk: tuple[int, ...]) -> Memory | None:
-        x: Tensor = next(iter(vars(down).values()))
-        training = self._setup.training
+    def _remembered(self, asked: Asked, x: Tensor, chunk: tuple[int, ...]) -> Memory | None:
+        """What each of a chunk remembers, given what came down; its initial memory if too old."""
+        training, known = self._setup.training, self.memory
         if training.setup_phases and not self._is_alone:  # what is learnt there is no point
-            each = [training.initial_memory(row) for row in x]
-            blank = each[0] and type(each[0]).stack([one for one in each if one])
+            each = [one for row in x if (one := training.initial_memory(row)) is not None]
+            blank = type(each[0]).stack(each) if each else None
         else:
             blank = training.initial_memory(x)
-        if blank is None or self.memory is None:
+        if blank is None or known is None:
             return blank
         lasts, tags = training.remembers_setup, self.tags
         valid = [i in tags and (lasts or asked.to(i).continues(*tags[i])) for i in chunk]
         if self._is_alone:
-            return self.memory if valid[0] else blank
-        rows = self._rows(chunk)
-        known = [old[rows] for old in self.memory.tensors().values()]
-        if not all(valid):
-            keep = torch.tensor(valid, device=self._device)
-            known = [
-                torch.where(keep.reshape(-1, *[1] * (new.dim() - 1)), old, new)
-                for old, new in zip(known, blank.tensors().values(), strict=True)
-            ]
-        return type(blank)(*known)
+            return known if valid[0] else blank
+        old, keep = known.take(self._rows(chunk)), torch.tensor(valid, device=self._device)
+        if all(valid):
+            return old
+        both = zip(vars(old).values(), vars(blank).values(), strict=True)
+        return type(blank)(
+            *[torch.where(keep.reshape(-1, *[1] * (a.dim() - 1)), a, b) for a, b in both]
+        )
 
-    def _write(self, memory: Memory, chunk: tuple[int, ...]) -> None:
+    def _write(self, memory: Memory, rows: slice | Tensor) -> None:
         if self._is_alone:
             self.memory = memory
             return
         if self.memory is None:
             count = len(self._members)
-            zeros = [t.new_zeros(count, *t.shape[1:]) for t in memory.tensors().values()]
+            zeros = [t.new_zeros(count, *t.shape[1:]) for t in vars(memory).values()]
             self.memory = type(memory)(*zeros)
-        rows = self._rows(chunk)
-        for old, new in zip(self.memory.tensors().values(), memory.tensors().values(), strict=True):
-            old[rows] = new
+        for name, old in vars(self.memory).items():
+            old[rows] = memory[name]
 
 
 class StackTransport:
@@ -289,70 +283,66 @@ class StackTransport:
             ConfigError: the budget cannot hold one client's update beside what is kept of all.
         """
         self.chunking = chunking or Chunking.of(side, device, memory_budget_mb, at_once)
-        stacks = self.chunking.stacks
+        stacks, is_alone = self.chunking.stacks, self.chunking.in_a_stack == 1
         owned = range(len(stacks)) if owned is None else owned
         first = stacks[owned.start].start
         self.stacks: dict[int, _Stack] = {}
         for i in owned:
             place = range(stacks[i].start - first, stacks[i].stop - first)
-            is_alone = self.chunking.in_a_stack == 1
             self.stacks[i] = _Stack(side.of(place), stacks[i], device, is_alone=is_alone)
-        self._side = replace(side, shards=(), hold_outs=())
+        self._source, self._manifold = side.source, side.setup.problem.manifold
 
     def exchange(self, asked: Asked) -> Replies:
         """As `Transport.exchange`; a stack that fails is tried again client by client."""
-        partitions, source = asked.partitions, self._side.source()
+        partitions, source = asked.partitions, self._source()
         failures = self._refusals(asked)
         rows = [row for row, i in enumerate(partitions) if i not in failures]
         done: list[int] = []
         parts: list[Payload] = []
         chunks: list[int] = []
         for chunk in self.chunking.cut(partitions, rows):
-            found = self._tried(asked, chunk, failures, source)
-            chunks.append(sum(len(who) for who, _ in found))
-            parts += [uploads for _, uploads in found]
-            done += [i for who, _ in found for i in who]
+            shares, before = [chunk], len(done)
+            stack = self.stacks[partitions[chunk[0]] // self.chunking.in_a_stack]
+            for share in shares:
+                who = tuple(partitions[row] for row in share)
+                try:
+                    parts.append(stack.run(asked, share, who, source))
+                    done += who
+                except Exception as error:
+                    if len(share) > 1:
+                        shares += [[row] for row in share]
+                    else:
+                        failures[who[0]] = Failure("absent", f"{type(error).__name__}: {error}")
+            if len(done) > before:
+                chunks.append(len(done) - before)
         return Replies(
             tuple(done),
             gathered(asked, parts),
             failures,
             down_bytes(asked.down, len(partitions)),
             frozenset({source.origin} if done else ()),
-            chunks=() if self.chunking.in_a_stack == 1 else tuple(c for c in chunks if c),
+            chunks=() if self.chunking.in_a_stack == 1 else tuple(chunks),
         )
-
-    def _tried(
-        self, asked: Asked, rows: list[int], failures: dict[int, Failure], source: NoiseSource
-    ) -> list[tuple[tuple[int, ...], Payload]]:
-        """Who of a chunk replied with what: all in one stack, or one by one after an error."""
-        chunk = tuple(asked.partitions[row] for row in rows)
-        stack = self.stacks[chunk[0] // self.chunking.in_a_stack]
-        try:
-            return [(chunk, stack.run(asked, rows, chunk, source))]
-        except Exception as error:
-            if len(rows) == 1:
-                failures[chunk[0]] = Failure("absent", f"{type(error).__name__}: {error}")
-                return []
-        return [found for row in rows for found in self._tried(asked, [row], failures, source)]
 
     def _refusals(self, asked: Asked) -> dict[int, Failure]:
         """Why clients refuse what comes down; one look is enough where it is the same for all.
 
         Rows that all pass together are looked at together; else each by itself.
         """
-        manifold = self._side.setup.problem.manifold
-        _, phase, down, partitions, _ = asked
-        different = isinstance(down, PerClient)
-        if different and partitions:
-            with suppress(BadBroadcast):
-                check_broadcast(phase, down.rows, manifold)
-                return {}
-        looks = downs(down, len(partitions)) if different else [down] * bool(partitions)
         found: dict[int, Failure] = {}
-        for i, sent in zip(partitions, looks, strict=False):
+
+        def is_refused(clients: Sequence[int], sent: Payload) -> bool:
             try:
-                check_broadcast(phase, sent, manifold)
+                check_broadcast(asked.phase, sent, self._manifold)
             except BadBroadcast as bad:
-                refusal = Failure("absent", f"BadBroadcast: {bad}")
-                found |= {i: refusal} if different else dict.fromkeys(partitions, refusal)
+                found.update(dict.fromkeys(clients, Failure("absent", f"BadBroadcast: {bad}")))
+            return bool(found)
+
+        who, down = asked.partitions, asked.down
+        if not isinstance(down, PerClient):
+            is_refused(who, down)
+        elif who and is_refused(who, down.rows):
+            found.clear()
+            for i, sent in zip(who, downs(down, len(who)), strict=True):
+                is_refused((i,), sent)
         return found

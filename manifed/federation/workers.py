@@ -149,10 +149,8 @@ class RayTransport:
             max_restarts=-1,
         )(_Actor)
         self.actors = [actor.remote(build, own, chunking, device) for own in shares]
-        self._coming: dict[int, Any] = {}
-        """Actors that died, and what says that one is up again."""
-        self._waited: set[int] = set()
-        """The actors for which a round has waited."""
+        self._coming: dict[int, tuple[Any, float]] = {}
+        """Actors that died: what says that one is up again, and how long the next look waits."""
         try:
             self.processes = self._built()
         except BaseException:
@@ -183,22 +181,20 @@ class RayTransport:
     def _built(self) -> list[int]:
         """The actors' processes, once their clients are there."""
         try:
-            return self._ray.get([self._up(actor) for actor in self.actors], timeout=_START)
+            ups = [self._up(worker) for worker in range(len(self.actors))]
+            return self._ray.get(ups, timeout=_START)
         except self._ray.exceptions.GetTimeoutError:
-            raise ConfigError(
-                f"engine.workers: not all workers had built their clients after {_START:g} s; "
-                "ask for fewer, or for what the cluster has"
-            ) from None
+            why = (
+                f"not all workers had built their clients after {_START:g} s; ask for fewer, or "
+                "for what the cluster has"
+            )
         except self._ray.exceptions.RayError as error:
-            last = str(error).strip().splitlines()[-1]
-            raise ConfigError(
-                f"engine.workers: a worker could not build its clients: {one_line(last, 300)}"
-            ) from None
+            why = f"a worker could not build its clients: {_last(error, 300)}"
+        raise ConfigError(f"engine.workers: {why}")
 
-    @staticmethod
-    def _up(actor: Any) -> Any:
+    def _up(self, worker: int) -> Any:
         """What says that an actor has its clients, also where Ray starts it anew meanwhile."""
-        return actor.process.options(max_task_retries=-1).remote()
+        return self.actors[worker].process.options(max_task_retries=-1).remote()
 
     def __enter__(self) -> Self:
         return self
@@ -217,7 +213,7 @@ class RayTransport:
 
     def exchange(self, asked: Asked) -> Replies:
         """As `Transport.exchange`, the clients ascending."""
-        header, _, down, partitions, last_accepted = asked
+        header, phase, down, partitions, last_accepted = asked
         is_own = isinstance(down, PerClient)
         sent = _arrays((down.rows if is_own else down).tensors())
         shared = None if is_own else self._ray.put(sent)
@@ -226,16 +222,14 @@ class RayTransport:
         failures: dict[int, Failure] = {}
         for k, (begin, end) in enumerate(pairwise(ends)):
             mine = partitions[begin:end]
-            if not mine:
-                continue
-            if not self._is_up(k):
+            if mine and self._is_up(k):
+                rows = {name: a[begin:end] for name, a in sent.items()} if is_own else shared
+                known = {i: last_accepted[i] for i in mine if i in last_accepted}
+                call = self.actors[k].exchange.remote(header, rows, is_own, mine, known)
+                calls.append((k, mine, call))
+            elif mine:
                 missing = Failure("unavailable", f"worker {k}: not up again since it died")
                 failures |= dict.fromkeys(mine, missing)
-                continue
-            rows = {name: a[begin:end] for name, a in sent.items()} if is_own else shared
-            known = {i: last_accepted[i] for i in mine if i in last_accepted}
-            call = self.actors[k].exchange.remote(header, rows, is_own, mine, known)
-            calls.append((k, mine, call))
         if calls:
             made = [call for *_, call in calls]
             self._ray.wait(made, num_returns=len(made), timeout=self._timeout)
@@ -247,17 +241,17 @@ class RayTransport:
             else:
                 came.append(found)
                 failures |= found.failures
-        full = [
-            asked.phase.up(*_tensors(cast(_Arrays, one.uploads))) for one in came if one.partitions
-        ]
         reached = sum(len(mine) for _, mine, _ in calls)
         return Replies(
-            tuple(i for answer in came for i in answer.partitions),
-            gathered(asked, full),
+            tuple(i for one in came for i in one.partitions),
+            gathered(
+                asked,
+                [phase.up(*_tensors(cast(_Arrays, one.uploads))) for one in came if one.partitions],
+            ),
             failures,
             down_bytes(down, len(partitions)) * reached // max(1, len(partitions)),
-            frozenset().union(*(answer.noise_origins for answer in came)),
-            chunks=tuple(count for answer in came for count in answer.chunks),
+            frozenset().union(*(one.noise_origins for one in came)),
+            chunks=tuple(count for one in came for count in one.chunks),
         )
 
     def _answer(self, worker: int, call: Any) -> Replies | Failure:
@@ -270,11 +264,10 @@ class RayTransport:
         except (errors.RayActorError, errors.ObjectLostError) as error:
             name = type(error).__name__
             log.warning("Worker %d died (%s); Ray starts it anew, its clients forget", worker, name)
-            self._coming[worker] = self._up(self.actors[worker])
+            self._coming[worker] = self._up(worker), min(_AGAIN, self._timeout)
             return Failure("unavailable", f"worker {worker} died")
         except errors.RayError as error:
-            last = str(error).strip().splitlines()[-1]
-            return Failure("absent", f"worker {worker}: {one_line(last, 150)}")
+            return Failure("absent", f"worker {worker}: {_last(error, 150)}")
 
     def _is_up(self, worker: int) -> bool:
         """Whether an actor has its clients; the first look after it died waits for them.
@@ -283,15 +276,17 @@ class RayTransport:
         """
         if worker not in self._coming:
             return True
-        patience = 0.0 if worker in self._waited else min(_AGAIN, self._timeout)
-        self._waited.add(worker)
+        up, patience = self._coming.pop(worker)
         try:
-            self._ray.get(self._coming[worker], timeout=patience)
+            self._ray.get(up, timeout=patience)
+            return True
         except self._ray.exceptions.GetTimeoutError:
-            return False
+            self._coming[worker] = up, 0.0
         except self._ray.exceptions.RayError:
-            self._coming[worker] = self._up(self.actors[worker])
-            return False
-        del self._coming[worker]
-        self._waited.discard(worker)
-        return True
+            self._coming[worker] = self._up(worker), 0.0
+        return False
+
+
+def _last(error: Exception, most: int) -> str:
+    """The last line of what an actor raised: above it is how it came there."""
+    return one_line(str(error).strip().splitlines()[-1], most)

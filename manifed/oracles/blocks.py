@@ -50,24 +50,25 @@ _found: "WeakKeyDictionary[Problem, dict[Hashable, bool]]" = WeakKeyDictionary()
 """Whether a size keeps examples apart, by problem, and by what is computed, shapes and threads."""
 
 
-def blocks(
+def in_blocks(
     problem: Problem,
     compute: _Compute,
     name: Hashable,
     points: Points,
     examples: Examples,
     rows: Tensor,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The positions ``rows`` (b,) of one client's examples, in shares for one block each.
+    attempt: Callable[[Tensor, Tensor], Tensor | None],
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """What ``attempt`` makes of the positions ``rows`` (b,) of one client's examples, by block.
 
-    With each share the positions of its block: its own, and copies of the last up to a size that
-    keeps examples apart. ``name`` is what a computation depends on beside the problem, the points'
-    and the examples' shapes.
+    ``attempt(block, counts)`` computes the positions ``block`` (n,) of which some count, bool (n,),
+    or gives None where an example fails. Yields the positions of a block, which of them counted,
+    and what was made; of a block of which nothing is left there is none. ``name`` is what
+    ``compute`` depends on beside the problem, the points' and the examples' shapes.
     """
     problem.point_shape(examples)  # a module says only then what an example holds
     x, features = points[0], examples.feature_ndim
-    held = max(1.0, problem.points_per_example * x.numel())
-    most = max(1, int(_NUMBERS_AT_ONCE / held))
+    most = max(1, int(_NUMBERS_AT_ONCE / max(1.0, problem.points_per_example * x.numel())))
     least, known = min(FEWEST, most), _found.setdefault(problem, {})
     shapes = [(k, t.shape[t.dim() - features[k] :], t.dtype) for k, t in examples.tensors.items()]
 
@@ -83,8 +84,19 @@ def blocks(
         size = smallest if smallest == 1 else max(fit, default=least)
         if not keeps_apart(size):
             size = smallest
-        share, rows = rows[:size], rows[size:]
-        yield share, torch.cat([share, share[-1:].expand(size - len(share))])
+        own, rows = rows[:size], rows[size:]
+        block = torch.cat([own, own[-1:].expand(size - len(own))])
+        counts = torch.arange(size) < len(own)
+        found = attempt(block, counts)
+        if found is None and size > 1:  # each in a block of copies, in its own place
+            first = torch.arange(size) == 0
+            good = [row for row in own if attempt(row.expand(size), first) is not None]
+            if good:
+                counts &= torch.isin(block, torch.stack(good))
+                block = torch.where(counts, block, good[0])
+                found = attempt(block, counts)
+        if found is not None:
+            yield own, counts[: len(own)], found
 
 
 def _are_alike(

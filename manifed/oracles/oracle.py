@@ -329,11 +329,8 @@ class Oracle:
             return manifold.transp(anchor, x, mean)
         start, end = anchor.to(torch.float64), x.to(torch.float64)
         moved = manifold.transp(start, end, mean.to(torch.float64))
-        here, there = (
-            torch.as_tensor(manifold.norm_slack(p), dtype=end.dtype, device=end.device)
-            for p in (end, start)
-        )
-        slack = manifold.expand_scalar(torch.maximum(here, there))
+        larger = torch.maximum(manifold.norm_slack(end), manifold.norm_slack(start))
+        slack = manifold.expand_scalar(larger)
         return narrowed(torch.where(slack <= 1.0, moved / (1 + slack), 0.0), x.dtype)
 
     # -- the parts ---------------------------------------------------------------------------

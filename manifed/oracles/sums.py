@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
-from manifed.oracles.blocks import Points, blocks
+from manifed.oracles.blocks import Points, in_blocks
 from manifed.oracles.minibatch import Query
 from manifed.privacy.mechanism import clip_factors, clipped
 from manifed.problems.examples import Examples
@@ -188,18 +188,13 @@ def _in_blocks(
     def compute(points: Points, block: Examples) -> Callable[[int], Tensor]:
         vectors = rule(problem, query, points, block)
         vectors.are_finite()  # measures what a clip that does not bind leaves out of sight
+        return lambda place: vectors.sum((torch.arange(len(block)) == place).to(x.dtype))
 
-        def of(place: int) -> Tensor:
-            weights = torch.zeros(len(block), dtype=x.dtype)
-            weights[place] = 1.0
-            return vectors.sum(weights)
-
-        return of
-
-    def attempt(rows: Tensor, each: Tensor) -> Tensor | None:
+    def attempt(block: Tensor, counts: Tensor) -> Tensor | None:
         """The sum over a block, or None where a kernel fails or the result is not finite."""
+        each = torch.where(counts, weights[block], 0.0)
         try:
-            found = rule(problem, query, points, examples.take(rows)).sum(each)
+            found = rule(problem, query, points, examples.take(block)).sum(each)
         # torch exports the error from C, out of the sight of pyright
         except (torch.linalg.LinAlgError, ArithmeticError):  # pyright: ignore[reportPrivateImportUsage]
             return None
@@ -207,20 +202,8 @@ def _in_blocks(
 
     counted, alive = weights.nonzero().squeeze(-1), False
     name = (rule, query.form, query.clip is None, query.mechanism.l1_norm_clip is None)
-    for rows, block in blocks(problem, compute, name, points, examples, counted):
-        each = torch.zeros(len(block), dtype=weights.dtype)
-        each[: len(rows)] = weights[rows]
-        found = attempt(block, each)
-        if found is None and len(block) > 1:
-            first = torch.zeros_like(each)
-            first[0] = 1.0
-            good = [row for row in rows if attempt(row.expand(len(block)), first) is not None]
-            if good:
-                is_good = torch.isin(block, torch.stack(good))
-                each = torch.where(is_good, each, 0.0)
-                found = attempt(torch.where(is_good, block, good[0]), each)
-        if found is not None:
-            total, alive = total + found, True
+    for *_, found in in_blocks(problem, compute, name, points, examples, counted, attempt):
+        total, alive = total + found, True
     if len(counted) and not alive:
         say_that_nothing_counts(type(problem).__name__)
     return total

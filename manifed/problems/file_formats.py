@@ -7,13 +7,11 @@ error may be read by others than the owner of the data.
 
 import csv
 import importlib
-import math
 import traceback
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,17 +44,14 @@ class BadFile(ValueError):
         super().__init__(f"{', '.join([str(path), *where])}: {what}")
 
 
-@dataclass(frozen=True)
-class Raw:
+class Raw(NamedTuple):
     """One file as read: n examples, nothing checked but that they are numbers of this shape."""
 
     path: Path
     values: Array
-    """(n, *shape); NaN where an entry was not seen, and only in columns that are completed."""
-    label: NDArray[Any] | None
-    """(n,) text or numbers."""
-    features: Array
-    """(n, number of feature columns)."""
+    """(n, *shape); NaN where there is nothing."""
+    beside: _Found
+    """Features and label by name, (n,) text or numbers each."""
     place: _Place
 
 
@@ -92,11 +87,6 @@ class Layout(DataSource):
     def beside(self) -> tuple[str, ...]:
         """Columns or arrays with one entry an example: features and, last, the label."""
         return (*self.features, *([self.label] if self.label else []))
-
-    @property
-    def has_gaps(self) -> bool:
-        """Whether an empty cell, a null or NaN is an entry that was not seen."""
-        raise NotImplementedError
 
     def is_text(self, name: str) -> bool:
         """Whether a column or array holds text: labels, where the classes are text."""
@@ -135,7 +125,7 @@ class Layout(DataSource):
             raise BadFile(path, what) from None
 
     def _of_arrays(self, path: Path, found: _Found) -> Raw:
-        return self._checked(path, found.get(self.array), found, lambda i: f"example {i}")
+        return self._checked(path, found.get(self.array), found, "example {}".format)
 
     def _checked(self, path: Path, x: NDArray[Any] | None, found: _Found, place: _Place) -> Raw:
         """Examples ``x`` with the labels and features among ``found``, one an example.
@@ -144,21 +134,16 @@ class Layout(DataSource):
             BadFile: for an array that is missing, or of another shape or type.
         """
         count = len(x) if x is not None and x.ndim else 0
-        wanted = [(self.array, x, (count, *self.one_shape))]
-        for name, one, shape in wanted + [
-            (name, found.get(name), (count,)) for name in self.beside
-        ]:
+        arrays = [(self.array, x, self.one_shape), *((n, found.get(n), ()) for n in self.beside)]
+        for name, one, shape in arrays:
             kind, what = ("U", "text") if self.is_text(name) else ("iuf", "integers or floats")
-            if one is None or one.dtype.kind not in kind or one.shape != shape:
+            if one is None or one.dtype.kind not in kind or one.shape != (count, *shape):
                 got = "none" if one is None else f"{one.dtype.name} of shape {one.shape}"
-                expected = f"{what} of shape (n, {', '.join(map(str, shape[1:]))})"
+                expected = f"{what} of shape (n, {', '.join(map(str, shape))})"
                 raise BadFile(path, f"array {name!r}: expected {expected}, got {got}")
         if not count:
             raise BadFile(path, "expected at least one example, got none")
-        features = np.array([found[name] for name in self.features], dtype=np.float64)
-        label = found[self.label] if self.label else None
-        values = np.array(x, dtype=np.float64)
-        return Raw(path, values, label, features.reshape(-1, count).T, place)
+        return Raw(path, np.array(x, dtype=np.float64), found, place)
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -189,31 +174,26 @@ def _csv(path: Path, layout: Layout) -> tuple[_Found, _Place]:
             header = next(reader, [])
             places = _places(path, layout, header)
             numbers = [name for name in places if not layout.is_text(name)]
-            labels = [at for name, at in places.items() if layout.is_text(name)]
             for row in filter(None, reader):
-                line = reader.line_num
+                line = f"line {reader.line_num}"
                 "".join(row).encode()
                 if len(row) != len(header):
                     raise BadFile(
                         path,
                         f"expected {len(header)} cells as in the header, got {len(row)}; quote "
                         "cells that hold the separator",
-                        place=f"line {line}",
+                        place=line,
                     )
+                cells = {name: row[at].strip() for name, at in places.items()}
                 for name in numbers:
-                    cell = row[places[name]].strip()
+                    cell = cells.pop(name) or "nan"
                     try:  # "_" between digits and digits beyond ASCII are no number in csv
                         values.append(float(cell if cell.isascii() and "_" not in cell else "text"))
                     except ValueError:
-                        if not cell and layout.has_gaps and name in layout.columns:
-                            values.append(math.nan)
-                            continue
                         what = "expected a number with a decimal point, got text"
-                        if not cell:
-                            what = "expected a number, got an empty cell; fill it in or remove it"
-                        raise BadFile(path, what, place=f"line {line}", column=name) from None
-                texts += [row[at].strip() for at in labels]
-                lines.append(line)
+                        raise BadFile(path, what, place=line, column=name) from None
+                texts += cells.values()
+                lines.append(reader.line_num)
         except (csv.Error, UnicodeEncodeError) as error:
             what = "expected UTF-8; save it as UTF-8"
             if isinstance(error, csv.Error):
@@ -227,7 +207,6 @@ def _csv(path: Path, layout: Layout) -> tuple[_Found, _Place]:
 def _parquet(path: Path, layout: Layout) -> tuple[_Found, _Place]:
     """The columns of a parquet file that are wanted."""
     try:
-        types: Any = importlib.import_module("pyarrow").types
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise BadFile(
@@ -242,21 +221,13 @@ def _parquet(path: Path, layout: Layout) -> tuple[_Found, _Place]:
     found: dict[str, NDArray[Any]] = {}
     for name in wanted:
         column = table.column(name)
-        is_number = types.is_integer(column.type) or types.is_floating(column.type)
-        if not is_number and not layout.is_text(name):
-            raise BadFile(path, f"expected integers or floats, got {column.type}", column=name)
-        if column.null_count and not (layout.has_gaps and name in layout.columns):
-            raise BadFile(
-                path,
-                f"expected a {'label' if name == layout.label else 'number'}, got a missing "
-                "value; fill it in or remove the row",
-                place=f"row {column.is_null().to_pylist().index(True) + 1}",
-                column=name,
-            )
         if layout.is_text(name):
-            found[name] = np.array([str(label).strip() for label in column.to_pylist()])
-        else:
-            found[name] = column.cast("float64", safe=False).to_numpy()
+            labels = ["" if label is None else str(label) for label in column.to_pylist()]
+            found[name] = np.strings.strip(labels)
+            continue
+        found[name] = column.to_numpy()
+        if found[name].dtype.kind not in "iuf":
+            raise BadFile(path, f"expected integers or floats, got {column.type}", column=name)
     return found, lambda i: f"row {i + 1}"
 
 

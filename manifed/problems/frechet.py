@@ -1,4 +1,6 @@
-r"""Fréchet mean and geometric median: f_j(x) = dist(x, z_j)^2, or dist(x, z_j), on any manifold.
+r"""Fréchet mean, geometric median and hyperbolic prediction: distances to points of a manifold.
+
+f_j(x) = dist(x, z_j)^2 of the mean, and dist(x, z_j) of the median, on any manifold.
 
 Huang, Huang, Jawanpuria, Mishra (PriRFed), (6.2), on symmetric positive definite matrices with the
 affine-invariant metric. grad f_j(x) = -2 log_x z_j. The base point of the logarithms is handed over
@@ -9,6 +11,15 @@ long.
 The geometric median (Fletcher, Venkatasubramanian, Joshi, NeuroImage 2009) has the gradient
 -log_x z_j / dist(x, z_j) of norm 1: no record pulls harder than another, so a clip norm of 1 cuts
 nothing, whatever the data are. At x = z_j the gradient is taken as 0.
+
+Prediction on hyperbolic space, (6.3): f_j(x) = alpha_j dist(x, y_j)^2 on the hyperboloid. For a
+test feature w, agent i solves once, on its own N_i records, alpha_i(w) = (K_i + gamma I)^{-1}
+K_{i,w} with a Gaussian kernel (`kernel_weights`), and the shard then holds only ``target``
+(n, d + 1) and ``weight`` (n,). Deviations: the gradient is -2 alpha_j log_x y_j (the paper prints
++2). The kernel is exp(-|w - w'|^2 / c) with c = (2 v)^2 as printed or 2 v^2, the ridge gamma as
+printed or N_i gamma. Because alpha_i depends on every record of agent i, replacing one record's
+*feature* changes every f_ij: a mechanism with per-example sensitivity protects the targets (label
+privacy), not the features.
 """
 
 # pyright: reportIncompatibleVariableOverride=false
@@ -16,7 +27,7 @@ nothing, whatever the data are. At x = z_j the gradient is taken as 0.
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, GetPydanticSchema
@@ -24,20 +35,25 @@ from pydantic_core import core_schema
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.hyperbolic import Lorentz
-from manifed.manifolds.poincare import PoincareBall
-from manifed.manifolds.spd import SPD, SPDLogCholesky, SPDLogEuclidean
+from manifed.manifolds.hyperbolic import Lorentz, PoincareBall
+from manifed.manifolds.spd import SPD, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.problems.data import ExampleKind
 from manifed.problems.examples import Examples
-from manifed.problems.problem import FrozenProblem, Optimum, Problem, check_points
+from manifed.problems.problem import (
+    FrozenProblem,
+    Optimum,
+    OriginStart,
+    Problem,
+    Start,
+    check_points,
+)
 from manifed.problems.statistics import LogSums
 
-_Name = Literal["spd", "spd-log-euclidean", "spd-log-cholesky", "sphere", "lorentz", "poincare"]
+_Name = Literal["spd", "spd-log-euclidean", "sphere", "lorentz", "poincare"]
 MANIFOLDS: Mapping[_Name, Manifold] = {
     "spd": SPD(),
     "spd-log-euclidean": SPDLogEuclidean(),
-    "spd-log-cholesky": SPDLogCholesky(),
     "sphere": Sphere(),
     "lorentz": Lorentz(),
     "poincare": PoincareBall(),
@@ -70,7 +86,47 @@ def _by_name(source: Any, handler: Any) -> core_schema.CoreSchema:
 _OfManifold = Annotated[Manifold, GetPydanticSchema(_by_name)]
 
 
-class OnPoints(FrozenProblem):
+class _NearPoints(FrozenProblem):
+    """A problem of the distances to points of a manifold, an example each."""
+
+    points: ClassVar[str] = "z"
+    """The tensor of the points, (..., n, *point)."""
+
+    @property
+    def looks_at_all_rows(self) -> bool:
+        """Where the manifold's logarithm does."""
+        return self.manifold.looks_at_all_pairs
+
+    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+        """Shape of one of the points."""
+        return tuple(examples[self.points].shape[-self.manifold.ndim :])
+
+    def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
+        """Random points of the manifold, and normal numbers beside them."""
+        made = super().made_up(like, count, generator)
+        shape = made[self.points].shape
+        points = self.manifold.random(*shape, dtype=torch.float64, generator=generator)
+        tensors = {**made.tensors, self.points: points.to(made[self.points].dtype)}
+        return Examples(tensors, like.feature_ndim)
+
+    def check_records(self, examples: Examples) -> None:
+        """Points of the manifold."""
+        super().check_records(examples)
+        check_points(self.manifold, examples[self.points])
+
+    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
+        """Distance to the optimum."""
+        del meta
+        return {"distance_to_optimum": float(self.manifold.dist(x, optimum.x))}
+
+    def _distances(self, x: Tensor, examples: Examples) -> Tensor:
+        return self.manifold.dist(x.unsqueeze(-1 - self.manifold.ndim), examples[self.points])
+
+    def _logs(self, x: Tensor, examples: Examples) -> Tensor:
+        return self.manifold.logmap(x.unsqueeze(-1 - self.manifold.ndim), examples[self.points])
+
+
+class OnPoints(_NearPoints):
     """A problem whose examples are points ``z`` (..., n, *point) of a manifold."""
 
     manifold: _OfManifold = Field(default_factory=lambda: MANIFOLDS["spd"])
@@ -102,42 +158,11 @@ class OnPoints(FrozenProblem):
             z = z[..., 1:] / (1 + z[..., :1])
         return Examples({"z": z}, {"z": 1})
 
-    @property
-    def looks_at_all_rows(self) -> bool:
-        """Where the manifold's logarithm does."""
-        return self.manifold.looks_at_all_pairs
-
-    def point_shape(self, examples: Examples) -> tuple[int, ...]:
-        """Shape of one example."""
-        return tuple(examples["z"].shape[-self.manifold.ndim :])
-
-    def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
-        """Random points of the manifold."""
-        shape = like["z"].shape[-self.manifold.ndim :]
-        z = self.manifold.random(count, *shape, dtype=torch.float64, generator=generator)
-        return Examples({"z": z.to(like["z"].dtype)}, {"z": self.manifold.ndim})
-
-    def check_records(self, examples: Examples) -> None:
-        """Points of the manifold."""
-        super().check_records(examples)
-        check_points(self.manifold, examples["z"])
-
     def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
         """The Fréchet mean of at most 64 examples, evenly spaced, to 1e-6."""
         stride = math.ceil(len(examples) / 64)
         points, share = examples["z"][::stride], weights[::stride]
         return self.manifold.frechet_mean(points, share, max_iterations=50, tolerance=1e-6)
-
-    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
-        """Distance to the optimum."""
-        del meta
-        return {"distance_to_optimum": float(self.manifold.dist(x, optimum.x))}
-
-    def _distances(self, x: Tensor, examples: Examples) -> Tensor:
-        return self.manifold.dist(x.unsqueeze(-1 - self.manifold.ndim), examples["z"])
-
-    def _logs(self, x: Tensor, examples: Examples) -> Tensor:
-        return self.manifold.logmap(x.unsqueeze(-1 - self.manifold.ndim), examples["z"])
 
 
 class FrechetMean(OnPoints):
@@ -182,3 +207,93 @@ def directions(logs: Tensor, norms: Tensor, ndim: int) -> Tensor:
     far = norms > 1e-9
     inverse = torch.where(far, 1.0 / torch.where(far, norms, 1.0), 0.0)
     return -inverse.reshape(*inverse.shape, *[1] * ndim) * logs
+
+
+# -- prediction on hyperbolic space ----------------------------------------------------------------
+_KernelWidth = Literal["printed", "rbf"]
+_Ridge = Literal["printed", "times-examples"]
+
+
+def kernel_weights(
+    features: Tensor,
+    query: Tensor,
+    *,
+    bandwidth: float = 0.3,
+    ridge: float = 1e-5,
+    kernel_width: _KernelWidth = "printed",
+    ridge_rule: _Ridge = "printed",
+) -> Tensor:
+    """alpha(w) = (K + gamma I)^{-1} K_w, shape (n,), of features (n, r) for the query (r,)."""
+    scale = 4 * bandwidth**2 if kernel_width == "printed" else 2 * bandwidth**2
+    gamma = ridge if ridge_rule == "printed" else ridge * features.shape[0]
+    gram = torch.exp(-torch.cdist(features, features).square() / scale)
+    against = torch.exp(-(features - query).square().sum(-1) / scale)
+    system = gram + gamma * torch.eye(features.shape[0], dtype=features.dtype)
+    return torch.cholesky_solve(against.unsqueeze(-1), torch.linalg.cholesky(system)).squeeze(-1)
+
+
+class HyperbolicPrediction(_NearPoints):
+    """Structured prediction on the hyperbolic plane (PriRFed section 6.3).
+
+    f_j(x) = alpha_j dist(x, y_j)^2; examples ``target`` (..., n, d + 1), ``weight`` (..., n).
+    """
+
+    points = "target"
+    manifold: ClassVar[Manifold] = Lorentz()
+    needs: ClassVar[ExampleKind] = "hyperbolic-pairs"
+    kind: Literal["hyperbolic-prediction"] = "hyperbolic-prediction"
+    start: Start = OriginStart()
+    bandwidth: float = Field(default=0.3, gt=0)
+    """v, the width of the kernel over features."""
+    ridge: float = Field(default=1e-5, gt=0)
+    """gamma, added to the diagonal of the kernel matrix."""
+    kernel_width: _KernelWidth = "printed"
+    """"printed": exp(-|w-w'|^2 / (2 v)^2); "rbf": exp(-|w-w'|^2 / (2 v^2))."""
+    ridge_rule: _Ridge = "printed"
+    """"printed": K + gamma I; "times-examples": K + N_i gamma I."""
+    radius: float = Field(default=4.0, gt=0)
+    """The paper's M, of its constants L_f and L_g; nothing is computed from it."""
+    are_features_public: bool = False
+    """Declares the features public: the weights of an agent depend on all of its features, so what
+    privacy protects is the targets alone (label privacy)."""
+
+    def mixes_records(self) -> str | None:
+        """A feature moves the kernel weights of every example of its agent."""
+        if self.are_features_public:
+            return None
+        return (
+            "problem.are_features_public: the kernel weights depend on all features of an agent; "
+            "expected true with privacy (a declaration that features are public and targets alone "
+            "protected), got false"
+        )
+
+    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+        """Targets and the agent's own kernel weights alpha_i(w) for the query feature."""
+        weight = kernel_weights(
+            shard["feature"],
+            meta["query_feature"],
+            bandwidth=self.bandwidth,
+            ridge=self.ridge,
+            kernel_width=self.kernel_width,
+            ridge_rule=self.ridge_rule,
+        )
+        return Examples({"target": shard["target"], "weight": weight}, {"target": 1, "weight": 0})
+
+    def losses(self, x: Tensor, examples: Examples) -> Tensor:
+        """alpha_j dist(x, y_j)^2, shape ``(..., n)``."""  # (6.3)
+        return examples["weight"] * self._distances(x, examples).square()
+
+    def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
+        """-2 alpha_j log_x y_j, shape ``(..., n, d + 1)``."""
+        return -2 * examples["weight"].unsqueeze(-1) * self._logs(x, examples)
+
+    def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
+        """The target of largest total weight."""
+        return examples["target"][(weights * examples["weight"]).argmax()]
+
+    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
+        """Distance to the optimum and, where the data set knows it, to the true embedding."""
+        found = super().metrics(x, optimum, meta)
+        if "query_target" in meta:
+            found["distance_to_truth"] = float(self.manifold.dist(x, meta["query_target"]))
+        return found

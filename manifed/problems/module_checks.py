@@ -1,14 +1,20 @@
-"""What of a torch module cannot be private, said in one line before anything is computed.
+"""What of a torch module cannot be private, and where its parameters live.
 
 A clip bounds what an example moves through its own loss. So an example may reach nothing else: no
 statistic of a batch, no buffer, no other example's output. Layers that Opacus' validator refuses
 are refused here as well, with its advice; whatever else mixes examples is found by moving one
 example and looking at the others.
+
+A `geoopt.ManifoldParameter` lives on its own manifold, any other parameter in Euclidean space of
+its shape. Frozen parameters (``requires_grad = False``) and buffers are constants; a tied parameter
+is one factor, under its first name. Leading dimensions of a manifold parameter are so many points.
 """
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
+import geoopt
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
@@ -19,7 +25,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manifed.errors import one_line
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.euclidean import Euclidean
+from manifed.manifolds.hyperbolic import Lorentz, PoincareBall
 from manifed.manifolds.linalg import standard_normal
+from manifed.manifolds.product import Power, Product, Scaled
+from manifed.manifolds.spd import SPD, SPDLogEuclidean
+from manifed.manifolds.sphere import Sphere
+from manifed.manifolds.stiefel import Stiefel
 
 _EXAMPLES = 4
 
@@ -173,9 +186,16 @@ def check_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) 
     try:
         with torch.no_grad(), own_rows, _Unchecked(own_rows):
             before = _rows(copy(batch))
+            slack = 1e4 * torch.finfo(before.dtype).eps * (1 + before.abs().max())
             for size in (1, 100) if is_real else (1,):
                 after = _rows(copy(torch.cat([batch[:-1], size * last.unsqueeze(0)])))
-                _check_apart(before[:-1], after[:-1])
+                gap = (before - after).abs().max()
+                if not bool(gap <= slack):
+                    raise NotPrivate(
+                        "model: moving one example of a batch moves another's output by "
+                        f"{float(gap):.3g}; each example must be computed by itself (no statistics "
+                        "over the batch)"
+                    )
     except NotPrivate:
         raise
     except Exception as error:  # forward is code of somebody's own
@@ -196,20 +216,101 @@ def check_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) 
 
 
 def _rows(output: object) -> Tensor:
-    if not isinstance(output, Tensor) or output.dim() == 0 or output.shape[0] != _EXAMPLES:
+    """The outputs of the examples that do not move."""
+    if not isinstance(output, Tensor) or output.shape[:1] != (_EXAMPLES,):
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise NotPrivate(
             f"model: expected a tensor with one row an example, {_EXAMPLES} rows, got {shape}"
         )
-    return output
+    return output[:-1]
 
 
-def _check_apart(before: Tensor, after: Tensor) -> None:
-    """Refuse outputs of unmoved examples that differ by more than rounding."""
-    slack = 1e4 * torch.finfo(before.dtype).eps * (1 + before.abs().max())
-    gap = (before - after).abs().max()
-    if not bool(gap <= slack):
-        raise NotPrivate(
-            f"model: moving one example of a batch moves another's output by {float(gap):.3g}; "
-            "each example must be computed by itself (no statistics over the batch)"
+# -- where its parameters live --------------------------------------------------------------------
+_KNOWN = (
+    "Euclidean, Stiefel (canonical or Euclidean metric), Sphere, Lorentz(k=1), PoincareBall(c=1), "
+    "SymmetricPositiveDefinite (AIM or LEM), Scaled of these with a fixed scale, and every "
+    "manifold of manifed"
+)
+
+
+def manifold_of(parameter: Tensor, name: str) -> Manifold:
+    """The manifold of this library that a parameter lives on, of as many dimensions as it has.
+
+    Raises:
+        ValueError: naming the parameter, its manifold and those that are known, or its scale.
+    """
+    if not isinstance(parameter, geoopt.ManifoldParameter):
+        return Euclidean(max(parameter.dim(), 1))
+    theirs, scale, base = parameter.manifold, 1.0, None
+    while isinstance(theirs, geoopt.Scaled) and not [*theirs.parameters(recurse=False)]:
+        theirs, scale = theirs.base, scale * float(theirs.scale)
+    try:
+        base = _counterpart(theirs, parameter.dim())
+        if base is not None and scale != 1.0:
+            base = Scaled(base, scale)
+    except ValueError as error:
+        raise ValueError(f"model: parameter {name!r}: {error}") from None
+    if base is None:
+        raise ValueError(
+            f"model: parameter {name!r} lives on {parameter.manifold}, expected one of {_KNOWN}"
         )
+    while base.ndim < parameter.dim():
+        base = Power(base)
+    return base
+
+
+def _counterpart(theirs: geoopt.Manifold, ndim: int) -> Manifold | None:
+    """Ours for geoopt's, as which it would be measured; None: there is none."""
+    if isinstance(theirs, Manifold):
+        return theirs
+    match theirs:
+        case geoopt.Lorentz():
+            return Lorentz() if float(theirs.k) == 1.0 else None
+        case geoopt.PoincareBall():
+            return PoincareBall() if float(theirs.c) == 1.0 else None
+        case geoopt.SymmetricPositiveDefinite():
+            known = {"AIM": SPD(), "LEM": SPDLogEuclidean()}
+            return known.get(str(theirs.default_metric.value))
+        case _ if [*theirs.buffers()]:  # a sphere in a subspace
+            return None
+        case _:
+            return {geoopt.Euclidean: Euclidean(max(ndim, 1)), **_SAME}.get(type(theirs))
+
+
+_SAME: Mapping[type, Manifold] = {
+    geoopt.EuclideanStiefel: Stiefel("euclidean"),
+    geoopt.EuclideanStiefelExact: Stiefel("euclidean"),
+    geoopt.CanonicalStiefel: Stiefel("canonical"),  # noqa: TID251
+    geoopt.Sphere: Sphere(),
+    geoopt.SphereExact: Sphere(),
+}
+
+
+def laid_out(model: nn.Module) -> Product:
+    """The parameters that are trained, by their first names, each on its manifold.
+
+    Raises:
+        ValueError: nothing is trained, or a parameter is off its manifold or on an unknown one.
+    """
+    factors = dict[str, tuple[Manifold, tuple[int, ...]]]()
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        manifold, point = manifold_of(parameter, name), as_point(parameter)
+        if not manifold.check_point_on_manifold(point, atol=1e-4, rtol=1e-4):
+            raise ValueError(
+                f"model: parameter {name!r} is no point of {manifold.name}; project it in the "
+                "constructor (ManifoldParameter.proj_())"
+            )
+        factors[name] = (manifold, tuple(point.shape))
+    if not factors:
+        raise ValueError(
+            "model: expected a parameter with requires_grad, got none; unfreeze what is trained"
+        )
+    return Product(factors)
+
+
+def as_point(parameter: Tensor) -> Tensor:
+    """The numbers of a parameter in float64; a single number is a vector of one entry."""
+    plain = parameter.detach().as_subclass(Tensor).to(torch.float64)
+    return plain.reshape(1) if plain.dim() == 0 else plain

@@ -1,11 +1,14 @@
 """Any torch module as a problem: f_j(x) = loss(model_x(feature_j), label_j) on a product manifold.
 
-x packs the trained parameters (`module_layout`), so it travels, averages and clips as one tensor;
+x packs the trained parameters (`module_checks`), so it travels, averages and clips as one tensor;
 one clip bounds the joint gradient in the sum of the factors' metrics. Gradients of each example are
 `torch.func`'s, one example in a batch of one, so a reduction over the batch is that example's own.
 What is clipped and summed needs no gradient of most parameters: `module_ghost`. In a config it is
 ``problem = { kind = "module", ... }``.
 """
+
+# pyright: reportIncompatibleVariableOverride=false
+# (what any problem has as an attribute, this class fixes)
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -20,11 +23,19 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
 from manifed.errors import ConfigError, one_line
-from manifed.layers.dropout import KeyedDropout, keyed
+from manifed.layers import KeyedDropout, keyed
 from manifed.manifolds.linalg import standard_normal
+from manifed.manifolds.product import Product
 from manifed.problems.data import ExampleKind, named
 from manifed.problems.examples import KEY, Examples
-from manifed.problems.module_checks import NotPrivate, OwnRows, check_forward, check_layers
+from manifed.problems.module_checks import (
+    NotPrivate,
+    OwnRows,
+    as_point,
+    check_forward,
+    check_layers,
+    laid_out,
+)
 from manifed.problems.module_ghost import (
     Call,
     Groups,
@@ -34,7 +45,6 @@ from manifed.problems.module_ghost import (
     parts_of,
     without,
 )
-from manifed.problems.module_layout import Layout
 from manifed.problems.problem import Gradients, ModelStart, Problem, ProblemSource, Start
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -85,6 +95,7 @@ class ModuleProblem(Problem):
     """
 
     has_optimum = False
+    manifold: Product
 
     def __init__(
         self,
@@ -106,31 +117,42 @@ class ModuleProblem(Problem):
         """Whether the largest output names a class."""
         self.model = deepcopy(model).to(torch.float64)
         self.dtype = dtype
-        self.layout = Layout.of(self.model)
-        self.manifold = self.layout.manifold
+        self.manifold = laid_out(self.model)
+        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.shapes = {name: parameter.shape for name, parameter in trained.items()}
+        """The shape of each trained parameter, by its first name."""
         self._dropouts = [m for m in self.model.modules() if isinstance(m, KeyedDropout) and m.p]
         self.needs_keys = bool(self._dropouts)
-        names = tuple(self.layout.shapes)
+        names = [*self.shapes]
         self.groups = None if clip_shares is None else Groups.by_prefix(names, clip_shares)
         self._numbers = 1
         whole = [*self.model.named_parameters(), *self.model.named_buffers()]
-        self._constants = {name: t.detach() for name, t in whole if name not in names}
+        self._constants = {name: t.detach() for name, t in whole if name not in trained}
         self._checked = cache(self._check)
 
     @property
     def start(self) -> Tensor:
         """The parameters that the model came with, one point (P,) in float64."""
-        return self.manifold.projx(self.layout.pack(dict(self.model.named_parameters())))
+        return self.manifold.projx(self.pack(dict(self.model.named_parameters())))
+
+    def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One vector (P,) in float64 from tensors by the parameters' names; others are ignored."""
+        return self.manifold.pack({name: as_point(tensors[name]) for name in self.shapes})
+
+    def unpack(self, x: Tensor) -> dict[str, Tensor]:
+        """The parameters, by name, of one point (P,)."""
+        parts = self.manifold.unpack(x)
+        return {name: parts[name].reshape(shape) for name, shape in self.shapes.items()}
 
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
         """What ``model.load_state_dict`` takes: the parameters of x, with the model's constants."""
         model = deepcopy(self.model)
-        model.load_state_dict(self.layout.unpack(x.detach()), strict=False)
+        model.load_state_dict(self.unpack(x.detach()), strict=False)
         return {name: t.as_subclass(Tensor) for name, t in model.state_dict().items()}
 
     def outputs(self, x: Tensor, examples: Examples) -> Tensor:
         """What the model says of each example, shape ``(..., n, *output)``."""
-        return self._over_examples(self._answer, x, examples)
+        return self._over_examples(lambda x, one: self._output(x, one)[0], x, examples)
 
     # -- the problem -----------------------------------------------------------------------------
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
@@ -140,7 +162,7 @@ class ModuleProblem(Problem):
             NotPrivate: it mixes examples, keeps them, or cannot be differentiated example-wise.
         """
         self._tried(examples)
-        return self.layout.manifold.point_shape
+        return self.manifold.point_shape
 
     def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
         """Normal features, zeros where numbers are whole, and uniform keys of what is dropped."""
@@ -158,7 +180,7 @@ class ModuleProblem(Problem):
         """Gradients of `rgrads`, most parameters' by what their layers saw."""
         calls = self._tried(examples)
         read = self._over_examples(partial(self._read, calls), x, examples, self._numbers)
-        return ModuleGradients(parts_of(self.layout.manifold, x, calls, read), self.groups)
+        return ModuleGradients(parts_of(self.manifold, x, calls, read), self.groups)
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """Riemannian gradients of each example, shape ``(..., n, P)``."""
@@ -175,44 +197,39 @@ class ModuleProblem(Problem):
     # -- one example -----------------------------------------------------------------------------
     def _named(self, x: Tensor) -> dict[str, Tensor]:
         """Parameters and constants by name, in the type that the model computes in."""
-        both = {**self.layout.unpack(x), **self._constants}
+        both = {**self.unpack(x), **self._constants}
         return {name: self._in_type(tensor) for name, tensor in both.items()}
 
     def _in_type(self, tensor: Tensor) -> Tensor:
         """Turns real numbers into the type that the model computes in; whole numbers stay."""
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
-    def _output(self, parameters: _One, one: _One, rows: OwnRows | None = None) -> Tensor:
-        """The model's output for one example, (1, *)."""
+    def _output(self, x: Tensor | _One, one: _One, rows: OwnRows | None = None) -> Tensor:
+        """The model's output for one example, (1, *), at a point or with parameters by name."""
+        parameters = self._named(x) if isinstance(x, Tensor) else dict(x)
         feature = self._in_type(one["feature"]).unsqueeze(0)
         with keyed(self._dropouts, one.get(KEY)), rows or OwnRows():
-            return functional_call(self.model, dict(parameters), (feature,))
+            return functional_call(self.model, parameters, (feature,))
 
-    def _loss_of(self, parameters: _One, one: _One, rows: OwnRows | None = None) -> Tensor:
-        output = self._output(parameters, one, rows)
+    def _loss(self, x: Tensor | _One, one: _One, rows: OwnRows | None = None) -> Tensor:
+        output = self._output(x, one, rows)
         with OwnRows():
             return self.loss(output, one["label"].unsqueeze(0)).sum()
 
-    def _loss(self, x: Tensor, one: _One) -> Tensor:
-        return self._loss_of(self._named(x), one)
-
-    def _answer(self, x: Tensor, one: _One) -> Tensor:
-        return self._output(self._named(x), one)[0]
-
     def _is_right(self, x: Tensor, one: _One) -> Tensor:
-        best = self._output(self._named(x), one).reshape(1, -1).argmax(-1)[0]
+        best = self._output(x, one).reshape(1, -1).argmax(-1)[0]
         return (best == one["label"].long()).to(x.dtype)
 
     def _read(self, calls: Iterable[Call], x: Tensor, one: _One) -> Read:
         """What the calls read, and the gradients of the other parameters."""
         parameters = self._named(x)
         read = {name: parameters[name] for call in calls for name in call.kinds}
-        plain = {name: parameters[name] for name in self.layout.shapes if name not in read}
+        plain = {name: parameters[name] for name in self.shapes if name not in read}
         zeros = [x.new_zeros(call.output, dtype=self.dtype) for call in calls]
 
         def loss(zeros: list[Tensor], plain: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
             reading = Reading(read, zeros)
-            value = self._loss_of({**parameters, **plain}, one, reading)
+            value = self._loss({**parameters, **plain}, one, reading)
             return value, [call.input for call in reading.calls]
 
         (errors, egrads), inputs = grad(loss, argnums=(0, 1), has_aux=True)(zeros, plain)
@@ -291,13 +308,13 @@ class ModuleProblem(Problem):
                 "model, loss: no gradient of each example by torch.func (in-place changes, control "
                 f"flow on values, draws without a generator): {said}"
             ) from None
-        if gradients.shape != (2, *self.layout.manifold.point_shape):
+        if gradients.shape != (2, *self.manifold.point_shape):
             raise NotPrivate(
                 f"loss: expected one number an example, got gradients of {tuple(gradients.shape)}"
             )
         calls = self._readable(blank)
         read = {name for call in calls for name in call.kinds}
-        others = sum(s.numel() for name, s in self.layout.shapes.items() if name not in read)
+        others = sum(s.numel() for name, s in self.shapes.items() if name not in read)
         held = [(others, others), *(call.numbers for call in calls)]
         computed, most = (4 * sum(each) for each in zip(*held, strict=True))
         self._numbers = max(self._numbers, computed)
@@ -315,16 +332,16 @@ class ModuleProblem(Problem):
         )
         trial = self.made_up(blank, 2, generator)
         parameters = self._named(x)
-        reading = Reading({name: parameters[name] for name in self.layout.shapes})
+        reading = Reading({name: parameters[name] for name in self.shapes})
         with torch.no_grad():
             self._output(parameters, {key: t[0] for key, t in trial.tensors.items()}, reading)
-        calls = reading.readable(self.layout.manifold)
+        calls = reading.readable(self.manifold)
         read = self._mapped(partial(self._read, calls), x, trial)
-        parts = parts_of(self.layout.manifold, x, calls, read)
+        parts = parts_of(self.manifold, x, calls, read)
         found = ModuleGradients(parts).sum(torch.tensor([1.0, 0.0], dtype=x.dtype))
         right = self.rgrads(x, trial)[0]
         tolerance = 100 * torch.finfo(self.dtype).eps ** 0.75 * (1 + right.abs().max())
-        apart = self.layout.manifold.unpack((found - right).abs())
+        apart = self.manifold.unpack((found - right).abs())
         return without(calls, {n for n, gap in apart.items() if bool((gap > tolerance).any())})
 
 

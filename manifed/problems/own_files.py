@@ -23,7 +23,7 @@ _Interval = tuple[float, float]
 _Outside = Literal["refuse", "clip", "project"]
 _LARGEST = 1e100
 """The largest bound; two bounds lie one over it apart at least, so rescaled values are finite."""
-_FINITE = "expected a finite number, got NaN or infinity"
+_FINITE = "expected a finite number, got NaN, infinity or nothing; mend it or remove the row"
 
 
 class _Kind(NamedTuple):
@@ -105,28 +105,20 @@ class FileData(Layout):
 
     def _faults(self) -> Iterator[tuple[bool, str]]:
         """What may be wrong, one after the other: whether it is, and what is said then."""
-        kind, of, classes, columns = (
-            self.examples,
-            _KINDS[self.examples],
-            self.classes,
-            self.columns,
-        )
+        kind, classes, columns = self.examples, self.classes, self.columns
+        of = _KINDS[kind]
         for name in sorted({key for each in _KINDS.values() for key in each.takes} - {*of.takes}):
             is_given = getattr(self, name) != FileData.model_fields[name].default
             yield is_given, f"{name}: examples = {kind!r} take none"
         expected = f"outside: expected one of {list(of.outside)} with examples = {kind!r}, got "
         yield self.outside not in of.outside, f"{expected}{self.outside!r}"
-        yield (
-            not columns and not self.shape,
-            "columns: expected the columns of a table, or shape = [...] of an array's examples",
-        )
         names = (*columns, *self.beside)
         yield (
             len(set(names)) != len(names) or not all(names),
             "columns: expected each column once, for one purpose, each with a name",
         )
-        is_labelled = kind in ("regression", "classification")
-        yield is_labelled and self.label is None, f"label: required with examples = {kind!r}"
+        if kind in ("regression", "classification"):
+            yield self.label is None, f"label: required with examples = {kind!r}"
         yield (
             bool(classes) != (self.label is not None and kind != "regression"),
             "classes: needs label, and label needs it: the public list of the label's values",
@@ -151,7 +143,8 @@ class FileData(Layout):
         shape, size = self.one_shape, np.prod(self.one_shape, dtype=float)
         yield (
             min(shape) < 1 or size > 1 << 24,
-            f"shape: expected sizes from 1 on, got {list(self.shape)}",
+            "columns, shape: expected the columns of a table, or the shape of an array's examples, "
+            f"of sizes from 1 on, got shape = {list(self.shape)}",
         )
         yield (
             bool(columns) and size != len(columns),
@@ -167,13 +160,12 @@ class FileData(Layout):
             f"query: expected a number for each of {count} features, got {len(self.query)}",
         )
         for name in ("range", "label_range", "rescale_to"):
-            interval = getattr(self, name)
-            bounds = np.array(interval if interval is not None else (0.0, 1.0)).reshape(-1, 2)
-            is_apart = bounds[:, 1] - bounds[:, 0] >= 1 / _LARGEST
+            low, high = np.array(getattr(self, name) or (0.0, 1.0)).reshape(-1, 2).T
+            is_sound = (high - low >= 1 / _LARGEST) & (high <= _LARGEST) & (low >= -_LARGEST)
             yield (
-                not (is_apart & (np.abs(bounds) <= _LARGEST).all(-1)).all(),
+                not is_sound.all(),
                 f"{name}: expected low < high, {1 / _LARGEST:g} apart at least and no larger than "
-                f"{_LARGEST:g}, got {short(list(interval or ()))}",
+                f"{_LARGEST:g}, got {short(list(getattr(self, name) or ()))}",
             )
         if self.range is not None:
             yield (
@@ -185,11 +177,6 @@ class FileData(Layout):
                 kind == "spd-matrices" and self._bounds()[0] <= 0,
                 f"range: expected eigenvalues above 0, got {self.range}",
             )
-
-    @property
-    def has_gaps(self) -> bool:
-        """In columns that are completed."""
-        return self.examples == "columns"
 
     @property
     def provides(self) -> ExampleKind:
@@ -217,21 +204,17 @@ class FileData(Layout):
     # -- examples ---------------------------------------------------------------------------------
     def blank(self) -> Examples:
         """One valid made-up example: the shapes of all others, from the config alone."""
-        values = np.zeros((1, *self.one_shape))
+        middle = np.float64(0) if self.range is None else sum(self._bounds()) / 2
+        values = np.zeros((1, *self.one_shape)) + middle
         if self.examples == "spd-matrices":
-            values[0] = np.eye(self.one_shape[0]) * (
-                1.0 if self.range is None else self._bounds()[0]
-            )
-        elif self.range is not None:
-            values = values + sum(self._bounds()) / 2
+            values[0] = np.eye(self.one_shape[0]) * (middle or 1.0)
         elif self.examples == "sphere-points" or self.coordinates == "lorentz":
             values[0, 0] = 1.0
-        label = None
+        beside: dict[str, NDArray[Any]] = {name: np.zeros(1) for name in self.features}
         if self.label is not None:
-            label = np.array([self.classes[0] if self.classes else (self.label_range or (0.0,))[0]])
-        features = np.zeros((1, len(self.features)))
+            beside[self.label] = np.array([*self.classes, *(self.label_range or ()), 0.0][:1])
         made = self.model_copy(update={"outside": "clip"})
-        return made._examples(Raw(Path("blank"), values, label, features, lambda _: ""))
+        return made._examples(Raw(Path("blank"), values, beside, str))
 
     def read(self, path: Path) -> Examples:
         """The examples of one client's file.
@@ -258,8 +241,8 @@ class FileData(Layout):
     # -- rules ------------------------------------------------------------------------------------
     def _bounds(self) -> tuple[Any, Any]:
         """Low and high ends of ``range``, one for all or one a column."""
-        pairs = np.array(self.range, dtype=np.float64)
-        return pairs[..., 0], pairs[..., 1]
+        low, high = np.moveaxis(np.array(self.range, dtype=np.float64), -1, 0)
+        return low, high
 
     def _refuse(
         self,
@@ -304,9 +287,11 @@ class FileData(Layout):
                 what = f"expected a point in {self.coordinates} coordinates, at most " \
                     "data.row_norm from the origin"  # fmt: skip
                 self._refuse(raw, is_outside, what, mend="project")
-                for name, column in zip(self.features, raw.features.T, strict=True):
-                    self._refuse(raw, ~np.isfinite(column), _FINITE, name)
-                tensors = {"feature": raw.features, "target": target}
+                features = [raw.beside[name] for name in self.features]
+                tensors = {
+                    "feature": np.column_stack([values[:, :0], *features]),
+                    "target": target,
+                }
             case "sphere-points":
                 tensors["z"], length = directions(values)
                 self._refuse(raw, length == 0, "expected a direction, got a row of zeros")
@@ -315,19 +300,22 @@ class FileData(Layout):
             case "columns":
                 is_seen = ~np.isnan(values)
                 tensors = {"mask": is_seen.astype(float), "column": np.nan_to_num(values, nan=0.0)}
-                is_blank = ~np.any(is_seen, axis=-1)
-                self._refuse(raw, is_blank, "expected at least one entry that was seen")
+                self._refuse(
+                    raw, ~np.any(is_seen, axis=-1), "expected at least one entry that was seen"
+                )
             case "regression" | "classification":
                 ones = np.ones((len(values), int(self.has_intercept)))
                 tensors = {"feature": np.hstack([values, ones])}
             case "rows":
                 pass
-        if raw.label is not None:
+        if self.label is not None:
             name = "target" if self.examples == "regression" else "label"
-            tensors[name] = self._labels(raw, raw.label)
+            tensors[name] = self._labels(raw, raw.beside[self.label])
         for value in tensors.values():
             is_bad = ~np.isfinite(value).reshape(len(value), -1)
-            what = "expected numbers whose squares are finite; bound them by data.range"
+            what = (
+                "expected numbers that are finite, and their squares; mend them, or set data.range"
+            )
             self._refuse(raw, np.any(is_bad, axis=-1), what)
         return Examples.of_columns(
             {key: torch.from_numpy(np.ascontiguousarray(value)) for key, value in tensors.items()}
@@ -336,7 +324,7 @@ class FileData(Layout):
     def _entries(self, raw: Raw) -> Array:
         """Finite entries inside ``range``, rescaled."""
         values = raw.values
-        is_bad = np.isinf(values) if self.has_gaps else ~np.isfinite(values)
+        is_bad = np.isinf(values) if self.examples == "columns" else ~np.isfinite(values)
         self._refuse(raw, is_bad, _FINITE)
         if self.range is None or self.examples == "spd-matrices":
             return values
@@ -362,7 +350,7 @@ class FileData(Layout):
 
     def _labels(self, raw: Raw, label: NDArray[Any]) -> NDArray[Any]:
         """Targets inside ``label_range``, class numbers, or the signs of two classes."""
-        if self.examples == "regression":
+        if not self.classes:
             values = label.astype(np.float64)
             self._refuse(raw, ~np.isfinite(values), _FINITE, self.label)
             inside = np.clip(values, *(self.label_range or (-np.inf, np.inf)))
@@ -415,10 +403,7 @@ def positive_definite(z: Array, bounds: tuple[float, float] | None) -> tuple[Arr
     """
     symmetric = z / 2 + z.swapaxes(-1, -2) / 2
     values, vectors = np.linalg.eigh(symmetric)
-    top = values[:, -1:]
-    least, most = (1e-9 * np.abs(top), np.full_like(top, np.inf))
-    if bounds is not None:
-        least, most = np.full_like(top, bounds[0]), np.full_like(top, bounds[1])
+    least, most = bounds or (1e-9 * np.abs(values[:, -1:]), np.inf)
     slack = 1e-9 * np.abs(values)
     is_outside = ((values < least - slack) | (values > most + slack) | (values <= 0)).any(-1)
     is_outside |= np.abs(z - symmetric).max((-2, -1)) > 1e-9 * np.abs(symmetric).max((-2, -1))

@@ -71,6 +71,24 @@ def principal_angle(x: Tensor, y: Tensor) -> Tensor:
     return torch.atan2(sine, cosine)
 
 
+class _Components(FrozenProblem):
+    """Leading directions of rows ``z`` (..., n, d)."""
+
+    points_per_example = 0.0
+    needs: ClassVar[ExampleKind] = "rows"
+
+    @property
+    def sufficient_statistic(self) -> Problem:
+        """The second moment of the rows."""
+        return SecondMoments()
+
+    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
+        """The largest principal angle to the optimum, up to signs."""
+        del meta
+        frames = (point.reshape(len(x), -1) for point in (x, optimum.x))
+        return {"principal_angle": float(principal_angle(*frames))}
+
+
 class OnFrames(FrozenProblem):
     """A problem over orthonormal frames, or over the subspaces that they span."""
 
@@ -88,22 +106,15 @@ class OnFrames(FrozenProblem):
 _FRAMES: Mapping[str, Manifold] = {"stiefel": Stiefel(), "grassmann": Grassmann()}
 
 
-class PrincipalEigenvector(FrozenProblem):
+class PrincipalEigenvector(_Components):
     """The leading eigenvector on the sphere (PriRFed section 6.1).
 
     f_j(x) = -(z_j^T x)^2 on the sphere of R^d; examples ``z`` of shape (..., n, d).
     """
 
-    points_per_example = 0.0
     keeps_rows_apart = True
     manifold: ClassVar[Manifold] = Sphere()
-    needs: ClassVar[ExampleKind] = "rows"
     kind: Literal["principal-eigenvector"] = "principal-eigenvector"
-
-    @property
-    def sufficient_statistic(self) -> Problem:
-        """The second moment of the rows."""
-        return SecondMoments()
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d,)."""
@@ -120,7 +131,7 @@ class PrincipalEigenvector(FrozenProblem):
 
     def gradients(self, x: Tensor, examples: Examples) -> "_AlongX":
         """Gradients of `rgrads`: one product with the rows gives them, another their sum."""
-        return _AlongX(x, examples, row_products(examples.tensors["z"], x))
+        return _AlongX(x, examples["z"], row_products(examples["z"], x))
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The leading eigenvector of the pooled second moment, by eigh, largest entry positive."""
@@ -128,19 +139,13 @@ class PrincipalEigenvector(FrozenProblem):
         x = vectors[:, -1]
         return self.optimum_at(x * torch.sign(x[x.abs().argmax()]), shards, weights)
 
-    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
-        """The angle to the optimum, up to sign."""
-        del meta
-        angle = principal_angle(x.unsqueeze(-1), optimum.x.unsqueeze(-1))
-        return {"principal_angle": float(angle)}
-
 
 @dataclass(frozen=True)
 class _AlongX:
     """-2 s_j (z_j - s_j x) for rows z_j and s_j = x^T z_j, shape (..., n)."""
 
     x: Tensor
-    examples: Examples
+    z: Tensor
     s: Tensor
 
     @property
@@ -148,26 +153,22 @@ class _AlongX:
         """2 |s_j| times the bound of |z_j - s_j x|, shape ``(..., n)``."""
         drift = (torch.linalg.vecdot(self.x, self.x) - 1).abs().unsqueeze(-1)
         slack = drift + 4 * self.x.shape[-1] * _EPS
-        return (
-            2 * self.s.abs() * _residual(squared_norms(self.examples["z"]), self.s.square(), slack)
-        )
+        return 2 * self.s.abs() * _residual(squared_norms(self.z), self.s.square(), slack)
 
     def sum(self, weights: Tensor) -> Tensor:
         """-2 (sum_j c_j z_j - (sum_j c_j s_j) x) with c_j = weights_j s_j, shape ``(..., d)``."""
         c = weights * self.s
-        rows = (c.unsqueeze(-2) @ self.examples.tensors["z"]).squeeze(-2)
+        rows = (c.unsqueeze(-2) @ self.z).squeeze(-2)
         return -2 * (rows - (c * self.s).sum(-1, keepdim=True) * self.x)
 
 
-class KPCA(OnFrames):
+class KPCA(OnFrames, _Components):
     """k principal components on Stiefel or Grassmann (projected FL section 5.1).
 
     f_j(X) = -1/2 |X^T z_j|^2 on St(d, k) or Gr(d, k); examples ``z`` of shape (..., n, d).
     """
 
-    points_per_example = 0.0
     keeps_rows_apart = True
-    needs: ClassVar[ExampleKind] = "rows"
     kind: Literal["kpca"] = "kpca"
     num_components: int = Field(default=2, ge=1)
     """Columns of the frame, k."""
@@ -177,11 +178,6 @@ class KPCA(OnFrames):
         if self.scaling == "sum":
             shard = sum_scaling(shard, meta.get(NUM_EXAMPLES), "z")
         return shard
-
-    @property
-    def sufficient_statistic(self) -> Problem:
-        """The second moment of the rows."""
-        return SecondMoments()
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d, k)."""
@@ -200,7 +196,7 @@ class KPCA(OnFrames):
 
     def gradients(self, x: Tensor, examples: Examples) -> "_AlongFrame":
         """Gradients of `rgrads`: one product with the rows gives them, another their sum."""
-        return _AlongFrame(x, examples, _coordinates(x, examples))
+        return _AlongFrame(x, examples["z"], _coordinates(x, examples))
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """An orthonormal basis of the leading eigenspace of the pooled second moment, by eigh."""
@@ -208,18 +204,13 @@ class KPCA(OnFrames):
         x = vectors[:, -self.num_components :].flip(-1).contiguous()
         return self.optimum_at(x, shards, weights)
 
-    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
-        """The largest principal angle to the optimal subspace."""
-        del meta
-        return {"principal_angle": float(principal_angle(x, optimum.x))}
-
 
 @dataclass(frozen=True)
 class _AlongFrame:
     """-(z_j - X s_j) s_j^T for rows z_j and s_j = X^T z_j, shape (..., n, k)."""
 
     x: Tensor
-    examples: Examples
+    z: Tensor
     s: Tensor
 
     @property
@@ -231,18 +222,18 @@ class _AlongFrame:
         drift = torch.linalg.vector_norm(gram, dim=(-2, -1)).unsqueeze(-1)
         projected = dots(self.s, self.s).clamp_min(SHORTEST**2)
         slack = drift + 4 * d * math.sqrt(k) * _EPS
-        return projected.sqrt() * _residual(squared_norms(self.examples["z"]), projected, slack)
+        return projected.sqrt() * _residual(squared_norms(self.z), projected, slack)
 
     def sum(self, weights: Tensor) -> Tensor:
         """X sum_j s_j c_j^T - sum_j z_j c_j^T with c_j = weights_j s_j, shape ``(..., d, k)``."""
         c = weights.unsqueeze(-1) * self.s
         along = row_maps(self.x, torch.matmul(self.s.mT, c).mT)
-        return along.sub_(outer_combination(c, self.examples.tensors["z"]))
+        return along.sub_(outer_combination(c, self.z))
 
 
 def _coordinates(x: Tensor, examples: Examples) -> Tensor:
     """X^T z_j of every row, shape ``(..., n, k)``."""
-    return row_maps(examples.tensors["z"], x.mT.contiguous())
+    return row_maps(examples["z"], x.mT.contiguous())
 
 
 def _residual(squared: Tensor, projected: Tensor, slack: Tensor) -> Tensor:

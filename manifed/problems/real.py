@@ -6,6 +6,7 @@ scikit-learn ships the first two; the others lie in the folder that MANIFED_DATA
 import gzip
 import importlib.util
 import math
+import re
 import zlib
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -64,12 +65,6 @@ def content(path: Path, most: int = MOST_BYTES) -> bytes:
     return found
 
 
-DOWNLOADED = frozenset(
-    {"mnist", "a9a", *(f"reproduction.mammals:Wordnet{name}" for name in ("Mammals", "Embedding"))}
-)
-"""Kinds of data of the figures that no library ships: they are looked for in the data folder."""
-
-
 def find(name: str, data_dir: Path | None, *candidates: str) -> Path:
     """The first of ``candidates`` (paths below ``data_dir``) that exists.
 
@@ -78,9 +73,9 @@ def find(name: str, data_dir: Path | None, *candidates: str) -> Path:
     """
     if data_dir is None:
         raise DataMissing(name, f"{candidates[0]} (no data folder was named)")
-    for candidate in candidates:
-        if (data_dir / candidate).is_file():
-            return data_dir / candidate
+    for path in (data_dir / candidate for candidate in candidates):
+        if path.is_file():
+            return path
     raise DataMissing(name, f"{data_dir / candidates[0]}")
 
 
@@ -156,8 +151,7 @@ def digits() -> tuple[Array, _Labels]:
 
     Read from the file: importing scikit-learn would cost as much as a whole quick run.
     """
-    with gzip.open(_shipped("digits.csv.gz", "digits"), "rt", encoding="ascii") as table:
-        found = np.loadtxt(table, delimiter=",")
+    found = np.loadtxt(_shipped("data/digits.csv.gz", "digits"), delimiter=",")
     return found[:, :-1] / 16.0, found[:, -1].astype(np.int64)
 
 
@@ -171,13 +165,12 @@ def mnist(data_dir: Path | None) -> tuple[Array, _Labels, str]:
         DataMissing: for a missing file, labels beside images that are there included.
         DataDamaged: for a file that is no idx file, or labels that are not one digit an image.
     """
-    try:
-        prefix, split = "train", "train"
-        image_file = _idx("train-images-idx3", data_dir)
-    except DataMissing:
-        prefix, split = "t10k", "test"
-        image_file = _idx("t10k-images-idx3", data_dir)
-    label_file = _idx(f"{prefix}-labels-idx1", data_dir)
+    stems = {"train": "train", "t10k": "test"}
+    images = [f"mnist/{stem}-images-idx3-ubyte{end}" for stem in stems for end in ("", ".gz")]
+    image_file = find("mnist", data_dir, *images)
+    stem = image_file.name.partition("-")[0]
+    label = f"mnist/{stem}-labels-idx1-ubyte"
+    label_file = find("mnist", data_dir, label, f"{label}.gz")
     pixels, digit = _read_idx(image_file), _read_idx(label_file)
     if pixels.ndim != 3 or pixels.size == 0:
         raise DataDamaged(image_file, f"expected images (n, rows, columns), got {pixels.shape}")
@@ -186,11 +179,7 @@ def mnist(data_dir: Path | None) -> tuple[Array, _Labels, str]:
     if digit.max() > 9:
         raise DataDamaged(label_file, f"expected digits from 0 to 9, got {digit.max()}")
     rows = pixels.reshape(len(pixels), -1).astype(np.float64) / 255.0
-    return rows, digit.astype(np.int64), split
-
-
-def _idx(stem: str, data_dir: Path | None) -> Path:
-    return find("mnist", data_dir, f"mnist/{stem}-ubyte", f"mnist/{stem}-ubyte.gz")
+    return rows, digit.astype(np.int64), stems[stem]
 
 
 def _read_idx(path: Path) -> NDArray[np.uint8]:
@@ -219,7 +208,7 @@ class _TwoClasses(DataSource):
 
     def _dataset(self, features: Array, labels: _Labels) -> Dataset:
         if self.has_intercept:
-            features = np.concatenate([features, np.ones((len(features), 1))], axis=1)
+            features = np.hstack([features, np.ones((len(features), 1))])
         return build({"feature": features, "label": labels.astype(np.float64)}, labels=labels)
 
 
@@ -247,24 +236,26 @@ class BreastCancer(_TwoClasses):
         """``feature`` (569, 30 or 31), ``label`` 1 for benign and -1 for malignant."""
         del data_dir, seed
         features, labels = breast_cancer()
-        low, high = np.array(BREAST_CANCER_RANGES).T
+        low, high = breast_cancer_ranges().T
         features = np.clip((features - low) / (high - low), 0.0, 1.0) * 2 - 1
         return self._dataset(features, labels)
 
 
-BREAST_CANCER_RANGES = (
-    (6.981, 28.11), (9.71, 39.28), (43.79, 188.5), (143.5, 2501.0), (0.053, 0.163), (0.019, 0.345),
-    (0.0, 0.427), (0.0, 0.201), (0.106, 0.304), (0.05, 0.097), (0.112, 2.873), (0.36, 4.885),
-    (0.757, 21.98), (6.802, 542.2), (0.002, 0.031), (0.002, 0.135), (0.0, 0.396), (0.0, 0.053),
-    (0.008, 0.079), (0.001, 0.03), (7.93, 36.04), (12.02, 49.54), (50.41, 251.2), (185.2, 4254.0),
-    (0.071, 0.223), (0.027, 1.058), (0.0, 1.252), (0.0, 0.291), (0.156, 0.664), (0.055, 0.208),
-)  # fmt: skip
-"""Least and greatest value of each feature, as the data set's documentation prints them."""
+def breast_cancer_ranges() -> Array:
+    """Least and greatest value of each feature, (30, 2), as the data set's documentation prints.
+
+    The documentation is a file of scikit-learn's, and no record is looked at.
+    """
+    text = _shipped("descr/breast_cancer.rst", "breast-cancer").read_text(encoding="utf-8")
+    found = np.array(re.findall(r"([\d.]+) +([\d.]+)$", text, re.MULTILINE), dtype=np.float64)
+    if found.shape != (30, 2):
+        raise DataMissing("breast-cancer", "descr/breast_cancer.rst with the ranges of 30 features")
+    return found
 
 
 def breast_cancer() -> tuple[Array, _Labels]:
     """569 rows of 30 features, as the file has them; benign 1, malignant -1."""
-    path = _shipped("breast_cancer.csv", "breast-cancer")
+    path = _shipped("data/breast_cancer.csv", "breast-cancer")
     table = np.loadtxt(path, delimiter=",", skiprows=1)
     return table[:, :-1], (2 * table[:, -1] - 1).astype(np.int64)
 
@@ -294,8 +285,8 @@ def _shipped(name: str, data: str) -> Path:
     """A file that scikit-learn ships."""
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
-        raise DataMissing(data, f"datasets/data/{name} of an installed scikit-learn")
-    return Path(package.origin).parent / "datasets" / "data" / name
+        raise DataMissing(data, f"datasets/{name} of an installed scikit-learn")
+    return Path(package.origin).parent / "datasets" / name
 
 
 def subset(available: int, wanted: int | None, rng: np.random.Generator) -> _Labels:

@@ -51,20 +51,19 @@ class _OuterRows(_Statistic):
     beside: ClassVar[str | None] = None
     """What stands beside a row in z_j."""
 
-    def rows(self, examples: Examples) -> Examples:
-        """The rows ``z``; of (a_j, b_j), where norms that are stored are those of a_j alone."""
+    def rows(self, examples: Examples) -> Tensor:
+        """The rows z_j: ``z``, or (a_j, b_j)."""
         if self.beside is None:
-            return examples
-        z = torch.cat([examples["feature"], examples[self.beside].unsqueeze(-1)], dim=-1)
-        return Examples({"z": z}, {"z": 1})
+            return examples["z"]
+        return torch.cat([examples["feature"], examples[self.beside].unsqueeze(-1)], dim=-1)
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(d(d+1)/2,)."""
-        return (packed_size(self.rows(examples)["z"].shape[-1]),)
+        return (packed_size(self.rows(examples).shape[-1]),)
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """z_j z_j^T in coordinates, shape ``(..., n, d(d+1)/2)``."""
-        z = self.rows(examples)["z"]
+        z = self.rows(examples)
         return packed(z.unsqueeze(-1) * z.unsqueeze(-2))
 
     def gradients(self, x: Tensor, examples: Examples) -> "OuterProducts":
@@ -76,17 +75,16 @@ class _OuterRows(_Statistic):
 class OuterProducts:
     """z_j z_j^T for rows z_j, in coordinates of Sym(d)."""
 
-    examples: Examples
+    z: Tensor
 
     @property
     def norms(self) -> Tensor:
         """|z_j|^2, shape ``(..., n)``."""
-        return squared_norms(self.examples["z"])
+        return squared_norms(self.z)
 
     def sum(self, weights: Tensor) -> Tensor:
         """sum_j weights_j z_j z_j^T, shape ``(..., d(d+1)/2)``."""
-        z = self.examples["z"]
-        return packed(torch.matmul((weights.unsqueeze(-1) * z).mT, z))
+        return packed(torch.matmul((weights.unsqueeze(-1) * self.z).mT, self.z))
 
 
 class SecondMoments(_OuterRows):

@@ -50,8 +50,7 @@ from manifed.durable import (
     write_atomically,
 )
 from manifed.errors import RoundFailed, one_line, short
-from manifed.privacy.events import AdversaryName, MaskAdversaryName
-from manifed.privacy.label import LABELS
+from manifed.privacy.events import LABELS, AdversaryName, MaskAdversaryName
 
 if TYPE_CHECKING:  # who only reads numbers needs no torch
     from torch import Tensor

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from manifed.privacy import label
+from manifed.privacy import events
 
 RELEASE = "RELEASE: the noise is keyed by the operating system and was not stored."
 KEPT = (
@@ -15,16 +15,16 @@ DECLARED = (
     "server never saw a key and cannot check that."
 )
 SENTENCES = {
-    label.NOT_PRIVATE: "NOT PRIVATE: no noise was added; every bound below would be infinite.",
-    label.SEEDED: (
+    events.NOT_PRIVATE: "NOT PRIVATE: no noise was added; every bound below would be infinite.",
+    events.SEEDED: (
         "SEEDED RUN: the noise is keyed by the config's seed, so anybody who has the config can "
         "subtract it. This run protects nobody; the numbers say what the same run would cost with "
         "privacy.noise_source = 'os'."
     ),
-    label.PLANNED: (
+    events.PLANNED: (
         "PLANNED: no noise was drawn yet; the run itself says whether it was a release."
     ),
-    label.UNKNOWN: (
+    events.UNKNOWN: (
         "UNKNOWN: nothing that can be believed says where all of the noise came from; nobody may "
         "rely on the numbers below."
     ),
@@ -33,7 +33,7 @@ SENTENCES = {
 
 
 def verdict(privacy: Mapping[str, Any]) -> str:
-    """One sentence for the statement's label (`manifed.privacy.label`, with the guarantee)."""
+    """One sentence for the statement's label (`manifed.privacy.events`, with the guarantee)."""
     kept = KEPT if privacy.get("kept_noise") else RELEASE
     is_clients = privacy["kind"] != "client-level"  # else the noise is this server's own
     told = DECLARED if is_clients and privacy.get("is_declared") else kept
@@ -42,9 +42,9 @@ def verdict(privacy: Mapping[str, Any]) -> str:
 
 def label_in(privacy: Mapping[str, Any]) -> str:
     """The label of a statement, from what it says of its noise; its own word counts if unknown."""
-    if privacy.get("label") == label.UNKNOWN:
-        return label.UNKNOWN
-    return label.label_of(
+    if privacy.get("label") == events.UNKNOWN:
+        return events.UNKNOWN
+    return events.label_of(
         privacy.get("noise_source"),
         privacy.get("noise_origins", ()),
         is_charged=False,
@@ -56,7 +56,7 @@ def label_in_manifest(manifest: Mapping[str, Any], epsilon: object = None) -> st
     """The label of a manifest's statement; an epsilon without a statement is of unknown noise."""
     privacy = manifest.get("privacy")
     if privacy is None:
-        return label.NOT_PRIVATE if epsilon is None else label.UNKNOWN
+        return events.NOT_PRIVATE if epsilon is None else events.UNKNOWN
     return label_in(privacy)
 
 

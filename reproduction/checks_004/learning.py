@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from manifed.graphs.specs import Complete, Ring, Torus
+from manifed.graphs import Complete, Ring, Torus
 from manifed.privacy.secldp import Rounds, Worst
 from manifed.problems import real
 from manifed.problems.data import Dirichlet, build
@@ -131,7 +131,7 @@ def check_h17() -> Finding:
 def check_h18() -> Finding:
     """The same on the breast cancer data, which ship with scikit-learn."""
     features, labels = real.breast_cancer()
-    low, high = np.array(real.BREAST_CANCER_RANGES).T
+    low, high = real.breast_cancer_ranges().T
     features = 2 * np.clip((features - low) / (high - low), 0, 1) - 1
     features = np.concatenate([features, np.ones((len(features), 1))], axis=1)
     found = logistic(

@@ -23,7 +23,7 @@ from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
-from manifed.schedules.schedule import Geometric
+from manifed.schedules import Geometric
 
 
 @dataclass(frozen=True)

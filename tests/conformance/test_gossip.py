@@ -15,7 +15,7 @@ from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.federation.client import ClientSetup, ClientSide
-from manifed.federation.rounds import begin, free, run_rounds, sent
+from manifed.federation.rounds import Course, free, run_rounds, sent
 from manifed.federation.stack import StackTransport
 from manifed.flower.client import client_app_of
 from manifed.flower.inline import InlineGrid
@@ -76,7 +76,7 @@ def test_an_upload_of_another_layout_is_dropped(monkeypatch):
 def test_only_the_clients_asked_get_their_own_rows():
     config = experiment()
     plan, state = plan_of(config), reports_of(config)[-1].state
-    now = begin(replace(plan, needs_everyone=False), state, 6, 0)
+    now = Course(replace(plan, needs_everyone=False), state, first_round=6).opened()
     assert torch.equal(sent(now._replace(asked=(4, 1))).rows.x, state["x"][[4, 1]])
 
 

@@ -17,7 +17,7 @@ from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.federation.replies import Replies
-from manifed.federation.rounds import Mean, begin, run_rounds
+from manifed.federation.rounds import Course, Mean, run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.flower.apps import server_app_of, strategy_of
 from manifed.flower.client import client_app_of
@@ -320,7 +320,7 @@ def test_the_subclass_of_the_page_aggregates_in_its_own_way():
     plan, x = plan_of(config), initial_point(config)
     made = said["Trimmed"].of_plan(plan)
     u = plan.manifold.tangent_gaussian(x.expand(4, *x.shape), 1.0, torch.Generator().manual_seed(0))
-    now = begin(plan, plan.server_update.start(x), 1, 0)
+    now = Course(plan, plan.server_update.start(x)).opened()
     found = made.aggregate(now, Replies((0, 1, 2, 3), Displacement(u))).fields["u"]
     middle = (u.sum(0) - u.amax(0) - u.amin(0)) / 2
     torch.testing.assert_close(found, plan.manifold.proju(x, middle), rtol=1e-12, atol=1e-15)

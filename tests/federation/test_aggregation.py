@@ -56,18 +56,20 @@ def test_an_empty_cohort_still_releases_its_noise():
 
 
 @lru_cache
-def summed_squares():
+def summed_squares(space):
     """(sum of |noise|^2 over the stated variance, degrees of freedom)."""
     x, u = setup(dim=501)
     rounds = range(1, 251)
-    total = sum(float(mean_of(x, u[:0], 2.0, server_round=r).square().sum()) for r in rounds)
-    return total / (2.0 * 0.5 / COHORT) ** 2, len(rounds) * (len(x) - 1)
+    each = (mean_of(x, u[:0], 2.0, space=space, server_round=r) for r in rounds)
+    total = sum(float(noise.square().sum()) for noise in each)
+    return total / (2.0 * 0.5 / COHORT) ** 2, len(rounds) * (len(x) - (space == "tangent"))
 
 
 @pytest.mark.statistical
+@pytest.mark.parametrize("space", ["tangent", "ambient"])
 @pytest.mark.parametrize(("scale", "is_accepted"), [(1.0, True), (0.98, False), (1.02, False)])
-def test_the_noise_is_chi_square_with_the_stated_stddev(scale, is_accepted):
-    total, freedom = summed_squares()
+def test_the_noise_is_chi_square_with_the_stated_stddev(scale, is_accepted, space):
+    total, freedom = summed_squares(space)
     tail = stats.chi2.cdf(total * scale**2, freedom)
     assert (5e-7 < tail < 1 - 5e-7) == is_accepted
 

@@ -1,16 +1,9 @@
 """What the noise of private projected training is, and what it does to the run."""
 
-from functools import lru_cache
-
-import pytest
 import torch
-from scipy import stats
 
 from manifed.algorithms.projected import Projected
-from manifed.federation.rounds import ServerDraws
-from manifed.manifolds.stiefel import Stiefel
 from manifed.privacy.mechanism import ClientMechanism
-from manifed.privacy.noise import NoiseSource
 from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import pca_shards, start
 from tests.conformance.federated_loop import federate, last
@@ -27,30 +20,6 @@ def test_client_level_noise_and_clip_act_on_ambient_uploads():
     for played in federate(problem, shards, update, update, x, 4, client_mechanism=tight):
         assert float((played.state["x"] - x).norm()) <= 0.01 + 1e-12
         x = played.state["anchor"]
-
-
-@lru_cache
-def summed_squares_of_the_mean():
-    """(sum of |noise|^2 over the stated variance, degrees of freedom) of ambient means."""
-    x, mechanism = Stiefel().origin(100, 3), ClientMechanism(l2_norm_clip=0.5, noise_multiplier=2.0)
-    nobody = x.new_zeros(0, 100, 3)
-    assert Projected(step_size=1.0).space == "ambient"
-    total = 0.0
-    for server_round in range(1, 301):
-        draws = ServerDraws(NoiseSource.from_seed(3), server_round, 0)
-        mean = mechanism.noised_mean(
-            nobody, x, Stiefel(), draws.normals, expected_cohort=5.0, is_tangent=False
-        ).mean
-        total += float(mean.square().sum())
-    return total / (2.0 * 0.5 / 5.0) ** 2, 300 * x.numel()
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize(("scale", "is_accepted"), [(1.0, True), (0.98, False), (1.02, False)])
-def test_the_noise_of_an_ambient_mean_is_chi_square_with_the_stated_stddev(scale, is_accepted):
-    total, freedom = summed_squares_of_the_mean()
-    tail = stats.chi2.cdf(total * scale**2, freedom)
-    assert (5e-7 < tail < 1 - 5e-7) == is_accepted
 
 
 def test_plain_uploads_are_algorithm_1_and_forget_the_servers_noise():

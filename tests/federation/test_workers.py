@@ -23,7 +23,7 @@ from manifed.problems import shards
 from manifed.problems.own_files import FileData
 from manifed.problems.pca import KPCA
 from manifed.problems.problem import InvalidRecord
-from manifed.runs.cohort import cohort_transport
+from manifed.runs.driver import cohort_transport
 from tests.conformance.federated_loop import broken
 from tests.federation.pretended_ray import Pretended
 
@@ -254,7 +254,7 @@ def test_files_are_opened_by_workers_and_once_more_where_nobody_says_how_long_th
     monkeypatch.setattr(FileData, "read", lambda *a: read.append(a[1].name) or plain(*a))
     monkeypatch.setattr(assembly, "load_shards", lambda _: pytest.fail("the driver loads data"))
     config = at_sites(**given)
-    assembly._counted.cache_clear()
+    assembly.facts_of.cache_clear()
     check_parts(config)
     with cohort_transport(config) as transport:
         assert len(reports_of(config, transport)) == 3

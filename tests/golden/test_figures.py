@@ -11,13 +11,13 @@ import pytest
 from manifed.durable import held
 from manifed.errors import ConfigError
 from manifed.experiment.load import load, to_toml
-from manifed.problems.real import DOWNLOADED, DataMissing
+from manifed.problems.real import DataMissing
 from manifed.runs.folder import RunFolder
 from manifed.runs.report import read
 from reproduction import pictures
 from reproduction.__main__ import PAPERS, main
 from reproduction.figure_files import FIGURES, curve_path, read_figure
-from reproduction.figures import Asked, runs_wanted
+from reproduction.figures import DOWNLOADED, Asked, runs_wanted
 from reproduction.pictures import draw_panels, passes_a_round, values_of
 from tests.runs.test_report import write_run
 

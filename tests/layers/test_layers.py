@@ -101,7 +101,7 @@ def test_gradients_of_each_example_are_those_of_autograd(name):
         model.zero_grad()
         nn.functional.cross_entropy(model(given[None]), right[None]).backward()
         named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        egrad = problem.layout.pack({n: p.grad.as_subclass(torch.Tensor) for n, p in named.items()})
+        egrad = problem.pack({n: p.grad.as_subclass(torch.Tensor) for n, p in named.items()})
         expected = problem.manifold.egrad2rgrad(x, egrad)
         torch.testing.assert_close(one, expected, rtol=0, atol=1e-12)
         assert float(expected.norm()) > 1e-3

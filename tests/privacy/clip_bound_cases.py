@@ -19,8 +19,7 @@ from manifed.manifolds.product import Power, Product, Scaled
 from manifed.manifolds.stiefel import Stiefel
 from manifed.problems.class_means import ClassMeans
 from manifed.problems.examples import Examples
-from manifed.problems.frechet import MANIFOLDS, FrechetMean
-from manifed.problems.hyperbolic import HyperbolicPrediction
+from manifed.problems.frechet import MANIFOLDS, FrechetMean, HyperbolicPrediction
 from manifed.problems.module_problem import ModuleSpec
 from manifed.problems.problem import Problem, ProblemSource
 

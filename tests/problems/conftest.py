@@ -12,8 +12,7 @@ from manifed.manifolds.spd import SPD, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.problems.class_means import ClassMeans
 from manifed.problems.examples import Examples
-from manifed.problems.frechet import FrechetMean, GeometricMedian
-from manifed.problems.hyperbolic import HyperbolicPrediction
+from manifed.problems.frechet import FrechetMean, GeometricMedian, HyperbolicPrediction
 from manifed.problems.linear import LeastSquares, Logistic
 from manifed.problems.pca import KPCA, PrincipalEigenvector
 from manifed.problems.problem import Problem

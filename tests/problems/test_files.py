@@ -47,7 +47,7 @@ BAD = {
     "text": (ROWS, "age,bmi\n1,2\n3,secret\n", "line 3, column 'bmi': expected a number"),
     "digits of Python's": (ROWS, "age,bmi\n1_000,3\n", "line 2, column 'age': expected a"),
     "other digits": (ROWS, "age,bmi\n1,\u0662\n", "line 2, column 'bmi': expected a number"),
-    "missing": (ROWS, "age,bmi\n1,2\n,2\n", "line 3, column 'age': expected a number, got"),
+    "missing": (ROWS, "age,bmi\n1,2\n,2\n", "line 3, column 'age': expected a finite number"),
     "NaN": (ROWS, "age,bmi\n1,nan\n", "line 2, column 'bmi': expected a finite number"),
     "infinity": (ROWS, "age,bmi\n\n1,2\n1,1e999\n", "line 4, column 'bmi': expected a finite"),
     "infinite gap": (GAPS, "a,b,c\n1,,inf\n", "line 2, column 'c': expected a finite"),

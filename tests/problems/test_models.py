@@ -8,8 +8,7 @@ import torch
 
 from manifed.manifolds.spd import SPD
 from manifed.problems.examples import Examples
-from manifed.problems.frechet import FrechetMean
-from manifed.problems.hyperbolic import kernel_weights
+from manifed.problems.frechet import FrechetMean, kernel_weights
 from manifed.problems.linear import Logistic
 from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle
 from manifed.problems.problem import client_weights

@@ -175,7 +175,9 @@ def test_a_config_that_does_not_fit_together_is_refused(name):
 
 def test_what_overflows_is_refused_by_its_place(folder):
     signals = np.stack([np.eye(2), 1e200 * np.eye(2), np.eye(2)])
-    with pytest.raises(BadFile, match=r"example 1: expected numbers whose squares are finite"):
+    with pytest.raises(
+        BadFile, match=r"example 1: expected numbers that are finite, and their squares"
+    ):
         read(folder, FileData(examples="signals", shape=(2, 2)), signals)
     rows = FileData(examples="rows", shape=(1,), range=(0, 1e-90), rescale_to=(-1e90, 1e90))
     assert np.isfinite(read(folder, rows, np.array([[0.0], [1e-90]]))["z"]).all()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from manifed.runs import resume
+from manifed.runs import evidence
+from manifed.runs.evidence import to_go_on
 from manifed.runs.folder import RunFolder
 from manifed.runs.manifest import process_began
-from manifed.runs.resume import to_go_on
 from tests.command import invoke
 from tests.runs.running import QUICKSTART, ROOT, one_line
 
@@ -93,7 +93,7 @@ def test_whoever_is_interrupted_is_told_the_command_that_was_used(monkeypatch):
     assert to_go_on("--resume x") == "manifed run --resume x"
     monkeypatch.setattr(sys, "argv", ["simulation.py"])
     assert to_go_on("--resume x") == "python simulation.py --resume x"
-    monkeypatch.setattr(resume, "LIBRARY", Path("/nowhere/manifed"))
+    monkeypatch.setattr(evidence, "LIBRARY", Path("/nowhere/manifed"))
     assert to_go_on("--resume x") == "manifed run --resume x"
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from manifed.experiment import assembly
 from manifed.plan import promise_of
-from manifed.privacy.account import KEY_FILE
 from manifed.privacy.ledger import LedgerDamaged
 from manifed.runs import export as public
 from manifed.runs.export import viewed
@@ -65,9 +64,11 @@ def neighbours(tmp_path_factory):
             "dataset",
             lambda *arguments: dataclasses.replace(found(*arguments), checksum="00" * 32),
         )
-        assembly.load_shards.cache_clear()
+        for cached in (assembly.load_shards, assembly.facts_of):
+            cached.cache_clear()
         second = launched(folder / "second")
-    assembly.load_shards.cache_clear()
+    for cached in (assembly.load_shards, assembly.facts_of):
+        cached.cache_clear()
     return first, second
 
 
@@ -188,7 +189,7 @@ def evaluated(tmp_path_factory):
     said = "evaluation={kind='private',hold_out=0.3,loss_range=[-1.0,0.0],noise_multiplier=1.0}"
     sets = ("privacy.noise.epsilon=40.0", "federation.cohort={kind='fixed-size',cohort_size=4}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(KEY_FILE, str(key_in(folder / "key", b"own")))
+        patch.setenv("MANIFED_LEDGER_KEY_FILE", str(key_in(folder / "key", b"own")))
         return launched(folder / "run", said, *sets)
 
 
@@ -241,6 +242,6 @@ def test_an_evaluation_without_an_answer_is_not_told_from_others_by_its_round(ev
 def test_a_tag_that_is_not_the_keys_is_found_before_anything_is_shown(
     evaluated, tmp_path, monkeypatch, is_server_view
 ):
-    monkeypatch.setenv(KEY_FILE, str(key_in(tmp_path / "key", b"other")))
+    monkeypatch.setenv("MANIFED_LEDGER_KEY_FILE", str(key_in(tmp_path / "key", b"other")))
     with pytest.raises(LedgerDamaged):
         viewed(read(evaluated), is_server_view=is_server_view)
