@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from manifed.privacy import gaussian
 from manifed.privacy.accountant import least_multiplier
+from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
 from manifed.privacy.loss import Array
 from manifed.privacy.renyi import subset_divergences
@@ -89,7 +89,7 @@ def certain_epsilon(schedule: Schedule, stddev: float, delta: float) -> float:
     Attained by two data sets whose corrections agree.
     """
     z = stddev * schedule.num_examples / (2 * schedule.l2_norm_clip)
-    return gaussian.epsilon(delta, mu=math.sqrt(schedule.steps) / z)
+    return gaussian_epsilon(delta, mu=math.sqrt(schedule.steps) / z)
 
 
 def least_epsilon(

@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 from scipy import optimize
 from torch import Tensor
 
-from manifed.graphs.graph import MOST_SUBSETS, Graph, Matrix
-from manifed.privacy import gaussian
+from manifed.graphs import MOST_SUBSETS, Graph, Matrix
+from manifed.privacy.composition import gaussian_delta
 from manifed.privacy.secldp import Worst
 
 Array = NDArray[np.float64]
@@ -53,7 +53,7 @@ _MOST_CELLS: Final = 1 << 12
 def largest_mu(epsilon: float, delta: float) -> float:
     """The Gaussian parameter whose releases cost epsilon at ``delta``; its inverse is a noise."""
     find: Any = optimize.brentq  # scipy ships no stubs
-    return float(find(lambda mu: gaussian.delta(epsilon, mu=mu) - delta, 1e-9, 1e3, xtol=1e-14))
+    return float(find(lambda mu: gaussian_delta(epsilon, mu=mu) - delta, 1e-9, 1e3, xtol=1e-14))
 
 
 @dataclass(frozen=True)

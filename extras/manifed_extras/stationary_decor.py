@@ -32,9 +32,8 @@ from manifed.algorithms.pair_masks import SETUP, PairKeys
 from manifed.algorithms.payloads import Point
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.events import Frozen
-from manifed.privacy.masked import Hidden
 from manifed.privacy.noise import Stream
-from manifed.privacy.secldp import MOST_EXACT, Correlated
+from manifed.privacy.secldp import MOST_EXACT, Correlated, Hidden
 from manifed_extras import stationary
 from manifed_extras.stationary import Shape, StationaryNoise
 

@@ -20,16 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manifed.audit.attacks import Nodes
 from manifed.audit.bound import Audited, Scores
-from manifed.audit.masks import Nodes
-from manifed.graphs.graph import Graph
-from manifed.graphs.specs import EdgeList, GraphSpec, Ring
+from manifed.graphs import EdgeList, Graph, GraphSpec, Ring
 from manifed.oracles.minibatch import Full
 from manifed.privacy import accountant
-from manifed.privacy.masked import MaskedMechanism
 from manifed.privacy.mechanism import Noise
 from manifed.privacy.noise import NoiseSource
-from manifed.privacy.secldp import Correlated, Rounds
+from manifed.privacy.secldp import Correlated, MaskedMechanism, Rounds
 from manifed_extras import stationary
 from manifed_extras.stationary import WHITE, StationaryNoise
 from manifed_extras.stationary_decor import StationaryDecor, StreamSpec, hidden_by

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifed.graphs.graph import Graph, metropolis_hastings
-from manifed.graphs.specs import ErdosRenyi, Ring, Star, Torus
-from manifed.privacy import gaussian, secldp
+from manifed.graphs import ErdosRenyi, Graph, Ring, Star, Torus, metropolis_hastings
+from manifed.privacy import secldp
+from manifed.privacy.composition import gaussian_epsilon
 from manifed_extras.stationary import (
     WHITE,
     Shape,
@@ -92,7 +92,7 @@ def test_white_noise_costs_what_decor_costs():
         assert found.precision <= paper.precision * 1.0002
         run = secldp.Rounds(30, 2.0)
         mu = math.sqrt(squared_mu(2.0, 30, found.precision))
-        assert run.epsilon(found, 1e-5) == pytest.approx(gaussian.epsilon(1e-5, mu=mu), rel=1e-9)
+        assert run.epsilon(found, 1e-5) == pytest.approx(gaussian_epsilon(1e-5, mu=mu), rel=1e-9)
 
 
 @given(st.integers(0, 10**6))

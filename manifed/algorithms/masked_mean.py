@@ -8,7 +8,7 @@ edge of the graph), here on a manifold. Round t, at the broadcast point x:
 
 All masks are tangent at the one point x, images of the same coordinates under one isometry
 R^dim -> T_xM, so that they cancel there to rounding; each node is priced as in
-`manifed.privacy.masked`, because an isometry keeps the law of the coordinates.
+`manifed.privacy.secldp`, because an isometry keeps the law of the coordinates.
 
 **Dropouts** (not in the paper). If nodes D are silent after masks were fixed, the sum of the others
 keeps their masks with D. A second exchange, "reveal", asks every survivor for the sum of its masks

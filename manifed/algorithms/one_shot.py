@@ -124,13 +124,13 @@ class OneShot(Algorithm):
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Payload:
         """The statistic, whatever the point that came down: it fixes shapes alone."""
-        ndim = x.dim() - here.manifold.ndim
-        origin = self._zero(x, tuple(x.shape[ndim:]), tuple(x.shape[:ndim]))
+        origin = self._zero(x, here.manifold.ndim)
         return self.up(oracle.statistic(origin, _LABEL, self.takes))
 
-    def _zero(self, x: Tensor, point: tuple[int, ...], lead: tuple[int, ...] = ()) -> Tensor:
-        """A statistic of zeros, for points of a shape."""
-        return x.new_zeros(*lead, *self.up.layout(point, x.dtype)["u"][0])
+    def _zero(self, x: Tensor, ndim: int) -> Tensor:
+        """A statistic of zeros for every point of ``x``, which have so many dimensions."""
+        shape = self.up.layout(tuple(x.shape[-ndim:]), x.dtype)["u"][0]
+        return x.new_zeros(*x.shape[:-ndim], *shape)
 
     def asks(self) -> tuple[Ask, ...]:
         """One mean of statistics."""
@@ -154,7 +154,7 @@ class OneShot(Algorithm):
     # -- the server --------------------------------------------------------------------------
     def start(self, x: Tensor) -> State:
         """Nothing is known: the start point is the model."""
-        return {"x": x, "mean": self._zero(x, tuple(x.shape))}
+        return {"x": x, "mean": self._zero(x, x.dim())}
 
     def base(self, state: State, manifold: Manifold) -> Tensor:
         """A point of the statistic's shape; uploads are vectors wherever they start."""

@@ -27,10 +27,9 @@ from manifed.algorithms.algorithm import Here, Memory, Phase, ServerUpdate, Stat
 from manifed.algorithms.gossip import ByGraph
 from manifed.algorithms.payloads import Down, Layout, Payload, PerClient, Point, sized
 from manifed.errors import RoundFailed
-from manifed.graphs.graph import Graph
+from manifed.graphs import Graph
 from manifed.oracles.minibatch import Ask
 from manifed.oracles.oracle import Draws
-from manifed.privacy.masked import Hidden
 from manifed.privacy.masks import (
     FLAWS,
     KEY_BYTES,
@@ -46,7 +45,7 @@ from manifed.privacy.masks import (
     seeded_pairs,
 )
 from manifed.privacy.noise import EdgeStream, NoiseSource
-from manifed.privacy.secldp import Correlated
+from manifed.privacy.secldp import Correlated, Hidden
 
 log = logging.getLogger("manifed")
 

@@ -43,7 +43,7 @@ from manifed.manifolds.base import Manifold
 from manifed.oracles.oracle import Oracle
 
 
-class Projecting(GradientSteps, ServerUpdate):
+class _Projecting(GradientSteps, ServerUpdate):
     """What both forms share: local steps, the mean's projection, and the tube it must stay in."""
 
     server_step_size: float = Field(default=1.0, gt=0)
@@ -121,7 +121,7 @@ class Projecting(GradientSteps, ServerUpdate):
         return state | {"x": x, "anchor": anchor}
 
 
-class Projected(Projecting):
+class Projected(_Projecting):
     """Algorithm 1; everybody takes part in every round."""
 
     kind: Literal["projected"] = "projected"
@@ -172,7 +172,7 @@ class Projected(Projecting):
             )
 
 
-class ProjectedPartial(Projecting):
+class ProjectedPartial(_Projecting):
     """Algorithm 1 for cohorts, by control variates that the server keeps of every client."""
 
     kind: Literal["projected-partial"] = "projected-partial"

@@ -50,7 +50,7 @@ class RFedAGS(MappedSteps, ServerUpdate):
 
     kind: Literal["rfedags"] = "rfedags"
     mean_weights: ClassVar[Weighting] = "uniform"
-    """The weights of the mean that a mechanism noises; `shares` are the weights of streams."""
+    """The weights of the mean that a mechanism noises; 1 / (n p_i) weigh the streams."""
     server_step_size: float = Field(default=1.0, gt=0)
     """The length of the server's step along the mean."""
     participation: _Probability | tuple[_Probability, ...] | None = None
@@ -81,21 +81,14 @@ class RFedAGS(MappedSteps, ServerUpdate):
                 counts = x.new_zeros(seen.num_clients)
             rows = torch.tensor(seen.partitions, dtype=torch.long, device=x.device)
             counts = counts.index_add(0, rows, torch.ones_like(counts[rows]))
-            share = self.shares(counts, here.round)[rows].reshape(-1, *[1] * x.dim())
+            chance = counts / here.round  # the authors' code counts this round too
+            if self.participation is not None:
+                given = torch.as_tensor(self.participation, dtype=counts.dtype)
+                chance = given.to(counts).expand_as(counts)
+            share = (1 / (seen.num_clients * chance))[rows].reshape(-1, *[1] * x.dim())
             mean = (share.to(seen.rows.dtype) * seen.rows).sum(0)
         moved = here.manifold.maps(self.maps).forward(x, self.server_step_size * mean)
         return {"x": moved, "present": counts}
-
-    def shares(self, counts: Tensor, server_round: int) -> Tensor:
-        """1 / (n p_i) of all clients (n,), who were there ``counts`` (n,) times so far.
-
-        Infinite where p_i is estimated and i never came; the rows of those present are finite.
-        """
-        n = counts.shape[0]
-        found = counts / server_round  # the authors' code counts this round too
-        if self.participation is not None:
-            found = torch.as_tensor(self.participation, dtype=counts.dtype).to(counts).expand(n)
-        return 1 / (n * found)
 
     def check(self, setting: Any) -> None:
         """Refuse probabilities of other clients, or that a price does not allow."""

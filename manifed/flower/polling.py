@@ -85,22 +85,18 @@ class PollingGrid(OwnGrid):
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid.run)
-        self._grid = grid
-        self._asked: dict[str, Message] = {}
-
-    @property
-    def inner(self) -> Grid:
+        self.inner = grid
         """The grid underneath."""
-        return self._grid
+        self._asked: dict[str, Message] = {}
 
     def get_node_ids(self) -> Iterable[int]:
         """The nodes that are connected now, in no order."""
-        return self._grid.get_node_ids()
+        return self.inner.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Sends the messages and returns their ids."""
         sent = list(messages)
-        identities = list(self._grid.push_messages(sent))
+        identities = list(self.inner.push_messages(sent))
         for identity, message in zip(identities, sent, strict=False):
             if identity:
                 self._asked[identity] = Message(  # pyright: ignore[reportCallIssue]  # no overload
@@ -123,7 +119,7 @@ class PollingGrid(OwnGrid):
     def _pulled(self, identity: str) -> list[Message]:
         asked = self._asked.get(identity)
         try:
-            replies = list(self._grid.pull_messages([identity]))
+            replies = list(self.inner.pull_messages([identity]))
         except _UNREADABLE as error:
             if asked is None:
                 raise

@@ -32,7 +32,6 @@ CODE_SHA256 = "code-sha256"
 """Hash of the source of the ``manifed`` that runs (manifed/runs/manifest.py)."""
 NOISE_ORIGIN = "noise-origin"
 """In a reply's message: where the key of the noise in its payload came from, "os" or "seed"."""
-UNDECLARED = "undeclared"
 F = TypeVar("F")
 
 
@@ -152,13 +151,6 @@ def pack(
     return RecordDict({HEADER: said, PAYLOAD: record})
 
 
-def read_noise_origin(content: RecordDict) -> str:
-    """What a reply declares: "os" or "seed"; "undeclared" for anything else."""
-    record = content.get(HEADER)
-    declared = record.get(NOISE_ORIGIN) if isinstance(record, ConfigRecord) else None
-    return declared if declared in ("os", "seed") else UNDECLARED
-
-
 def read_reply(
     content: RecordDict,
     asked: RecordDict,
@@ -178,7 +170,9 @@ def read_reply(
     for key, value in mine.items():
         if type(theirs[key]) is not type(value) or theirs[key] != value:
             raise BadMessage(f"Expected {key} = {shown(value)}, got {shown(theirs[key])}")
-    return read_payload(content, kind, shape, dtype), read_noise_origin(content)
+    declared = theirs.get(NOISE_ORIGIN)
+    origin = str(declared) if declared in ("os", "seed") else "undeclared"
+    return read_payload(content, kind, shape, dtype), origin
 
 
 def _names(record: RecordDict | ConfigRecord | ArrayRecord) -> str:

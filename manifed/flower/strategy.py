@@ -23,15 +23,9 @@ from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate, State
 from manifed.algorithms.payloads import Down
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.cohorts import Cohort, Everyone
-from manifed.federation.held_out import EVALUATE
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.replies import Replies, ReplyPolicy
-from manifed.federation.rounds import (
-    Attempt,
-    Course,
-    Mean,
-    sent,
-)
+from manifed.federation.rounds import Attempt, Course, Mean
 from manifed.federation.stack import Asked
 from manifed.flower.records import tensors_from_record, tensors_to_record
 from manifed.flower.transport import MessageTransport
@@ -74,6 +68,17 @@ class ManifoldStrategy(Strategy):
 
     _setting: Setting | None = None
     """What is not priced yet for all rounds; None: it is."""
+    _wire: MessageTransport | None = None
+    _course: Course | None = None
+    _sent: tuple[int, Asked, list[Message]] | None = None
+    """The round of Flower's, and the messages that wait for replies with what they ask."""
+    _metrics: MetricRecord | None = None
+    _report: RoundReport | None = None
+    """The report of the round that the last replies ended."""
+    _stopped: BudgetExhausted | None = None
+    _origins: frozenset[str] = frozenset()
+    _exchange = 0
+    _is_closed = False
 
     def __init__(
         self,
@@ -148,18 +153,7 @@ class ManifoldStrategy(Strategy):
         self.plan = plan
         self._planned, self._ledger, self._open_files = num_rounds, ledger, ExitStack()
         self._account = ledger if isinstance(ledger, Account) else None
-        self._origins: frozenset[str] = frozenset()
         self._timeout = plan.policy.timeout
-        self._wire: MessageTransport | None = None
-        self._course: Course | None = None
-        self._sent: tuple[int, Asked, list[Message]] | None = None
-        """The round of Flower's, and the messages that wait for replies with what they ask."""
-        self._metrics: MetricRecord | None = None
-        self._report: RoundReport | None = None
-        """The report of the round that the last replies ended."""
-        self._stopped: BudgetExhausted | None = None
-        self._exchange = 0
-        self._is_closed = False
 
     # -- what a strategy writes out ----------------------------------------------------------
     @abstractmethod
@@ -213,11 +207,8 @@ class ManifoldStrategy(Strategy):
 
     def messages(self, server_round: int, down: Down) -> list[Message]:
         """A message to everybody who is asked; an evaluation is sent the model instead."""
-        now, wire = self.course.now, self._wire
-        assert now is not None
+        wire, asked = self._wire, self.course.asked(down)
         assert wire is not None
-        down = sent(now) if now.phase is EVALUATE else down
-        asked = Asked(now.header, now.phase, down, now.asked, self.course.accepted)
         made = wire.messages(asked)
         self._sent = (server_round, asked, made)
         return made
@@ -496,4 +487,4 @@ def keyed_by(privacy: Privacy | None, source: NoiseSource | None) -> Privacy:
 
 def is_target(privacy: Privacy) -> bool:
     """Whether noise is found from the price of the whole run."""
-    return privacy.kind != "none" and privacy.noise.kind == "target"
+    return privacy.noise.kind == "target"

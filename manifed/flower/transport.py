@@ -72,7 +72,7 @@ class MessageTransport:
 
         Of several replies of one client the first readable one counts.
         """
-        by_node = answers_by_node(messages, answers)
+        by_node = _answers_by_node(messages, answers)
         nodes = {i: self.nodes[i] for i in asked.partitions}
         uploads: dict[int, Payload] = {}
         failures: dict[int, Failure] = {}
@@ -114,7 +114,7 @@ def _read(
         return Failure("unusable", f"not readable: {type(error).__name__}: {error}")
 
 
-def answers_by_node(
+def _answers_by_node(
     messages: Sequence[Message], answers: Iterable[Message]
 ) -> dict[int, list[Message]]:
     """The answers to ``messages`` by the node that was asked, in the order they came.

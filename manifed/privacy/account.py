@@ -23,7 +23,7 @@ from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import Members, Terms, encode, members
 
 log = logging.getLogger("manifed")
-KEY_FILE: Final = "MANIFED_LEDGER_KEY_FILE"
+_KEY_FILE: Final = "MANIFED_LEDGER_KEY_FILE"
 """The environment variable that names the file of the ledger's key."""
 
 
@@ -35,13 +35,13 @@ def ledger_key(path: Path | None = None) -> bytes | None:
     Raises:
         ConfigError: when the file cannot be read, or holds less than 16 bytes.
     """
-    named = path or os.environ.get(KEY_FILE)
+    named = path or os.environ.get(_KEY_FILE)
     if not named:
         return None
     try:
         return checked_key(Path(named).read_bytes().strip(), f"the key file {named}")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"ledger key ({KEY_FILE} or --ledger-key): {error}") from None
+        raise ConfigError(f"ledger key ({_KEY_FILE} or --ledger-key): {error}") from None
 
 
 def anchors_of(heads: Iterable[str]) -> tuple[Head, ...]:

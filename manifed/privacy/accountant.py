@@ -24,6 +24,18 @@ anything else             --                    refused: `NoValidBound`
 >>> round(epsilon([step.model_copy(update={"sampling": Unsampled()})], 1e-5), 1)
 633.9
 
+A client takes part in a round by a coin that does not depend on the data, with probability rho.
+What that does and does not buy (spec/000 §11):
+
+* *external* (record level; broadcast models seen, cohorts not): in the worst case the output
+  betrays the coin, so the loss of a round is ``(1 - rho) delta_0 + rho * loss of an update`` and T
+  rounds are its T-fold convolution. Amplification by rho in epsilon (Lemma 4.1 of PriRFed) does
+  *not* hold: neighbouring datasets make neighbouring clients only inside one client.
+* *server* (cohorts and uploads seen): the releases of the rounds a client really served; before
+  the run, of all rounds or of a quantile of the binomial count, its tail paid in delta.
+* *client level* (whole clients are the unit): the two cohorts are neighbours, and Poisson or
+  fixed-size amplification holds. There the sampling stands in the release itself.
+
 The least noise that meets a target is found by a bisection that ends on the private side:
 
 >>> def cost(multiplier):
@@ -35,29 +47,59 @@ The least noise that meets a target is found by a bisection that ends on the pri
 
 Guarantees: a price is an upper bound and monotone in the releases; noise multiplier 0 costs an
 infinite epsilon, and nothing released costs 0. The price at a calibrated multiplier is at most the
-target, and at least 99.8 % of it unless the price jumps there.
+target, and at least 99.8 % of it unless the price jumps there. Only `Claim` is no bound: it is what
+PriRFed's Theorem 4.2 prints (Huang, Huang, Jawanpuria, Mishra, "Federated learning on Riemannian
+manifolds with differential privacy"), for reproduction. Its symbols: (epsilon, delta)
+local_epsilon, local_delta; N num_clients; s cohort_size; T num_rounds; delta-hat slack_delta;
+rho = s / N. **Unsound at record level**: it takes amplification by *client* sampling for a
+guarantee about *one record*. Lemma 4.1 needs the outputs of two whole clients to be close, which
+record-level privacy does not give (spec/000 §11 has the two-line counter-example, tests/privacy
+plays it). Parallel composition over a cohort repairs only its sequential one, so it is unsound too.
+
+>>> claim = Claim(0.15, 1e-4, num_clients=100, cohort_size=1, slack_delta=1e-3)
+>>> published, delta = claim.after(50)
+>>> print(f"{published:.2e} {delta:.2e}")
+4.26e-02 1.05e-03
+>>> round(claim.compared(50)["external"]["epsilon"], 4)
+0.2705
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from scipy import special
 
 from manifed.errors import ConfigError
-from manifed.privacy import gaussian, renyi
-from manifed.privacy.composition import Composition, NoValidBound, compose, grid_interval
-from manifed.privacy.events import PoissonSampled, Release
-from manifed.privacy.loss import Loss
+from manifed.privacy import renyi
+from manifed.privacy.composition import (
+    Composition,
+    NoValidBound,
+    compose,
+    gaussian_epsilon,
+    grid_interval,
+)
+from manifed.privacy.events import PoissonSampled, Release, Releases, repeated
+from manifed.privacy.loss import Array, Loss, LossPmf
 
-__all__ = ["NoValidBound", "epsilon", "for_steps", "least_multiplier", "mixed_epsilon"]
+__all__ = [
+    "Claim", "Coins", "NoValidBound", "a_priori_epsilon", "epsilon", "external_epsilon",
+    "for_steps", "guaranteed", "least_multiplier",
+]  # fmt: skip
+_binomial_upper: Any = special.bdtrc  # scipy ships no stubs
+Coins = tuple[tuple[Releases, float, int], ...]
+"""(What an update releases, the probability that it is made and counts, how often)."""
 _Counts = Mapping[tuple[Composition, float], int]
-"""How often an update was made, by what it releases and its probability."""
+"""How often an update was made, by what it releases and its probability; 1 at most once."""
 _USELESS: Final = 200.0
 _MOST_LAPLACE: Final = 32
 """Different Laplace releases that are put on a grid; more are priced by their Rényi divergences."""
+_WASTE: Final = 0.002
+_LARGEST: Final = 2.0**40
 
 
 def epsilon(releases: Iterable[Release], delta: float) -> float:
@@ -75,7 +117,7 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
 @lru_cache(maxsize=1 << 14)
 def _price(total: Composition, delta: float) -> float:
     if total.is_gaussian:
-        return gaussian.epsilon(delta, mu=total.mu)
+        return gaussian_epsilon(delta, mu=total.mu)
     if delta in (0, 1):
         return 0.0 if delta == 1 else total.pure_epsilon
     if total.mu == math.inf:
@@ -88,28 +130,43 @@ def _price(total: Composition, delta: float) -> float:
     return min(found, total.pure_epsilon)
 
 
-def mixed_epsilon(counts: _Counts, delta: float) -> float:
-    """The price of updates that happen with a probability, seen to happen or not.
+@lru_cache(maxsize=1 << 12)
+def external_epsilon(updates: Coins, delta: float) -> float:
+    """Epsilon of updates that happen by coins, seen to happen or not, where it is worse.
 
-    Of probability 1 there is at most one.
+    Of updates with probability 1 it is the plain price.
+
+    Raises:
+        NoValidBound: when no theorem covers the combination.
     """
+    certain: list[Release] = []
+    counts = Counter[tuple[Composition, float]]()
+    for update, probability, times in updates:
+        if probability == 1:
+            certain.extend(repeated(update, times))
+        elif times > 0 and (composed := compose(update)) != Composition():
+            counts[composed, probability] += times
+    if not counts:
+        return epsilon(certain, delta)
+    if delta == 1:
+        return 0.0
+    if (sure := compose(certain)) != Composition():
+        counts[sure, 1.0] = 1
+    return _mixed(counts, delta)
+
+
+def _mixed(counts: _Counts, delta: float) -> float:
     if delta == 0 or any(update.mu == math.inf for update, _ in counts):
         return math.inf
-    if any(update.without_replacement for update, _ in counts):
-        return min(_by_renyi(counts, delta), _of_everybody(counts, delta))
-    return _by_loss(counts, delta)
-
-
-def _of_everybody(counts: _Counts, delta: float) -> float:
-    """The price of the same updates when each takes all units (`Composition.everybody`).
-
-    An update that would alone cost more than _USELESS makes the grid large and the bound useless.
-    """
+    if not any(update.without_replacement for update, _ in counts):
+        return _by_loss(counts, delta)
     everybody = Counter[tuple[Composition, float]]()
     for (update, probability), count in counts.items():
         everybody[update.everybody, probability] += count
-    largest = max(update.mu for update, _ in everybody)
-    return mixed_epsilon(everybody, delta) if largest**2 / 2 <= _USELESS else math.inf
+    found = _by_renyi(counts, delta)
+    # one that would alone cost more than _USELESS makes the grid large and the bound useless
+    is_useless = max(update.mu for update, _ in everybody) ** 2 / 2 > _USELESS
+    return found if is_useless else min(found, _mixed(everybody, delta))
 
 
 def _by_loss(counts: _Counts, delta: float) -> float:
@@ -129,25 +186,74 @@ def _mixture(update: Composition, probability: float, interval: float) -> Loss:
     return update.loss(interval).mixed(probability)
 
 
-_WASTE: Final = 0.002
-_LARGEST: Final = 2.0**40
+def a_priori_epsilon(
+    price: Callable[[int, float], float],
+    *,
+    participation_probability: float,
+    num_rounds: int,
+    delta: float,
+) -> float:
+    """Epsilon at ``delta`` against the server, before the cohorts are drawn.
+
+    The least over k of price(k participations, delta - P[Binomial(T, rho) > k]); k = T is the
+    worst case. Other k worth trying are quantiles, at which the tail takes 1/2, 1/4, ... of delta.
+    """
+    best = price(num_rounds, delta)
+    if participation_probability >= 1 or delta <= 0:
+        return best
+    counts = np.arange(num_rounds, dtype=np.float64)
+    upper: Array = _binomial_upper(counts, num_rounds, participation_probability) * (1 + 1e-12)
+    tails = np.minimum(upper, 1.0)
+    shares = [share for share in delta * 0.5 ** np.arange(1, 12) if (tails <= share).any()]
+    for k in sorted({int(np.argmax(tails <= share)) for share in shares}):
+        if (left := delta - float(tails[k])) > 0:
+            best = min(best, price(k, left))
+    return best
 
 
 def least_multiplier(cost: Callable[[float], float], target_epsilon: float) -> float:
     """The least noise multiplier, from above, whose ``cost`` (an epsilon) is on target.
 
     ``cost`` must fall with the multiplier. 0 when even no noise costs no more than the target
-    (there are no releases).
+    (there are no releases). Secant steps on (log multiplier, log epsilon), halved when an end
+    stays.
 
     Raises:
         ValueError: for a target that is no target, or that no noise up to 2^40 meets.
-        NoValidBound: as the accountant.
+        NoValidBound: as `epsilon`.
     """
-    if not 0 < target_epsilon < math.inf:
-        raise ValueError(f"Expected 0 < target_epsilon < inf, got {target_epsilon}")
-    if cost(0.0) <= target_epsilon:
+    target = target_epsilon
+    if not 0 < target < math.inf:
+        raise ValueError(f"Expected 0 < target_epsilon < inf, got {target}")
+    if cost(0.0) <= target:
         return 0.0
-    return _search(cost, target_epsilon, *_bracket(cost, target_epsilon))
+    low = high = 1.0
+    above = below = cost(1.0)  # at low, and at high
+    while below > target:
+        if high >= _LARGEST:
+            raise ValueError(
+                f"No noise multiplier up to {_LARGEST:g} brings epsilon from {below:g} to "
+                f"target_epsilon = {target:g}; raise a target"
+            )
+        low, above, high = high, below, 2 * high
+        below = cost(high)
+    while above <= target and low > 1 / _LARGEST:
+        high, below, low = low, above, low / 2
+        above = cost(low)
+    for step in range(100):
+        if below >= (1 - _WASTE) * target or high - low <= 1e-12 * high:
+            break
+        share = 0.5
+        if step % 3 != 2 and math.isfinite(above) and below > 0:
+            share = math.log(above / (target * (1 - _WASTE / 2))) / math.log(above / below)
+            share = min(max(share, 0.01), 0.99)
+        middle = low * (high / low) ** share
+        found = cost(middle)
+        if found <= target:
+            high, below = middle, found
+        else:
+            low, above = middle, found
+    return high
 
 
 def for_steps(
@@ -176,43 +282,70 @@ def for_steps(
     return {"noise_multiplier": found, "epsilon": cost(found), "delta": target_delta}
 
 
-def _bracket(
-    cost: Callable[[float], float], target: float
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(multiplier, epsilon) too cheap in noise, and one on target, a factor 2 apart."""
-    low = high = (1.0, cost(1.0))
-    while high[1] > target:
-        if high[0] >= _LARGEST:
-            raise ValueError(
-                f"No noise multiplier up to {_LARGEST:g} brings epsilon from {high[1]:g} to "
-                f"target_epsilon = {target:g}; raise a target"
-            )
-        low, high = high, (2 * high[0], cost(2 * high[0]))
-    while low[1] <= target and low[0] > 1 / _LARGEST:
-        low, high = (low[0] / 2, cost(low[0] / 2)), low
-    return low, high
+# -- what PriRFed prints --------------------------------------------------------------------
+@dataclass(frozen=True)
+class Claim:
+    """What Theorem 4.2 prints for a run, to stand labelled beside what holds."""
+
+    local_epsilon: float
+    local_delta: float
+    num_clients: int
+    cohort_size: int
+    slack_delta: float
+
+    def after(self, num_rounds: int, *, is_parallel: bool = False) -> tuple[float, float]:
+        """(epsilon', delta') of Theorem 4.2 after so many rounds; unsound at record level.
+
+        ``is_parallel``: with parallel composition over the cohort (s epsilon -> epsilon).
+        """
+        rho, together = self.cohort_size / self.num_clients, 1 if is_parallel else self.cohort_size
+        once = math.log1p(rho * _expm1(together * self.local_epsilon))
+        basic = num_rounds * once
+        root = math.sqrt(2 * num_rounds * math.log(1 / self.slack_delta))
+        advanced = root * once + basic * _expm1(once)
+        once_delta = rho * together * self.local_delta
+        return min(basic, advanced), self.slack_delta + num_rounds * once_delta
+
+    def compared(self, num_rounds: int) -> dict[str, dict[str, float]]:
+        """Published, parallel, external and server, each {"epsilon", "delta"}.
+
+        All at the published delta. The first two are unsound at record level; ``parallel`` spends
+        less delta than it is shown at. ``server`` is a priori (`a_priori_epsilon`) and infinite
+        where delta is too small for any number of participations.
+        """
+        published, delta = self.after(num_rounds)
+        rho, at = self.cohort_size / self.num_clients, min(delta, 1.0)
+        epsilons = {
+            "published": published,
+            "parallel": self.after(num_rounds, is_parallel=True)[0],
+            "external": guaranteed(self.local_epsilon, self.local_delta, rho, num_rounds, at),
+            "server": a_priori_epsilon(
+                lambda k, left: guaranteed(self.local_epsilon, self.local_delta, 1.0, k, left),
+                participation_probability=rho,
+                num_rounds=num_rounds,
+                delta=at,
+            ),
+        }
+        return {name: {"epsilon": epsilon, "delta": delta} for name, epsilon in epsilons.items()}
 
 
-def _search(
-    cost: Callable[[float], float],
-    target: float,
-    low: tuple[float, float],
-    high: tuple[float, float],
+def guaranteed(
+    epsilon: float, delta: float, probability: float, rounds: int, at_delta: float
 ) -> float:
-    """Secant steps on (log multiplier, log epsilon), halved when an end stays; keeps `high`."""
-    for step in range(100):
-        if high[1] >= (1 - _WASTE) * target or high[0] - low[0] <= 1e-12 * high[0]:
-            break
-        share = 0.5 if step % 3 == 2 else _crossing(target * (1 - _WASTE / 2), low[1], high[1])
-        middle = low[0] * (high[0] / low[0]) ** share
-        found = (middle, cost(middle))
-        low, high = (low, found) if found[1] <= target else (found, high)
-    return high[0]
+    """Epsilon of updates known only to be (epsilon, delta)-private, each made by a seen coin.
+
+    The worst loss of one is that of Kairouz, Oh, Viswanath (2015). The smaller of its optimal and
+    of basic composition (the latter needs no delta of its own).
+    """
+    if rounds == 0:
+        return 0.0
+    share = (1.0 - delta) / (1.0 + math.exp(-epsilon))
+    worst = Loss((LossPmf(epsilon, -1, np.array([1.0 - delta - share, 0.0, share]), delta),))
+    failing = -math.expm1(rounds * math.log1p(-probability * delta))
+    basic = rounds * epsilon if at_delta >= failing else math.inf
+    return min(worst.mixed(probability).composed(rounds).epsilon(at_delta), basic)
 
 
-def _crossing(target: float, above: float, below: float) -> float:
-    """Where the logarithm of epsilon, falling in a straight line, meets the target: in (0, 1)."""
-    if not math.isfinite(above) or below <= 0:
-        return 0.5
-    share = math.log(above / target) / math.log(above / below)
-    return min(max(share, 0.01), 0.99)
+def _expm1(x: float) -> float:
+    """e^x - 1, infinite instead of an overflow."""
+    return math.expm1(x) if x < 700 else math.inf

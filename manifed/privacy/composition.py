@@ -3,6 +3,16 @@
 A `Composition` is the normal form of adaptively composed releases: one mu for all unsampled
 Gaussian ones, and counts per (noise multiplier, sampling) for the rest. Building it is where
 combinations without a valid bound are refused by name.
+
+Gaussian releases alone have a closed form (`gaussian_delta`, `gaussian_epsilon`): one with noise
+multiplier z is mu-GDP with mu = 1/z, and adaptive ones compose to the root of the sum of squares.
+Balle and Wang (2018), "Improving the Gaussian mechanism for differential privacy"; Dong, Roth, Su
+(2022), "Gaussian differential privacy". Both functions err on the private side, rounding included.
+
+>>> round(gaussian_epsilon(1e-5, mu=1.0), 4)
+4.3772
+>>> round(gaussian_delta(1.0, mu=0.5), 6)
+0.00683
 """
 
 import math
@@ -10,12 +20,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Final
+from typing import Any, Final
+
+from scipy import special
 
 from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
-from manifed.privacy.gaussian import composed_mu
 from manifed.privacy.loss import Loss, gaussian_loss, laplace_loss
 
+_ULPS: Final = 2.0**-49
+"""Relative error allowed to each logarithm of a normal tail (a few roundings)."""
+_log_cdf: Any = special.log_ndtr  # scipy ships no stubs
 _CELLS_PER_STDDEV: Final = 50
 _COARSEST: Final = 0.01
 _MOST_CELLS: Final = 1 << 21
@@ -50,6 +64,46 @@ _PROVED: Final = {
 
 class NoValidBound(ValueError):
     """No proved bound covers this combination of releases; the text says which and what to do."""
+
+
+def _composed_mu(releases: Iterable[tuple[float, int]]) -> float:
+    """The mu of (noise multiplier, count) pairs together; infinite when one adds no noise."""
+    present = [(z, count) for z, count in releases if count > 0]
+    if any(z == 0 for z, _ in present):
+        return math.inf
+    return math.sqrt(math.fsum(count * (1 / z) * (1 / z) for z, count in present))
+
+
+def gaussian_delta(epsilon: float, *, mu: float) -> float:
+    """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2), rounded up (Balle and Wang 2018, (6))."""
+    if mu == 0 or epsilon == math.inf:
+        return 0.0
+    if mu == math.inf:
+        return 1.0
+    upper = float(_log_cdf(mu / 2 - epsilon / mu))
+    lower = epsilon + float(_log_cdf(-mu / 2 - epsilon / mu))
+    value = -math.expm1(min(lower - upper, 0.0))
+    rounding = _ULPS * (1.0 + epsilon + abs(upper) + abs(lower - epsilon))
+    return min(1.0, math.exp(upper) * (value + rounding))
+
+
+def gaussian_epsilon(delta: float, *, mu: float) -> float:
+    """The least epsilon >= 0 whose `gaussian_delta` is at most delta, from above; inf at 0."""
+    if mu == 0 or gaussian_delta(0.0, mu=mu) <= delta:
+        return 0.0
+    if mu == math.inf or delta == 0:
+        return math.inf
+    low = 0.0
+    high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # tail of the N(mu^2/2, mu^2) loss
+    while gaussian_delta(high, mu=mu) > delta:
+        high *= 1.0 + 2.0**-20
+    for _ in range(200):
+        middle = (low + high) / 2
+        if not low < middle < high or high - low <= 1e-13 * high:
+            break
+        is_private = gaussian_delta(middle, mu=mu) <= delta
+        low, high = (low, middle) if is_private else (middle, high)
+    return high
 
 
 @dataclass(frozen=True)
@@ -91,8 +145,8 @@ class Composition:
         every epsilon the delta of the release is at most an average of the two, so each release is
         (1/z)-GDP whatever was sampled, and GDP composes adaptively (Dong, Roth, Su 2022).
         """
-        squares = [n * (1 / z) * (1 / z) for z, _, n in self.poisson]
-        squares += [n * (1 / z) * (1 / z) for z, _, _, n in self.without_replacement]
+        pairs = [(z, n) for z, *_, n in (*self.poisson, *self.without_replacement)]
+        squares = (n * (1 / z) * (1 / z) for z, n in pairs)
         mu = math.sqrt(math.fsum([self.mu**2, *squares]))
         return replace(self, mu=mu, poisson=(), without_replacement=())
 
@@ -159,7 +213,15 @@ def compose(releases: Iterable[Release]) -> Composition:
             is not proved under its relation.
     """
     present = [release for release in releases if release.count > 0]
-    _refuse_mixtures(present)
+    for name, found in (
+        ("privacy unit", {release.unit for release in present}),
+        ("neighbouring relation", {release.neighboring_relation for release in present}),
+    ):
+        if len(found) > 1:
+            raise NoValidBound(
+                f"One bound covers one {name}, got {sorted(found)}; price the releases of each "
+                "alone, or state all noise multipliers under the same one"
+            )
     unsampled: list[tuple[float, int]] = []
     poisson = Counter[tuple[float, float]]()
     subsets = Counter[tuple[float, int, int]]()
@@ -173,7 +235,11 @@ def compose(releases: Iterable[Release]) -> Composition:
                 laplace[min(z, _MOST_LAPLACE)] += count
         elif isinstance(sampling, PoissonSampled) and (rate := _rate(sampling, z)) < 1:
             poisson[z, rate] += count
-        elif isinstance(sampling, SampledWithoutReplacement) and _is_proper(sampling, z):
+        elif (
+            isinstance(sampling, SampledWithoutReplacement)
+            and sampling.sample_size < sampling.population
+            and z > _LEAST_NOISE
+        ):
             subsets[z, sampling.sample_size, sampling.population] += count
         else:
             unsampled.append((z, count))
@@ -181,30 +247,14 @@ def compose(releases: Iterable[Release]) -> Composition:
         if found and present[0].neighboring_relation != _PROVED[scheme][0]:
             raise NoValidBound(_PROVED[scheme][1].format(present[0].neighboring_relation))
     return Composition(
-        composed_mu(unsampled),
+        _composed_mu(unsampled),
         tuple(sorted((*key, count) for key, count in poisson.items())),
         tuple(sorted((*key, count) for key, count in subsets.items())),
         tuple(sorted(laplace.items())),
     )
 
 
-def _refuse_mixtures(present: list[Release]) -> None:
-    for name, found in (
-        ("privacy unit", {release.unit for release in present}),
-        ("neighbouring relation", {release.neighboring_relation for release in present}),
-    ):
-        if len(found) > 1:
-            raise NoValidBound(
-                f"One bound covers one {name}, got {sorted(found)}; price the releases of each "
-                "alone, or state all noise multipliers under the same one"
-            )
-
-
 def _rate(sampling: PoissonSampled, z: float) -> float:
     """The sampling probability; 1 where it is not worth a bound of its own."""
     is_sampled = z > _LEAST_NOISE and _LEAST_RATE * z < 1
     return max(sampling.sampling_probability, _LEAST_RATE) if is_sampled else 1.0
-
-
-def _is_proper(sampling: SampledWithoutReplacement, z: float) -> bool:
-    return sampling.sample_size < sampling.population and z > _LEAST_NOISE

@@ -48,7 +48,7 @@ from manifed.privacy.events import Frozen
 from manifed.privacy.tariff import Terms
 
 FORMAT: Final = 3
-GENESIS: Final = "0" * 64
+_GENESIS: Final = "0" * 64
 """The hash that the first line is bound to."""
 RESTORE: Final = "restore it from a backup; without it nobody can say what was spent"
 _MOST_ROUNDS: Final = 10**9
@@ -111,7 +111,7 @@ class Entry(Frozen):
     """What costs nothing: of the first line format, run and key; where noise came from; the place
     of a site's answer; bytes of a line that a crash tore."""
     sequence: int = Field(default=0, ge=0)
-    previous: str = GENESIS
+    previous: str = _GENESIS
     sha256: str = ""
     tag: str | None = None
 
@@ -134,7 +134,7 @@ class Entry(Frozen):
             place = {"sequence": before.sequence + 1, "previous": before.sha256}
         content = self.model_copy(update=place).content()
         sha256 = hashlib.sha256(content).hexdigest()
-        tag = mac(key, "line", sha256) if key else None
+        tag = _mac(key, "line", sha256) if key else None
         end = f',"sha256":"{sha256}"' + ("" if tag is None else f',"tag":"{tag}"') + "}\n"
         said = json.loads(content).get("said", {})
         entry = self.model_copy(update={**place, "said": said, "sha256": sha256, "tag": tag})
@@ -143,6 +143,11 @@ class Entry(Frozen):
 
 _Feed = Callable[[Entry], None]
 """What is handed every entry in order as it is verified; an error after it voids what it got."""
+
+
+def head_file(path: Path) -> Path:
+    """Where the head of the ledger at ``path`` lies."""
+    return path.with_name(f"{path.name}.head")
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,31 @@ class Head:
                 "copy it from the end of the run's output"
             )
         return cls(int(found[1]), found[2])
+
+    @classmethod
+    def read(cls, path: Path) -> tuple["Head", str | None] | None:
+        """The head of a ledger and its tag; None unless one of this format is there."""
+        try:
+            file = head_file(path)
+            if not file.is_file() or file.stat().st_size > 4096:  # a head has about 200 bytes
+                return None
+            found = json.loads(file.read_bytes())
+            if found["format"] != FORMAT:
+                return None
+            tag, head = found.get("tag"), cls.parse(f"{found['sequence']}:{found['sha256']}")
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return None
+        return head, None if tag is None else str(tag)
+
+    def write(self, path: Path, key: bytes | None = None) -> None:
+        """Replace the head of the ledger at ``path``, atomically; ``key`` signs it."""
+        found = {"format": FORMAT, "sequence": self.sequence, "sha256": self.sha256}
+        found |= {} if key is None else {"tag": self.tag(key)}
+        write_atomically(head_file(path), json.dumps(found).encode("ascii") + b"\n")
+
+    def tag(self, key: bytes | None) -> str | None:
+        """What signs it; None without a key."""
+        return None if key is None else _mac(key, "head", str(self))
 
 
 @dataclass(frozen=True)
@@ -222,16 +252,16 @@ class Ledger:
         own = {
             "format": FORMAT,
             "run_id": secrets.token_hex(16),
-            "key_id": None if key is None else key_id_of(checked_key(key)),
+            "key_id": None if key is None else _key_id(checked_key(key)),
         }
         first, line = Entry(said={**own, **header}).after(None, key)
         if path.exists():
             raise FileExistsError(f"{path} exists; resume that run, or choose another folder")
-        left = read_head(path)
+        left = Head.read(path)
         if os.path.lexists(head_file(path)) and (left is None or left[0].sequence > 0):
             raise LedgerDamaged(path, 1, "the ledger is gone and only its head is left")
         head = Head(0, first.sha256)
-        write_head(path, head, key)
+        head.write(path, key)
         create_atomically(path, line)
         found = Verified(first.said, head, len(line), is_torn=False, authenticity="verified")
         return cls(path, _locked(path), found, key)
@@ -284,7 +314,7 @@ class Ledger:
                 ledger.head = Head(entry.sequence, entry.sha256)
                 if feed is not None:
                     feed(entry)
-            write_head(path, ledger.head, key)
+            ledger.head.write(path, key)
         except BaseException:
             os.close(descriptor)
             raise
@@ -308,7 +338,7 @@ class Ledger:
             LedgerDamaged: as `recover`; a keyed ledger without the key is read, its tags unchecked.
         """
         path = Path(path)
-        acknowledged = read_head(path)  # before the lines: a running ledger only grows
+        acknowledged = Head.read(path)  # before the lines: a running ledger only grows
         wanted = [(anchor, "an anchor") for anchor in anchors]
         if acknowledged is not None:
             wanted.append((acknowledged[0], "its head"))
@@ -357,7 +387,7 @@ class Ledger:
         os.lseek(self._descriptor, self._length, os.SEEK_SET)
         append_durably(self._descriptor, line)
         self.head, self._length = Head(entry.sequence, entry.sha256), self._length + len(line)
-        write_head(self.path, self.head, self._key)
+        self.head.write(self.path, self._key)
         self.is_broken = False
         return entry
 
@@ -378,7 +408,7 @@ class Ledger:
             what = "the file was moved, removed or replaced while this process held it"
         elif mine.st_size != self._length or last not in end or not end.endswith(b"}\n"):
             what = "the file was cut, overwritten or written by others while this process held it"
-        elif read_head(self.path) != (self.head, _head_tag(self._key, self.head)):
+        elif Head.read(self.path) != (self.head, self.head.tag(self._key)):
             what = f"its head {head_file(self.path).name} was changed while this process held it"
         if what is not None:
             raise LedgerDamaged(self.path, self.head.sequence + 2, what)
@@ -409,7 +439,7 @@ def _lines(path: Path, file: BinaryIO, key: bytes | None) -> Iterator[tuple[Entr
         LedgerDamaged: with the first line that is not what `Ledger.append` wrote, for another
             format, a wrong key, and a key where the ledger has none.
     """
-    previous, is_keyed = GENESIS, False
+    previous, is_keyed = _GENESIS, False
     for number, raw in enumerate(file, 1):
         if not raw.endswith(b"\n"):
             return
@@ -430,7 +460,7 @@ def _lines(path: Path, file: BinaryIO, key: bytes | None) -> Iterator[tuple[Entr
         if (tag is not None) != is_keyed:
             what = f"has {'no' if is_keyed else 'a'} tag, unlike its header says"
             raise LedgerDamaged(path, number, what)
-        if tag and key and not hmac.compare_digest(tag, mac(key, "line", sha256)):
+        if tag and key and not hmac.compare_digest(tag, _mac(key, "line", sha256)):
             raise LedgerDamaged(path, number, "was rewritten by somebody without the key")
         with _counting(path, number):
             entry = Entry.model_validate({**found, "sha256": sha256, "tag": tag})
@@ -461,10 +491,32 @@ def _check_header(path: Path, found: Mapping[str, Any], key: bytes | None) -> bo
     if key is not None and key_id is None:
         what = "a key was given and this ledger is not keyed (a rewrite may have dropped its tags)"
         raise LedgerDamaged(path, 1, what, "give no key if it never had one")
-    if key is not None and key_id != key_id_of(key):
-        what = f"was keyed with key {key_id}, got key {key_id_of(key)}"
+    if key is not None and key_id != _key_id(key):
+        what = f"was keyed with key {key_id}, got key {_key_id(key)}"
         raise LedgerDamaged(path, 1, what, "give the run's key")
     return key_id is not None
+
+
+def _check_head(
+    path: Path,
+    last: Head,
+    header: Mapping[str, Any],
+    acknowledged: tuple[Head, str | None] | None,
+    key: bytes | None,
+) -> None:
+    """Refuse a missing head, one of another format, and one that was not signed by the key."""
+    name, what = head_file(path).name, None
+    if acknowledged is None:
+        is_there = os.path.lexists(head_file(path))
+        what = f"is no head of format {FORMAT}" if is_there else "is missing"
+    elif (acknowledged[1] is not None) != (header.get("key_id") is not None):
+        what = "has a tag where the header has no key, or none where it has one"
+    elif key is not None and not hmac.compare_digest(
+        str(acknowledged[1]), str(acknowledged[0].tag(key))
+    ):
+        what = "was rewritten without the key"
+    if what is not None:
+        raise LedgerDamaged(path, last.sequence + 1, f"its head {name} {what}")
 
 
 def _locked(path: Path) -> int:
@@ -493,68 +545,11 @@ def checked_key(key: bytes, name: str = "the ledger's key") -> bytes:
     return key
 
 
-def key_id_of(key: bytes) -> str:
+def _key_id(key: bytes) -> str:
     """A name for a key that tells nothing about it, 16 hex digits."""
-    return mac(key, "id", "")[:16]
+    return _mac(key, "id", "")[:16]
 
 
-def mac(key: bytes, purpose: str, text: str) -> str:
+def _mac(key: bytes, purpose: str, text: str) -> str:
     """HMAC-SHA256 of ``text``, 64 hex digits; tags of different purposes never meet."""
     return hmac.new(key, f"manifed ledger {purpose}\0{text}".encode(), hashlib.sha256).hexdigest()
-
-
-# -- the head beside it -----------------------------------------------------------------------
-def head_file(path: Path) -> Path:
-    """Where the head of the ledger at ``path`` lies."""
-    return path.with_name(f"{path.name}.head")
-
-
-def read_head(path: Path) -> tuple[Head, str | None] | None:
-    """The head of the ledger at ``path`` and its tag; None unless one of this format is there."""
-    try:
-        file = head_file(path)
-        if not file.is_file() or file.stat().st_size > 4096:  # a head has about 200 bytes
-            return None
-        found = json.loads(file.read_bytes())
-        if found["format"] != FORMAT:
-            return None
-        tag = found.get("tag")
-        head = Head.parse(f"{found['sequence']}:{found['sha256']}")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
-    return head, None if tag is None else str(tag)
-
-
-def write_head(path: Path, head: Head, key: bytes | None = None) -> None:
-    """Replace the head, atomically; ``key`` signs it."""
-    found = {"format": FORMAT, "sequence": head.sequence, "sha256": head.sha256}
-    if (tag := _head_tag(key, head)) is not None:
-        found["tag"] = tag
-    write_atomically(head_file(path), json.dumps(found).encode("ascii") + b"\n")
-
-
-def _head_tag(key: bytes | None, head: Head) -> str | None:
-    """What signs a head; None without a key."""
-    return mac(key, "head", str(head)) if key else None
-
-
-def _check_head(
-    path: Path,
-    last: Head,
-    header: Mapping[str, Any],
-    acknowledged: tuple[Head, str | None] | None,
-    key: bytes | None,
-) -> None:
-    """Refuse a missing head, one of another format, and one that was not signed by the key."""
-    name, what = head_file(path).name, None
-    if acknowledged is None:
-        is_there = os.path.lexists(head_file(path))
-        what = f"is no head of format {FORMAT}" if is_there else "is missing"
-    elif (acknowledged[1] is not None) != (header.get("key_id") is not None):
-        what = "has a tag where the header has no key, or none where it has one"
-    elif key is not None and not hmac.compare_digest(
-        str(acknowledged[1]), str(_head_tag(key, acknowledged[0]))
-    ):
-        what = "was rewritten without the key"
-    if what is not None:
-        raise LedgerDamaged(path, last.sequence + 1, f"its head {name} {what}")

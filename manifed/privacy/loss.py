@@ -29,7 +29,7 @@ _TAIL: Final = 1e-16
 """Mass that a composition may cut off, per side; it counts as an infinite loss."""
 _Complex = npt.NDArray[np.complex128]
 _UP: Final = 1 + 1e-12
-LARGEST_LOSS: Final = 600.0
+_LARGEST_LOSS: Final = 600.0
 """Finite losses above this count as infinite (their exponentials leave float64)."""
 _REACH: Final = 8.9
 """Standard deviations kept of a Gaussian: what lies above, < 3e-19, is an infinite loss."""
@@ -124,12 +124,12 @@ class LossPmf:
 
     @cached_property
     def _positive(self) -> tuple[Array, Array, float]:
-        """Losses in (0, LARGEST_LOSS], their masses, and the mass above."""
+        """Losses in (0, _LARGEST_LOSS], their masses, and the mass above."""
         first = max(0, 1 - self.lowest)
         points = np.arange(self.lowest + first, self.lowest + len(self.masses), dtype=np.float64)
         losses = self.interval * points
         masses = self.masses[first:]
-        stop = int(np.searchsorted(losses, LARGEST_LOSS))
+        stop = int(np.searchsorted(losses, _LARGEST_LOSS))
         return losses[:stop], masses[:stop], self.infinity + float(masses[stop:].sum())
 
     @cached_property
@@ -245,8 +245,8 @@ def laplace_loss(noise_multiplier: float, interval: float) -> Loss:
 
 def _removed(z: float, q: float, interval: float) -> LossPmf:
     """Upper distribution: the mixture; the loss rises with x."""
-    top = min(_REACH * z + 1.0, float(_place(np.array([LARGEST_LOSS]), z, q)[0]))
-    lowest = max(_loss(-_REACH * z, z, q), -LARGEST_LOSS)
+    top = min(_REACH * z + 1.0, float(_place(np.array([_LARGEST_LOSS]), z, q)[0]))
+    lowest = max(_loss(-_REACH * z, z, q), -_LARGEST_LOSS)
     points = _grid(interval, lowest, _loss(top, z, q))
     cuts = np.minimum(_place(points * interval, z, q), top)
     cuts[-1] = top
@@ -258,8 +258,8 @@ def _removed(z: float, q: float, interval: float) -> LossPmf:
 
 def _added(z: float, q: float, interval: float) -> LossPmf:
     """Upper distribution: N(0, z^2); the loss falls with x, from at most -log(1 - q)."""
-    lowest = max(-_loss(_REACH * z, z, q), -LARGEST_LOSS)
-    points = _grid(interval, lowest, min(-_loss(-_REACH * z, z, q), LARGEST_LOSS))
+    lowest = max(-_loss(_REACH * z, z, q), -_LARGEST_LOSS)
+    points = _grid(interval, lowest, min(-_loss(-_REACH * z, z, q), _LARGEST_LOSS))
     cuts = _place(-points * interval, z, q)[::-1]
     null, shifted = _masses(cuts / z)[::-1], _masses((cuts - 1) / z)[::-1]
     below, above = _cdf(-cuts[-1] / z), _cdf(cuts[0] / z)

@@ -10,27 +10,18 @@ Guarantee: every epsilon is an upper bound.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manifed.privacy import accountant
+from manifed.privacy.accountant import Coins, external_epsilon
 from manifed.privacy.composition import compose
-from manifed.privacy.events import (
-    ADVERSARIES,
-    OF_MASKS,
-    Adversary,
-    Releases,
-    repeated,
-    seen_by,
-    unsampled,
-)
+from manifed.privacy.events import ADVERSARIES, OF_MASKS, Adversary, Releases, seen_by, unsampled
 from manifed.privacy.ledger import Entry, Reserves, Settles
-from manifed.privacy.participation import external_epsilon
 from manifed.privacy.tariff import Members, Terms, decode
 
 ORIGINS: Final = "noise_origins"
@@ -43,11 +34,22 @@ _Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Known:
-    """Terms that were met, with every client's update as an index into `_updates`."""
+class _Line:
+    """Terms that were met, and what counts under them."""
 
     terms: Terms
     update_of: _Counts
+    """Every client's update as an index into `Odometer._updates`."""
+    draws: int
+    """How many cohorts were drawn."""
+    served: _Counts
+    """How often each client may have been in one."""
+
+    def more(self, cohort: Members, times: int) -> "_Line":
+        """With ``times`` draws of this cohort; negative takes them back."""
+        served = self.served.copy()
+        served[cohort] += times
+        return replace(self, draws=self.draws + times, served=served)
 
 
 class Odometer:
@@ -55,13 +57,12 @@ class Odometer:
 
     def __init__(self) -> None:
         """Nothing spent."""
-        self._known: tuple[_Known, ...] = ()
+        # No value is ever changed in place: `after` copies the references.
+        self._lines: tuple[_Line, ...] = ()
         self._numbers: dict[Terms, int] = {}
-        self._updates: tuple[Releases, ...] = ()
-        self._draws, self._served = Counter[int](), dict[int, _Counts]()
-        """What counts, by the number of its terms: draws of cohorts, and how often each client."""
+        self._updates: tuple[Releases, ...] = ((),)
         self._open: tuple[Reserves, Members, int] | None = None
-        """The reservation that may be settled, its cohort and its terms."""
+        """The reservation that may be settled, its cohort and its line."""
         self._now: int | None = None
         self._ranges: tuple[tuple[int, int, int], ...] = ()
         """(first round, last round, attempts) that were charged and are settled or lost."""
@@ -83,9 +84,9 @@ class Odometer:
             self._settle(entry.settles)
         if entry.terms is not None:
             self.declare(entry.terms)
-        for terms in entry.planned or ():
-            self._number(terms)
         if entry.planned is not None:
+            for terms in entry.planned:
+                self._number(terms)
             self.planned = entry.planned
         if entry.reserves is not None:
             self._reserve(entry.reserves)
@@ -97,7 +98,6 @@ class Odometer:
     def after(self, *entries: Entry) -> "Odometer":
         """An odometer that has taken the entries too; this one has not; errors as `feed`."""
         other = copy(self)
-        other._draws, other._served = self._draws.copy(), self._served.copy()
         for entry in entries:
             other.feed(entry)
         return other
@@ -107,83 +107,64 @@ class Odometer:
         self._now = self._number(terms)
 
     def _number(self, terms: Terms) -> int:
-        """Under which the terms are kept."""
+        """The line of these terms, which may be new."""
         if (found := self._numbers.get(terms)) is not None:
             return found
-        if self._known and (population := self._known[0].terms.population) != terms.population:
+        if self._lines and (population := self._lines[0].terms.population) != terms.population:
             raise ValueError(f"Expected terms of {population} clients, got {terms.population}")
         update_of = np.zeros(terms.population, dtype=np.int64)
-        updates = {update: i for i, update in enumerate(self._updates or ((),))}
+        updates = {update: i for i, update in enumerate(self._updates)}
         for one in terms.updates:
             update_of[list(one.partitions)] = updates.setdefault(one.releases, len(updates))
         self._updates = tuple(updates)
         self._numbers = dict(self._numbers)
-        self._numbers[terms] = len(self._known)
-        self._known = (*self._known, _Known(terms, update_of))
-        return self._numbers[terms]
+        self._numbers[terms] = len(self._lines)
+        self._lines = (*self._lines, _Line(terms, update_of, 0, np.zeros_like(update_of)))
+        return len(self._lines) - 1
+
+    def _add(self, line: int, cohort: Members, times: int) -> None:
+        more = self._lines[line].more(cohort, times)
+        self._lines = (*self._lines[:line], more, *self._lines[line + 1 :])
 
     def _reserve(self, reserves: Reserves) -> None:
         """Count a reservation whole, and for ever what is still open."""
         if self._now is None:
             raise ValueError("Expected terms before or in the first reservation, got none")
-        cohort = decode(reserves.cohort, self._known[self._now].terms.population)
-        self._close()
+        cohort = decode(reserves.cohort, self._lines[self._now].terms.population)
+        self._ranges, self._open = self.ranges, (reserves, cohort, self._now)
         self._add(self._now, cohort, reserves.last - reserves.first + 1)
-        self._open = reserves, cohort, self._now
-
-    def _add(self, known: int, cohort: Members, times: int) -> None:
-        """Count ``times`` draws of this cohort; negative takes them back."""
-        self._draws[known] += times
-        more = np.zeros(self._known[known].terms.population, dtype=np.int64)
-        more[cohort] = times
-        self._served[known] = self._served.get(known, 0) + more
 
     def _settle(self, settles: Settles) -> None:
         """Replace what was reserved by what was run."""
         if self._open is None:
             raise ValueError("Expected an open reservation to settle, got none")
-        (was, reserved, known), upto = self._open, settles.upto
-        population, rounds = self._known[known].terms.population, upto - was.first + 1
+        (was, reserved, line), upto = self._open, settles.upto
+        rounds, left = upto - was.first + 1, was.last - upto
         if not was.first - 1 <= upto <= was.last:
             raise ValueError(
                 f"Expected rounds settled up to {was.first - 1} to {was.last}, got {upto}"
             )
         if settles.cohorts is not None:
+            population = self._lines[line].terms.population
             named = [decode(cohort, population) for cohort in settles.cohorts]
             if len(named) != rounds:
                 raise ValueError(f"Expected {rounds} cohorts, one a round, got {len(named)}")
             for cohort in named:
                 if not np.isin(cohort, reserved, assume_unique=True).all():
                     raise ValueError("Expected a cohort of reserved clients, got others")
-                self._add(known, cohort, 1)
-            self._add(known, reserved, -rounds)
-        self._note(was.first, upto, was.attempt)
-        left = was.last - upto
-        self._open = None
+                self._add(line, cohort, 1)
+            self._add(line, reserved, -rounds)
+        self._ranges, self._open = _joined(self._ranges, was.first, upto, was.attempt), None
         if settles.is_open and left:
-            self._open = was.model_copy(update={"first": upto + 1}), reserved, known
+            self._open = was.model_copy(update={"first": upto + 1}), reserved, line
         else:
-            self._add(known, reserved, -left)
-
-    def _close(self) -> None:
-        """What is still reserved will never be settled, and counts for ever."""
-        if self._open is not None:
-            was = self._open[0]
-            self._note(was.first, was.last, was.attempt)
-            self._open = None
-
-    def _note(self, first: int, last: int, attempt: int) -> None:
-        *before, newest = self._ranges or ((0, -1, 0),)
-        if newest[1:] == (first - 1, attempt + 1):
-            self._ranges = (*before, (newest[0], last, attempt + 1))
-        elif last >= first:
-            self._ranges = (*self._ranges, (first, last, attempt + 1))
+            self._add(line, reserved, -left)
 
     # -- what was charged --------------------------------------------------------------------
     @property
     def terms(self) -> Terms | None:
         """The terms of what comes next, if it brings none of its own."""
-        return None if self._now is None else self._known[self._now].terms
+        return None if self._now is None else self._lines[self._now].terms
 
     @property
     def ranges(self) -> tuple[tuple[int, int, int], ...]:
@@ -191,7 +172,7 @@ class Odometer:
         if self._open is None:
             return self._ranges
         was = self._open[0]
-        return (*self._ranges, (was.first, was.last, was.attempt + 1))
+        return _joined(self._ranges, was.first, was.last, was.attempt)
 
     @property
     def covered(self) -> int:
@@ -205,7 +186,7 @@ class Odometer:
     @property
     def rounds_counted(self) -> int:
         """Attempts of rounds that count."""
-        return self._draws.total()
+        return sum(line.draws for line in self._lines)
 
     @property
     def participations(self) -> int:
@@ -214,7 +195,8 @@ class Odometer:
 
     def participations_by_client(self) -> _Counts:
         """The participations of every client, as counted."""
-        return np.asarray(sum(self._served.values(), start=np.zeros(1, dtype=np.int64)))
+        served = (line.served for line in self._lines if line.draws)
+        return np.asarray(sum(served, start=np.zeros(1, dtype=np.int64)))
 
     def attempts(self, server_round: int) -> int:
         """How often a round was charged."""
@@ -223,10 +205,9 @@ class Odometer:
 
     def of_everybody(self) -> "Odometer":
         """An odometer of these attempts as if every client had been in each; no cohort enters."""
-        other = self.after()
-        for known, draws in self._draws.items():
-            population = self._known[known].terms.population
-            other._served[known] = np.full(population, draws, dtype=np.int64)
+        other = copy(self)
+        everybody = (replace(x, served=np.full_like(x.served, x.draws)) for x in self._lines)
+        other._lines = tuple(everybody)
         return other
 
     # -- prices ------------------------------------------------------------------------------
@@ -239,8 +220,7 @@ class Odometer:
         Raises:
             NoValidBound: as the accountant.
         """
-        used = {i for i, times in self._draws.items() if times} | {self._now}
-        terms = [known.terms for i, known in enumerate(self._known) if i in used]
+        terms = [x.terms for i, x in enumerate(self._lines) if x.draws or i == self._now]
         updates = dict.fromkeys(one.releases for each in terms for one in each.updates)
         said = {
             "updates": [release for update in updates for release in update],
@@ -264,74 +244,75 @@ class Odometer:
         return found
 
     def epsilon(self, adversary: Adversary, delta: float) -> float:
-        """What counts against one adversary; errors as `spent`."""
-        if adversary.releases == "updates" and not adversary.sees_cohorts:
-            counts = self._coins(self._with_planned(self._draws), adversary)
-            return max((external_epsilon(one, delta) for one in counts), default=0.0)
-        columns: Iterable[Any]
-        if adversary.releases == "updates":
-            rows = [seen_by(adversary.knows, update) for update in self._updates]
-            columns = self._histories()
+        """What counts against one adversary, for whoever it costs most; errors as `spent`."""
+        if adversary.releases == "aggregate":
+            found = self._of_aggregates(adversary)
+        elif adversary.sees_cohorts:
+            found = self._of_seen(adversary)
         else:
-            used = [i for i in sorted(self._draws) if self._known[i].terms.aggregate]
-            rows = [self._known[i].terms.aggregate for i in used]
-            columns = [[self._draws[i] for i in used]]
-            if adversary.sees_cohorts:
-                rows = list(map(unsampled, rows))
-                columns = np.array([self._served[i] for i in used]).T if used else ()
-                columns = np.unique(columns, axis=0) if used else ()
-        worst = 0.0
-        for column in columns:
-            times = zip(rows, column, strict=True)
-            releases = [one for row, n in times for one in repeated(row, int(n)) if n]
-            worst = max(worst, accountant.epsilon(releases, delta))
-        return worst
+            found = self._of_coins(adversary)
+        return max((external_epsilon(coins, delta) for coins in set(found)), default=0.0)
 
-    def _with_planned(self, made: Counter[int]) -> Counter[int]:
-        """With every planned draw that was not made, which an outsider must reckon with."""
-        terms, more = self.terms, Counter[int]()
-        if self.planned:
-            for one in self.planned:
-                more[self._number(one)] += one.planned_draws - made[self._number(one)]
-        elif terms is not None and self._now is not None and terms.is_drawn:
-            more[self._now] += terms.planned_draws - made.total()
-        return +made + (+more)
+    def _of_aggregates(self, adversary: Adversary) -> Iterator[Coins]:
+        """Of each kind of client the aggregates that it may have been in, or all of them."""
+        used = [line for line in self._lines if line.draws and line.terms.aggregate]
+        if not adversary.sees_cohorts:
+            yield tuple((line.terms.aggregate, 1.0, line.draws) for line in used)
+        elif used:
+            for column in np.unique(np.array([line.served for line in used]), axis=1).T:
+                times = zip(used, column.tolist(), strict=True)
+                yield tuple((unsampled(line.terms.aggregate), 1.0, n) for line, n in times)
 
-    def _histories(self) -> Iterator[_Counts]:
+    def _of_seen(self, adversary: Adversary) -> Iterator[Coins]:
         """How often a client may have been asked for each update, if no other was asked more."""
-        if not self._served:
+        if not self._lines:
             return
-        population = self._known[0].terms.population
-        table = np.zeros((len(self._updates), population), dtype=np.int64)
-        for i, served in self._served.items():
-            np.add.at(table, (self._known[i].update_of, np.arange(population)), served)
+        rows = [seen_by(adversary.knows, update) for update in self._updates]
+        clients = np.arange(self._lines[0].terms.population)
+        table = np.zeros((len(rows), len(clients)), dtype=np.int64)
+        for line in self._lines:
+            np.add.at(table, (line.update_of, clients), line.served)
         if ((table > 0).sum(axis=0) <= 1).all():  # each was asked for one update alone
-            yield from np.diag(table.max(axis=1))
-            return
-        columns = np.unique(table, axis=1).T
-        kept = np.zeros((0, len(self._updates)), dtype=np.int64)
-        for column in columns[np.argsort(-columns.sum(axis=1), kind="stable")]:
-            if not (kept >= column).all(axis=1).any():
-                kept = np.vstack((kept, column))
-        yield from kept
+            kept = np.diag(table.max(axis=1))
+        else:
+            columns, kept = np.unique(table, axis=1).T, table[:, :0].T
+            for column in columns[np.argsort(-columns.sum(axis=1), kind="stable")]:
+                if not (kept >= column).all(axis=1).any():
+                    kept = np.vstack((kept, column))
+        for column in kept.tolist():
+            yield tuple((row, 1.0, n) for row, n in zip(rows, column, strict=True) if n)
 
-    def _coins(
-        self, draws: Counter[int], adversary: Adversary
-    ) -> set[tuple[tuple[Releases, float, int], ...]]:
-        """(update, probability, how often) of each kind of client; the largest of those alike."""
-        used = sorted(i for i, times in draws.items() if times)
+    def _of_coins(self, adversary: Adversary) -> Iterator[Coins]:
+        """The updates of each kind of client, with the largest probability of those alike.
+
+        Also every planned draw that was not made, which an outsider must reckon with.
+        """
+        draws, terms = Counter({i: x.draws for i, x in enumerate(self._lines)}), self.terms
+        for one in self.planned:
+            draws[self._number(one)] = max(draws[self._number(one)], one.planned_draws)
+        if not self.planned and terms is not None and self._now is not None and terms.is_drawn:
+            draws[self._now] += max(0, terms.planned_draws - draws.total())
+        used = [(self._lines[i], times) for i, times in draws.items() if times]
         if not used:
-            return set()
-        terms = [self._known[i].terms for i in used]
-        table = np.stack([self._known[i].update_of for i in used])
-        each = [one.probabilities or one.participation_probability for one in terms]
+            return
+        table = np.stack([line.update_of for line, _ in used])
+        each = [x.terms.probabilities or x.terms.participation_probability for x, _ in used]
         rates = np.stack([np.broadcast_to(rate, table.shape[1]) for rate in each])
-        found: set[tuple[tuple[Releases, float, int], ...]] = set()
         for updates in np.unique(table, axis=1).T:
             alike = (table == updates[:, None]).all(axis=0)
             counts = Counter[tuple[Releases, float]]()
-            for i, update, rate in zip(used, updates, rates[:, alike].max(axis=1), strict=True):
-                seen = seen_by(adversary.knows, self._updates[update])
-                counts[seen, float(rate)] += draws[i]
-            found.add(tuple((update, rate, n) for (update, rate), n in counts.items()))
-        return found
+            largest = rates[:, alike].max(axis=1).tolist()
+            for (_, times), update, rate in zip(used, updates, largest, strict=True):
+                counts[seen_by(adversary.knows, self._updates[update]), rate] += times
+            yield tuple((update, rate, n) for (update, rate), n in counts.items())
+
+
+def _joined(
+    ranges: tuple[tuple[int, int, int], ...], first: int, last: int, attempt: int
+) -> tuple[tuple[int, int, int], ...]:
+    """The ranges with one more, none for no round, joined to the newest where it goes on there."""
+    if last < first:
+        return ranges
+    if ranges and ranges[-1][1:] == (first - 1, attempt + 1):
+        first, ranges = ranges[-1][0], ranges[:-1]
+    return (*ranges, (first, last, attempt + 1))

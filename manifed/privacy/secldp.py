@@ -10,10 +10,10 @@ s e_i. So for its victim each round *is* a Gaussian mechanism with
 
 and everything that prices Gaussians prices this, subsampled or not (spec 004 §3.5). The paper's
 Renyi slope is 2 C^2 [S^-1]_ii. Victims are honest nodes: against its own coalition a member has
-sigma_cdp alone (§7-B1).
+sigma_cdp alone (§7-B1). `MaskedMechanism` scales the noise of both kinds and states that event.
 
-Source: Allouah et al., "The Privacy Power of Correlated Noise in Decentralized Learning",
-Algorithms 2 and 3, Theorems 1 and 6.
+Source: Allouah et al., "The Privacy Power of Correlated Noise in Decentralized Learning" (DECOR),
+Algorithms 1 to 3, Theorems 1 and 6.
 """
 
 import itertools
@@ -25,10 +25,19 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from manifed.graphs.graph import MOST_SUBSETS, Graph, Matrix, connectivity_bound
+from manifed.graphs import MOST_SUBSETS, Graph, Matrix, connectivity_bound
 from manifed.privacy import accountant
-from manifed.privacy.events import PoissonSampled, Release, Unsampled
+from manifed.privacy.events import (
+    Frozen,
+    PoissonSampled,
+    PrivacyUnit,
+    Release,
+    Sampling,
+    Unsampled,
+)
+from manifed.privacy.mechanism import ExampleMechanism
 
 _UNIT_ROUNDOFF: Final = 2.0**-53
 _DIRECT: Final = 100
@@ -113,12 +122,8 @@ class Worst:
         """The effective standard deviation of the noise on that node's messages."""
         return 1.0 / math.sqrt(self.precision)
 
-    def noise_multiplier(self, sensitivity: float) -> float:
-        """Effective noise over L2 sensitivity, rounded down."""
-        return self.stddev / sensitivity * (1 - 4 * _UNIT_ROUNDOFF)
 
-
-def against(graph: Graph, noise: Correlated, coalition: Iterable[int]) -> Worst:
+def against(graph: Graph, noise: Correlated, coalition: Iterable[int] = ()) -> Worst:
     """The worst node outside a named coalition (Algorithm 3's inner loop).
 
     Exact for up to `MOST_EXACT` nodes; of more a bound, as `worst`.
@@ -147,44 +152,41 @@ def worst(graph: Graph, noise: Correlated, collusion: int) -> Worst:
     if not 0 <= collusion < n:
         raise ValueError(f"Expected 0 <= collusion < num_nodes = {n}, got {collusion}")
     if collusion == 0:
-        return against(graph, noise, ())
-    if collusion == 1:
-        return _one_colluding(graph, noise)
-    local = 1.0 / noise.sigma_cdp**2
+        return against(graph, noise)
     lonely = min(range(n), key=lambda i: graph.degrees[i])
     if graph.degrees[lonely] <= collusion:  # all who share a secret with it can be in the coalition
-        others = [i for i in range(n) if i != lonely and i not in graph.neighbors[lonely]]
-        gone = sorted([*graph.neighbors[lonely], *others][:collusion])
-        return Worst(local, lonely, tuple(gone), is_exact=True)
-    if math.comb(n, collusion) <= MOST_SUBSETS and n <= 200:
-        subsets = itertools.combinations(range(n), collusion)
-        return max((against(graph, noise, gone) for gone in subsets), key=lambda w: w.precision)
+        near = graph.neighbors[lonely]
+        others = [i for i in range(n) if i != lonely and i not in near]
+        gone = tuple(sorted([*near, *others][:collusion]))
+        return Worst(1.0 / noise.sigma_cdp**2, lonely, gone, is_exact=True)
     if n > MOST_EXACT:
         return Worst(_around(graph, noise, collusion), None, None, is_exact=False)
+    if collusion == 1 and (found := _one_colluding(graph, noise)) is not None:
+        return found
+    if collusion == 1 or (math.comb(n, collusion) <= MOST_SUBSETS and n <= 200):
+        subsets = itertools.combinations(range(n), collusion)
+        return max((against(graph, noise, gone) for gone in subsets), key=lambda w: w.precision)
     return Worst(theorem_bound(graph, noise, collusion), None, None, is_exact=False)
 
 
-def _one_colluding(graph: Graph, noise: Correlated) -> Worst:
-    """Each node leaves in turn; large graphs are inverted once and updated for each.
+def _one_colluding(graph: Graph, noise: Correlated) -> Worst | None:
+    """The worst node as each in turn colludes; the matrix is inverted once and updated for each.
 
-    The update subtracts numbers of about the condition number's size, so it is used only where
-    that leaves digits, and what it may have lost is added.
+    The update subtracts numbers of about the condition number's size: what it may have lost is
+    added. None where that leaves too few digits, and of small graphs.
     """
     n = graph.num_nodes
-    if n > MOST_EXACT:
-        return Worst(_around(graph, noise, 1), None, None, is_exact=False)
     lost = 64.0 * n * _condition(graph, noise) ** 2 * _UNIT_ROUNDOFF
     is_fine = lost <= _UPDATE_LOST
-    if n > _DIRECT and (is_fine or n > 2 * _DIRECT):
-        best = Worst(0.0, None, None, is_fine)
-        for v, diagonal in enumerate(_each_gone(graph, noise)):
-            node = int(diagonal.argmax())
-            bounded = min(float(diagonal[node]) + lost, 1.0) / noise.sigma_cdp**2
-            if bounded > best.precision:
-                best = Worst(bounded, node, (v,), is_fine)
-        if is_fine or lost <= _MOST_LOST * best.precision * noise.sigma_cdp**2:
-            return best
-    return max((against(graph, noise, (v,)) for v in range(n)), key=lambda w: w.precision)
+    if n <= _DIRECT or (n <= 2 * _DIRECT and not is_fine):
+        return None
+    diagonals = enumerate(_each_gone(graph, noise))
+    largest = ((float(each.max()), int(each.argmax()), v) for v, each in diagonals)
+    precision, node, v = max(largest, key=lambda one: one[0])
+    bound = min(precision + lost, 1.0)
+    if not is_fine and lost > _MOST_LOST * bound:
+        return None
+    return Worst(bound / noise.sigma_cdp**2, node, (v,), is_fine)
 
 
 @lru_cache(maxsize=4)
@@ -294,12 +296,11 @@ class Rounds:
         )
 
     def epsilon(self, found: Worst, delta: float) -> float:
-        """What the run costs that node."""
-        release = self.release(found.noise_multiplier(self.sensitivity))
-        return accountant.epsilon([release], delta)
+        """What the run costs that node; the noise multiplier is rounded down."""
+        multiplier = found.stddev / self.sensitivity * (1 - 4 * _UNIT_ROUNDOFF)
+        return accountant.epsilon([self.release(multiplier)], delta)
 
 
-# -- calibration -----------------------------------------------------------------------------
 def calibrate_masks(
     graph: Graph, sigma_cdp: float, collusion: int, is_met: Callable[[Worst], bool]
 ) -> Correlated:
@@ -310,22 +311,130 @@ def calibrate_masks(
     Raises:
         ValueError: when no sigma_cor does: the message says which sigma_cdp could.
     """
-    if is_met(worst(graph, Correlated(sigma_cdp, 0.0), collusion)):
+
+    def is_enough(sigma_cor: float) -> bool:
+        return is_met(worst(graph, Correlated(sigma_cdp, sigma_cor), collusion))
+
+    if is_enough(0.0):
         return Correlated(sigma_cdp, 0.0)
-    high = sigma_cdp
-    while not is_met(worst(graph, Correlated(sigma_cdp, high), collusion)):
-        high *= 4
+    low, high = 0.0, sigma_cdp
+    while not is_enough(high):
+        low, high = high, 4 * high
         if high > 1e5 * sigma_cdp:
             raise ValueError(
                 f"sigma_cdp: expected one at which some sigma_cor meets the budget, got "
                 f"{sigma_cdp:g}; raise it, or choose a graph that stays connected when "
                 f"{collusion} nodes leave"
             )
-    low = high / 4 if high > sigma_cdp else 0.0
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
-        if is_met(worst(graph, Correlated(sigma_cdp, middle), collusion)):
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return Correlated(sigma_cdp, high)
+
+
+# -- the mechanism ---------------------------------------------------------------------------
+_DOWN = 1 - 2.0**-50
+"""Against the rounding of a quotient: a noise multiplier is stated no larger than it is."""
+
+
+class Hidden(Frozen):
+    """Effective standard deviation of the worst node's message, by who looks."""
+
+    from_server: float
+    from_one: float
+    from_coalition: float
+    from_all: float
+
+    @classmethod
+    def of(
+        cls, graph: Graph, noise: Correlated, collusion: int, coalition: Sequence[int] = ()
+    ) -> "Hidden":
+        """As `worst` finds them, and `against` for a named coalition.
+
+        Where so many cannot collude without the victim, all others do.
+        """
+
+        def least(colluding: int) -> float:
+            return worst(graph, noise, min(colluding, graph.num_nodes - 1)).stddev * _DOWN
+
+        named = against(graph, noise, coalition).stddev * _DOWN if coalition else None
+        return cls(
+            from_server=least(0),
+            from_one=least(1),
+            from_coalition=named or least(collusion),
+            from_all=noise.sigma_cdp,
+        )
+
+    @classmethod
+    def uniform(cls, stddev: float) -> "Hidden":
+        """What hides the same from every adversary: noise of one deviation."""
+        return cls(from_server=stddev, from_one=stddev, from_coalition=stddev, from_all=stddev)
+
+    def more_than(self, before: "Hidden") -> "Hidden":
+        """The deviations of releases that, beside those of ``before``, amount to these.
+
+        The squares of their inverses add up (`accountant`: unsampled Gaussians); never nothing.
+        """
+
+        def left(after: float, was: float) -> float:
+            paid = was**-2
+            return max(after**-2 * (1 + 1e-9) - paid, 1e-12 * paid) ** -0.5
+
+        names = Hidden.model_fields
+        return Hidden(**{name: left(getattr(self, name), getattr(before, name)) for name in names})
+
+
+class MaskedMechanism(ExampleMechanism):
+    """A node's own noise and masks that it shares with its neighbours (DECOR, Algorithm 1).
+
+    What leaves node i is g_i + N(0, noise^2) + mask_stddev * sum_j (+-) v_ij. g_i moves by at most
+    its sensitivity: with ``unit = "client"`` the whole gradient is clipped and somebody's data are
+    replaced, so 2 C; with "example" each example's gradient is clipped and b are averaged.
+    """
+
+    unit: PrivacyUnit = "client"
+    mask_stddev: float = Field(default=0.0, ge=0)
+    """The deviation of the mask of one pair, per orthonormal coordinate."""
+    hidden: Hidden
+
+    def masks(self) -> tuple[PrivacyUnit, float]:
+        """The unit that masks hide, and the deviation of one pair's mask."""
+        return self.unit, self.mask_stddev
+
+    def sensitivity(
+        self, l2_norm_clip: float, expected_size: float, *, terms: int = 1, apart: float = 2.0
+    ) -> float:
+        """What a change of somebody's data moves a message by."""
+        if self.unit == "client":
+            return 2.0 * l2_norm_clip
+        return super().sensitivity(l2_norm_clip, expected_size, terms=terms, apart=apart)
+
+    def disclosing(self, after: Hidden) -> "MaskedMechanism":
+        """Prices what it costs beside a message that it comes to be hidden as ``after`` says."""
+        return self.model_copy(update={"hidden": after.more_than(self.hidden)})
+
+    def scaled(self, factor: float) -> "MaskedMechanism":
+        """Refused: what masks hide is found for the noise of both kinds together.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"Expected masked noise as it is priced, got {factor:g} times as much")
+
+    def release(
+        self, *, label: str, count: int, stddev: float, sensitivity: float, sampling: Sampling
+    ) -> Release:
+        """The event of so many messages of the worst node."""
+        del stddev
+        hidden = self.hidden
+        return Release(
+            unit=self.unit,
+            neighboring_relation=self.neighboring_relation,
+            noise_multiplier=hidden.from_all / sensitivity * _DOWN,
+            to_coalition=hidden.from_coalition / sensitivity * _DOWN,
+            to_one=hidden.from_one / sensitivity * _DOWN,
+            to_server=hidden.from_server / sensitivity * _DOWN,
+            sampling=sampling,
+            count=count,
+            label=label,
+        )

@@ -24,9 +24,9 @@ from typing import Final, Literal
 import numpy as np
 from pydantic import Field
 
-from manifed.privacy import gaussian
+from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.events import Frozen
-from manifed.schedules.schedule import Array, TimeVarying
+from manifed.schedules import Array, TimeVarying
 
 ROUNDING: Final = 2.0**-44
 """Allowed, relatively, to each term and each step of a recursion: some hundred ulps."""
@@ -99,4 +99,4 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
 
     They are mu-GDP with mu = sqrt(2 rho), infinitely many of them too.
     """
-    return gaussian.epsilon(delta, mu=math.sqrt(2 * rho) * (1 + ROUNDING))
+    return gaussian_epsilon(delta, mu=math.sqrt(2 * rho) * (1 + ROUNDING))

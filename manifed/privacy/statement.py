@@ -5,9 +5,11 @@ one that reserved all its rounds for everybody. A budget refuses a cohort draw b
 the price of what is planned (`manifed.privacy.tariff`).
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from operator import le
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,14 +18,13 @@ import numpy as np
 
 from manifed.errors import BudgetExhausted, ConfigError
 from manifed.privacy.composition import NoValidBound
-from manifed.privacy.events import Adversary
-from manifed.privacy.label import label_of
+from manifed.privacy.events import Adversary, label_of
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
 from manifed.privacy.odometer import LIMITS, Odometer
 from manifed.privacy.tariff import Made, Tariff, Terms, encode
 
 if TYPE_CHECKING:
-    from manifed.privacy.published import Claim
+    from manifed.privacy.accountant import Claim
 
 _PUBLIC: Final = "shard sizes, the config and the number of rounds are public"
 _ORACLE: Final = (
@@ -80,23 +81,24 @@ class Promise:
         """
         if not self.adversaries:
             return
-        lines = self.tariff.lines
-        releases = [r for terms in lines for one in terms.updates for r in one.releases]
-        releases += [r for terms in lines for r in terms.aggregate]
+        releases = [
+            release
+            for terms in self.tariff.lines
+            for some in (*(one.releases for one in terms.updates), terms.aggregate)
+            for release in some
+        ]
         if not releases:
             raise ConfigError(
                 "privacy: expected an algorithm that states what it releases, got one that states "
                 "nothing; give its client update releases"
             )
-        for release in releases:
-            own = {"unit": release.unit, "neighboring_relation": release.neighboring_relation}
-            for name, found in own.items():
-                said = self.facts.get(name)
-                if said is not None and said != found:
-                    raise ConfigError(
-                        f"privacy: expected releases with {name} = {said!r}, got {release.label!r} "
-                        f"with {found!r}"
-                    )
+        for release, name in product(releases, ("unit", "neighboring_relation")):
+            said, found = self.facts.get(name), getattr(release, name)
+            if said not in (None, found):
+                raise ConfigError(
+                    f"privacy: expected releases with {name} = {said!r}, got {release.label!r} "
+                    f"with {found!r}"
+                )
 
     @property
     def terms(self) -> Terms:
@@ -106,13 +108,8 @@ class Promise:
     # -- the budget --------------------------------------------------------------------------
     def made(self, odometer: Odometer) -> Made:
         """The draws that an odometer counts, by line of the tariff."""
-        if not self.tariff.is_by_round:
-            return (odometer.rounds_counted,)
-        return self.tariff.counted(odometer.ranges)
-
-    def each_once(self, draws: int) -> Made:
-        """So many draws, or the rounds 1 to this one drawn once each."""
-        return self.tariff.counted([(1, draws, 1)])
+        tariff = self.tariff
+        return tariff.counted(odometer.ranges) if tariff.is_by_round else (odometer.rounds_counted,)
 
     def pays(self, made: Made) -> bool:
         """Whether the budget pays these draws."""
@@ -128,13 +125,10 @@ class Promise:
 
         Of a tariff with several lines it is a number of rounds.
         """
-        low, high = 0, self.most_draws
-        if self.pays(self.each_once(high)):
-            return high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.pays(self.each_once(middle)) else (low, middle)
-        return low
+        if self.pays(self.tariff.once(self.most_draws)):
+            return self.most_draws
+        draws = range(1, self.most_draws)
+        return bisect_left(draws, x=True, key=lambda n: not self.pays(self.tariff.once(n)))
 
     def check(self, made: Made, server_round: int) -> None:
         """Refuse the last of these draws if the budget does not pay it, whoever is in it.
@@ -166,7 +160,7 @@ class Promise:
     def _calibrated(self) -> Made:
         """How often each line counts in the draws that the noise was calibrated for."""
         assert self.target is not None
-        return self.tariff.slots(self.target.adversary, self.each_once(self.calibrated))
+        return self.tariff.slots(self.target.adversary, self.tariff.once(self.calibrated))
 
     def _is_within(self, budget: Budget, made: Made) -> bool:
         known = self.target
@@ -197,21 +191,17 @@ class Promise:
         return odometer.epsilon(self.adversaries[0], self.delta)
 
     def _remark(self, adversary: Adversary, odometer: Odometer, *, is_planned: bool) -> str | None:
+        is_drawn, rounds = self.terms.is_drawn, odometer.participations
+        if adversary.sees_cohorts and is_drawn and is_planned:
+            return f"if a client is invited to all {rounds} rounds; the draws decide"
         if adversary.sees_cohorts:
-            rounds = odometer.participations
-            if not self.terms.is_drawn:
-                return f"realised: at most {rounds} rounds a client"
-            if is_planned:
-                return f"if a client is invited to all {rounds} rounds; the draws decide"
-            return (
-                f"realised: at most {rounds} rounds a client in the cohorts that were drawn; the "
-                "same config with other draws costs more or less"
-            )
-        if adversary.releases == "aggregate" or not self.terms.is_drawn:
+            realised = f"realised: at most {rounds} rounds a client"
+            other = "the same config with other draws costs more or less"
+            return f"{realised} in the cohorts that were drawn; {other}" if is_drawn else realised
+        if adversary.releases == "aggregate" or not is_drawn:
             return None
         planned = sum(terms.planned_draws for terms in self.tariff.plan or (self.terms,))
-        planned = max(planned, odometer.rounds_counted)
-        return f"for all {planned} cohort draws that were planned"
+        return f"for all {max(planned, odometer.rounds_counted)} cohort draws that were planned"
 
     def statement(
         self,
@@ -229,18 +219,22 @@ class Promise:
         ``is_planned``: what ``odometer`` counts is still to come.
         """
         rows, notes = list[dict[str, Any]](), list[str]()
-        if (delta := self.delta) is not None:
+
+        def tell(name: str, text: str, epsilon: float, delta: float, remark: str | None) -> None:
+            one = {"name": name, "text": text, "epsilon": epsilon, "delta": delta, "remark": remark}
+            rows.append({key: said for key, said in one.items() if said is not None})
+
+        if (at := self.delta) is not None:
             for one in self.adversaries:
-                rows.append(row(one.name, one.text, odometer.epsilon(one, delta), delta))
-                if remark := self._remark(one, odometer, is_planned=is_planned):
-                    rows[-1]["remark"] = remark
+                remark = self._remark(one, odometer, is_planned=is_planned)
+                tell(one.name, one.text, odometer.epsilon(one, at), at, remark)
         if self.claim is not None:
-            remark = {"remark": "Theorem 4.2 as printed: UNSOUND at record level"}
             claimed = self.claim.after(max(odometer.rounds_counted, 1))
-            rows.append(row("published", "nobody in particular", *claimed) | remark)
+            remark = "Theorem 4.2 as printed: UNSOUND at record level"
+            tell("published", "nobody in particular", *claimed, remark)
         if self.adversaries:
-            passed = self.passed_target(self.made(odometer))
             is_shown = self.has_oracle if has_oracle is None else has_oracle
+            passed = self.passed_target(self.made(odometer))
             notes = [_PUBLIC, *([passed] if passed else []), *([_ORACLE] if is_shown else [])]
         origins, is_charged = frozenset(noise_origins), odometer.rounds_counted > 0
         return {
@@ -253,7 +247,7 @@ class Promise:
         }
 
     def label(self, origins: Iterable[str], *, is_charged: bool) -> str:
-        """The word before every epsilon of this promise (`manifed.privacy.label`)."""
+        """The word before every epsilon of this promise (`manifed.privacy.events`)."""
         source, is_private = self.facts.get("noise_source"), bool(self.adversaries)
         return label_of(source, origins, is_charged=is_charged, is_private=is_private)
 
@@ -265,11 +259,6 @@ class Promise:
     def for_draws(self, draws: int) -> "Promise":
         """Plans the promise for so many draws; where lines differ, for so many rounds."""
         return replace(self, tariff=self.tariff.planned(draws))
-
-
-def row(name: str, text: str, epsilon: float, delta: float) -> dict[str, Any]:
-    """One adversary's line of a statement."""
-    return {"name": name, "text": text, "epsilon": epsilon, "delta": delta}
 
 
 def audit_ledger(

@@ -10,7 +10,7 @@ what the budget pays. Show an adversary more than an outsider sees: every cohort
 all K draws, those included that the run never came to. Each draw is a fresh coin that depends
 neither on the data nor on the past; a record's loss in it is 0 with probability 1 - rho and that of
 one client update with probability rho, so K draws cost the K-fold mixture of
-privacy/participation.py. The models, the round in which a run stopped, and which attempts were
+privacy/accountant.py. The models, the round in which a run stopped, and which attempts were
 retried or failed are a function of what that adversary has and of randomness that does not depend
 on the record: they cost no more. Pricing only the draws that were *made* is no bound when their
 number depends on the cohorts: with two clients, one drawn at a time, and one of them always
@@ -47,7 +47,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from manifed.privacy import accountant, participation
+from manifed.privacy.accountant import a_priori_epsilon, external_epsilon
 from manifed.privacy.events import (
     Adversary,
     Frozen,
@@ -57,7 +57,6 @@ from manifed.privacy.events import (
     SampledWithoutReplacement,
     Sampling,
     Unsampled,
-    repeated,
     seen_by,
     unsampled,
 )
@@ -257,13 +256,17 @@ class Tariff:
             total.pop()
         return tuple(total)
 
-    def hides_cohorts(self, adversary: Adversary) -> bool:
+    def once(self, draws: int) -> Made:
+        """So many draws, or the rounds 1 to this one drawn once each."""
+        return self.counted([(1, draws, 1)])
+
+    def _hides_cohorts(self, adversary: Adversary) -> bool:
         """Whether a client's part in a draw is a coin to the adversary."""
         return not adversary.sees_cohorts and self.is_drawn
 
     def slots(self, adversary: Adversary, made: Made) -> Made:
         """How often each line counts when so many draws were made under it."""
-        is_reckoned = self.is_by_round and self.hides_cohorts(adversary)
+        is_reckoned = self.is_by_round and self._hides_cohorts(adversary)
         return tuple(max(n, self.attempts) for n in made) if is_reckoned else made
 
     def planned(self, draws: int) -> "Tariff":
@@ -297,31 +300,33 @@ class Tariff:
         return self._prices[key]
 
     def _price(self, adversary: Adversary, made: Made, delta: float) -> float:
-        first, runs = self.lines[0], self._runs
+        """The largest price of a client's run, by coins to who sees no cohorts."""
+        runs, coin, seen_part = self._runs, 1.0, 1.0
+        rate = self.lines[0].participation_probability
+        if adversary.sees_cohorts and not self.is_by_round:
+            seen_part = rate
         if adversary.releases == "aggregate":
-            if not adversary.sees_cohorts:
-                return accountant.epsilon(repeated(first.aggregate, sum(made)), delta)
-            runs = frozenset({(unsampled(first.aggregate),)})
-        worst = 0.0
+            is_seen = adversary.sees_cohorts
+            each = [unsampled(t.aggregate) if is_seen else t.aggregate for t in self.lines]
+            runs = frozenset({tuple(each)})
+        elif self._hides_cohorts(adversary):
+            coin = rate
+        worst, slots = 0.0, self.slots(adversary, made)
         for run in runs:
             counts = Counter[Releases]()
-            for update, times in zip(run, self.slots(adversary, made), strict=False):
+            for update, times in zip(run, slots, strict=False):
                 counts[seen_by(adversary.knows, update)] += times
-            rate = first.participation_probability
-            if self.hides_cohorts(adversary):
-                coins = ((update, rate, times) for update, times in counts.items())
-                found = participation.external_epsilon(coins, delta)
-            elif self.is_by_round:
-                each = [one for update, n in counts.items() for one in repeated(update, n)]
-                found = accountant.epsilon(each, delta)
-            else:
-                ((update, times),) = counts.items()
-                found = participation.a_priori_epsilon(
-                    lambda k, left, one=update: accountant.epsilon(repeated(one, k), left),
-                    participation_probability=rate,
-                    num_rounds=times,
-                    delta=delta,
-                )
+
+            def price(most: int, left: float, counts: Counter[Releases] = counts) -> float:
+                rounds = ((update, coin, min(n, most)) for update, n in counts.items())
+                return external_epsilon(tuple(rounds), left)
+
+            found = a_priori_epsilon(
+                price,
+                participation_probability=seen_part,
+                num_rounds=max(counts.values(), default=0),
+                delta=delta,
+            )
             worst = max(worst, found)
         return worst
 

@@ -43,7 +43,7 @@ class NearestMean(ProblemSource):
     kind: Literal["nearest-mean"] = "nearest-mean"
     needs: ClassVar[ExampleKind] = "labelled-spd-matrices"
     start: Start = OriginStart()
-    manifold: Literal["spd", "spd-log-euclidean", "spd-log-cholesky"] = "spd"
+    manifold: Literal["spd", "spd-log-euclidean"] = "spd"
     """Which metric measures between covariance matrices."""
     num_classes: int = Field(ge=2, le=1000)
     """Classes of the labels, which are 0, 1, ... ."""

@@ -35,9 +35,8 @@ from pydantic_core import core_schema
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.hyperbolic import Lorentz
-from manifed.manifolds.poincare import PoincareBall
-from manifed.manifolds.spd import SPD, SPDLogCholesky, SPDLogEuclidean
+from manifed.manifolds.hyperbolic import Lorentz, PoincareBall
+from manifed.manifolds.spd import SPD, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.problems.data import ExampleKind
 from manifed.problems.examples import Examples
@@ -51,11 +50,10 @@ from manifed.problems.problem import (
 )
 from manifed.problems.statistics import LogSums
 
-_Name = Literal["spd", "spd-log-euclidean", "spd-log-cholesky", "sphere", "lorentz", "poincare"]
+_Name = Literal["spd", "spd-log-euclidean", "sphere", "lorentz", "poincare"]
 MANIFOLDS: Mapping[_Name, Manifold] = {
     "spd": SPD(),
     "spd-log-euclidean": SPDLogEuclidean(),
-    "spd-log-cholesky": SPDLogCholesky(),
     "sphere": Sphere(),
     "lorentz": Lorentz(),
     "poincare": PoincareBall(),

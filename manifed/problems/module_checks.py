@@ -27,9 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from manifed.errors import one_line
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.hyperbolic import Lorentz, PoincareBall
 from manifed.manifolds.linalg import standard_normal
-from manifed.manifolds.poincare import PoincareBall
 from manifed.manifolds.product import Power, Product, Scaled
 from manifed.manifolds.spd import SPD, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere

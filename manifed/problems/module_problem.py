@@ -23,7 +23,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
 from manifed.errors import ConfigError, one_line
-from manifed.layers.dropout import KeyedDropout, keyed
+from manifed.layers import KeyedDropout, keyed
 from manifed.manifolds.linalg import standard_normal
 from manifed.manifolds.product import Product
 from manifed.problems.data import ExampleKind, named

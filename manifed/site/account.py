@@ -23,8 +23,7 @@ from typing import Any, Final
 from manifed.errors import ConfigError
 from manifed.privacy.account import ledger_key
 from manifed.privacy.composition import NoValidBound
-from manifed.privacy.events import SERVER, Releases
-from manifed.privacy.label import label_of
+from manifed.privacy.events import SERVER, Releases, label_of
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
 from manifed.privacy.odometer import LIMITS, PLACE, Odometer
 from manifed.privacy.tariff import ClientReleases, Terms, decode
@@ -119,7 +118,7 @@ class SiteAccount:
 
     @property
     def label(self) -> str:
-        """The word before what was spent (`manifed.privacy.label`), by the seeds of answers."""
+        """The word before what was spent (`manifed.privacy.events`), by the seeds of answers."""
         origins, is_charged = self._odometer.noise_origins, self._odometer.rounds_counted > 0
         return label_of("os", origins, is_charged=is_charged)
 

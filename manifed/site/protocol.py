@@ -228,13 +228,6 @@ class Incoming:
         return bytes(found)
 
 
-def receive(peer: socket.socket, seconds: float) -> tuple[bytes, bytes] | None:
-    """Header and body of the next frame, of any length that there is; else as `Incoming`."""
-    frame = Incoming(peer, seconds)
-    header = frame.header()
-    return None if header is None else (header, frame.body())
-
-
 def ask(
     path: Path, question: Question, tensors: Tensors, seconds: float
 ) -> tuple[_Reply, dict[str, Tensor]]:
@@ -248,10 +241,11 @@ def ask(
         peer.connect(str(path))
         with suppress(Silent):  # a site that refuses says so, and does not take the rest
             send(peer, frame_of(question, tensors), seconds)
-        frame = receive(peer, seconds)
-    if frame is None:
-        raise Silent("the site closed the connection")
-    return read_reply(frame)
+        frame = Incoming(peer, seconds)
+        header = frame.header()
+        if header is None:
+            raise Silent("the site closed the connection")
+        return read_reply((header, frame.body()))
 
 
 def _said(error: OSError) -> str:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-from manifed.privacy.published import Claim
+from manifed.privacy.accountant import Claim
 from reproduction.findings import Finding, verdict_of
 
 LOCAL = (0.15, 1e-4)

@@ -4,11 +4,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-import manifed
 from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.averaging import GeodesicAverage, ProjectorAverage
 from manifed.algorithms.payloads import Displacement
-from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
@@ -19,7 +17,6 @@ from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.plan import planned_statement
-from manifed.problems.frechet import FrechetMean
 from tests.runs.running import QUICKSTART, go_on, killed_in, run_in
 
 ROUNDS = 6
@@ -101,20 +98,6 @@ def test_the_projector_average_is_the_eigenspace_of_the_mean_projector(manifold)
     assert float(torch.linalg.eigvalsh(overlap)[0]) > 0
 
 
-def test_the_projector_average_does_not_see_the_basis():
-    x, server = draws(4, 6, 2), ProjectorAverage()
-    frames = [Grassmann().projx(x + 0.2 * draws(seed, 6, 2)) for seed in (5, 6, 7)]
-    turned = [f @ torch.linalg.qr(draws(seed, 2, 2))[0] for seed, f in enumerate(frames)]
-    spans = []
-    for path in (frames, turned):
-        state = TangentMean(average=server).start(path[0])
-        for r, point in enumerate(path, 1):
-            state = server.include(state | {"x": point}, r, Grassmann(), "exact")
-        found = server.point(state)
-        spans.append(found @ found.mT)
-    torch.testing.assert_close(*spans, rtol=0, atol=1e-12)
-
-
 def test_on_flat_space_momentum_is_the_heavy_ball():
     flat, moves = Euclidean(1), draws(8, ROUNDS, 4)
     states = along(TangentMean(momentum=0.7), flat, torch.zeros(4).double(), moves)
@@ -149,13 +132,6 @@ def test_what_does_not_go_together_is_refused(sets, match):
         load(QUICKSTART, [sets])
 
 
-def test_projectors_are_of_subspaces():
-    shards = [torch.eye(3, dtype=torch.float64)]
-    update = (RSGD(step_size=0.1), TangentMean(average=ProjectorAverage()))
-    with pytest.raises(ConfigError, match="'projector' averages subspaces"):
-        manifed.fit(FrechetMean(Euclidean(1)), shards, update, rounds=1)
-
-
 SETS = (
     "federation.num_clients=3",
     "federation.num_rounds=6",
@@ -166,9 +142,8 @@ SETS = (
 )
 
 
-@pytest.mark.parametrize("kind", [pytest.param("geodesic", marks=pytest.mark.slow), "projector"])
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, monkeypatch, kind):
-    average = f"strategy={{momentum=0.5,average={{kind='{kind}',from_round=2,power=1.0}}}}"
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    average = "strategy={momentum=0.5,average={kind='projector',from_round=2,power=1.0}}"
     sets = (*SETS, average)
     whole = run_in(tmp_path / "whole", *sets)
     again = go_on(killed_in(4, run_in, tmp_path / "run", *sets))

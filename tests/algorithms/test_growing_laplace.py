@@ -17,12 +17,10 @@ from manifed.oracles.oracle import Draws
 from manifed.oracles.sums import clipped_in_l1
 from manifed.plan import planned_statement
 from manifed.privacy import accountant
-from manifed.privacy.events import Release
 from manifed.privacy.noise import NoiseSource, Stream, laplace_of_uniforms
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares
-from manifed.schedules.schedule import EXAMPLES, TimeVarying
-from reproduction.endless import Releases, epsilon_of_zcdp
+from reproduction.endless import Releases
 from tests.algorithms.test_growing_samples import (
     CLIP,
     DELTA,
@@ -145,38 +143,6 @@ def test_the_ledgers_charges_are_what_the_series_says(case):
     assert said["adversaries"][0]["epsilon"] == pytest.approx(
         accountant.epsilon(events, DELTA), rel=1e-9
     )
-
-
-def test_epsilon_stays_finite_at_a_delta_where_pure_epsilon_does_not():
-    """2 (gamma + eta) = 1.6 > 1 > gamma + eta."""
-    table = TimeVarying.polynomial(alpha=0.8, beta=0.5, gamma=0.7, eta=0.1)
-    one = Releases(algorithm="gradient", schedules=table, sensitivity=0.2)
-    assert one.series(10**4).total == math.inf
-    rho = one.zcdp(10**4)
-    assert rho.total < math.inf
-    assert epsilon_of_zcdp(rho.total, 1e-6) < 3
-    assert rho.partial == pytest.approx(
-        math.fsum((0.2 / (table.size(k) * table.noise_scale(k))) ** 2 / 2 for k in range(10**4)),
-        rel=1e-9,
-    )
-
-
-@pytest.mark.parametrize("rounds", [5, 100])
-def test_the_accountants_sum_is_at_most_the_zcdp_sum(rounds):
-    """Few scales are priced on a grid, many by their Rényi divergences: both below the theorem."""
-    one = EXAMPLES[2]
-    series = Releases(algorithm="gradient", schedules=one.schedules, sensitivity=1.0)
-    moved = series.sensitivities(rounds)
-    events = [
-        Release(kind="laplace", unit="example", neighboring_relation="replace-one",
-                       noise_multiplier=one.schedules.noise_scale(k) / moved[k])
-        for k in range(rounds)
-    ]  # fmt: skip
-    for delta in (1e-8, 1e-4, 1e-2):
-        priced = accountant.epsilon(events, delta)
-        at_delta = epsilon_of_zcdp(series.zcdp(rounds).partial, delta)
-        bound = min(at_delta, series.series(rounds).partial)
-        assert 0 < priced <= bound * (1 + 1e-3)
 
 
 def test_the_audit_holds_and_sees_half_of_the_noise():

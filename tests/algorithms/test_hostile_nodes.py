@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from manifed.algorithms.masked_mean import REVEAL
 from manifed.algorithms.pair_masks import NeighbourKeys, OfferedKey
@@ -134,6 +135,24 @@ def test_a_key_that_is_spoiled_on_its_way_is_refused_as_its_owners(case, way):
     assert set(found) == ({1, 5} if case == "another neighbour's" else {5})
     assert "clients [0] refuse" in found[5]
     assert "clients [4] take it, the server found it sound" in found[5]
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_a_server_in_the_middle_is_refused_by_pinned_keys_alone(is_pinned, tmp_path):
+    """It puts its own key between nodes 0 and 1."""
+    config = decor(1, source="os", **(signed(tmp_path) if is_pinned else {}))
+    mine = X25519PrivateKey.generate().public_key().public_bytes_raw()
+
+    def go(rows):
+        rows[0, 0] = rows[1, 0] = torch.tensor(list(mine))
+
+    middle = Spoiled(config, "stacked", go=go)
+    if is_pinned:
+        found = named(config, middle)
+        assert set(found) == {0, 1}
+        assert all("not signed by the key that is pinned" in why for why in found.values())
+    else:
+        assert reports_of(config, transport=middle)
 
 
 def test_a_client_that_says_nonsense_of_its_neighbours_names_itself():

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from manifed.algorithms.masked_mean import REVEAL
-from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
+from manifed.errors import BudgetExhausted, RoundFailed
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import parse
 from manifed.federation.replies import Failure
@@ -16,11 +16,13 @@ from manifed.federation.stack import Asked
 from manifed.oracles.oracle import Draws
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
-from manifed.privacy.events import COALITION, EVERYBODY, ONE_NODE, SERVER
-from manifed.privacy.gaussian import epsilon as gdp_epsilon
+from manifed.privacy.composition import gaussian_epsilon as gdp_epsilon
+from manifed.privacy.events import OF_MASKS
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.secldp import Correlated, against, worst
 from tests.algorithms.gossip_runs import WAYS, transport_of
+
+SERVER, ONE_NODE, COALITION, EVERYBODY = OF_MASKS
 
 NODES, OWN, MASK, DELTA = 6, 0.3, 2.0, 1e-2
 EQUAL = {"kind": "equal"}
@@ -299,11 +301,6 @@ def test_a_late_message_is_of_its_own_attempt_and_used_nowhere(tmp_path):
     assert "MaskUsed" in again.failures[3].text
     assert reports[0].participants == (0, 1, 2, 4, 5)
     assert odometer.rounds_counted == 4
-
-
-def test_masks_need_everybody_in_the_cohort():
-    with pytest.raises(ConfigError, match=r"federation.cohort.kind: masks cancel over all nodes"):
-        masked(1, federation={"cohort": {"kind": "fixed-size", "cohort_size": 3}})
 
 
 @pytest.mark.parametrize("max_dropped", [0, 1, None])

@@ -204,11 +204,6 @@ def test_configs_name_them_and_what_does_not_fit_is_refused(kind, problem, data)
         "federation.num_rounds=1", "privacy.noise.delta=1e-4",
     ]  # fmt: skip
     assert load(QUICKSTART, sets).training.kind == kind
-    with pytest.raises(ConfigError, match=f"'{kind}' solves problem.kind = .*, got 'frechet-mean'"):
-        load(
-            QUICKSTART,
-            [*sets, "problem={kind='frechet-mean',manifold='spd'}", "data={kind='spd-lognormal'}"],
-        )
     if "gram" in kind:
         ridged = problem.replace("}", ",ridge=1}")
         with pytest.raises(ConfigError, match=r"training.ridge: expected the problem's 1, got 0"):

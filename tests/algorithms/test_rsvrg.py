@@ -76,33 +76,6 @@ def test_every_variant_draws_what_it_is_charged_for(name):
     assert drawn_noise(training, mechanism_of(relation)) == expected
 
 
-def test_clipping_the_difference_halves_the_correction():
-    mechanism = mechanism_of("replace-one")
-    each, one = VARIANTS["fresh"][0], VARIANTS["diffclip"][0]
-    reference, correction = each.queries(mechanism, SIZE)
-    assert correction.sensitivity == pytest.approx(4 * 0.1)
-    assert one.queries(mechanism, SIZE)[1].sensitivity == pytest.approx(2 * 0.1)
-    assert reference.sensitivity == pytest.approx(2 * 0.5 / SIZE)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_the_two_parts_are_the_whole_noise(name):
-    training, relation = VARIANTS[name]
-    mechanism = mechanism_of(relation)
-    reference, correction = training.queries(mechanism, SIZE)
-    charged = [
-        release.noise_multiplier * query.sensitivity
-        for release, query in zip(
-            training.releases(mechanism, SIZE), (reference, correction), strict=True
-        )
-    ]
-    if training.variant == "fresh":
-        assert reference.drawn is None
-        assert math.hypot(*charged) == pytest.approx(correction.drawn)
-    else:
-        assert charged == pytest.approx([reference.drawn, correction.drawn])
-
-
 def share_of(reference, correction):
     """Of one variance, what the reference is charged with."""
     return reference.stddev**2 / (reference.stddev**2 + correction.stddev**2)

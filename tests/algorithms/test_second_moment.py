@@ -1,7 +1,5 @@
 """One second moment a client, and the components that follow; its bound is one of all sums'."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,8 +7,6 @@ from hypothesis import strategies as st
 
 from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.one_shot import SecondMoment
-from manifed.errors import ConfigError
-from manifed.experiment.load import load
 from manifed.federation.rounds import ServerDraws
 from manifed.manifolds.linalg import packed, packed_size, unpacked
 from manifed.privacy.mechanism import ClientMechanism
@@ -21,7 +17,6 @@ from tests.conformance.federated_loop import federate, last
 
 CLIP, D = 0.7, 5
 ONE_SHOT = SecondMoment()
-CONFIG = Path(__file__).parents[2] / "configs" / "examples" / "best_pca.toml"
 
 
 def normal(seed, *shape):
@@ -90,19 +85,3 @@ def test_a_mean_without_eigenvectors_is_no_state():
 
 
 # -- configs -------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("federation.num_rounds=2", "federation.num_rounds: .*releases once, expected 1, got 2"),
-        ("strategy.kind=tangent-mean", "strategy.kind: .*brings its own server update"),
-        ("training.minibatch={kind='poisson',batch_size=9}", "training.minibatch.kind: .*'full'"),
-        (
-            "problem={kind='frechet-mean',manifold='sphere'}",
-            "training.kind: 'second-moment' solves .* got 'frechet-mean'",
-        ),
-    ],
-)
-def test_what_does_not_go_with_it_is_refused_in_one_line(override, message):
-    with pytest.raises(ConfigError, match=message) as refused:
-        load(CONFIG, [override])
-    assert "\n" not in str(refused.value)

@@ -15,15 +15,13 @@ from manifed.algorithms.decor import Decor
 from manifed.algorithms.one_shot import SecondMoment
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.audit.attacks import SHORT_STEP, ClientAttack, ExampleAttack, MaskedAttack, worst_case
 from manifed.audit.bound import Attack, Audited, find_all
-from manifed.audit.examples import SHORT_STEP, ExampleAttack, worst_case
-from manifed.audit.masks import MaskedAttack
-from manifed.audit.server import ClientAttack
 from manifed.federation.cohorts import FixedSize
-from manifed.graphs.specs import Ring, Torus
+from manifed.graphs import Ring, Torus
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
-from manifed.privacy import participation
+from manifed.privacy import accountant
 from manifed.privacy.events import NeighboringRelation
 from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism, ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
@@ -100,7 +98,7 @@ class ParticipationAttack(Attack):
     def claim(self, delta: float) -> float:
         """Epsilon of one round against the outsider: the participation mixture."""
         releases = self._local.training.releases(self.mechanism, SIZE)
-        return participation.external_epsilon([(releases, 0.5, 1)], delta)
+        return accountant.external_epsilon(((releases, 0.5, 1),), delta)
 
     at_once = 10_000
 

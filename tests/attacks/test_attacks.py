@@ -9,12 +9,12 @@ from scipy import stats
 
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.audit.attacks import SHORT_STEP, ExampleAttack, worst_case
 from manifed.audit.bound import Audited, Finding, Verdict, audit, clopper_pearson, find, find_all
-from manifed.audit.examples import SHORT_STEP, ExampleAttack, worst_case
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
-from manifed.privacy import gaussian
+from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from reproduction.figure_files import curve_path
@@ -31,12 +31,12 @@ def test_the_bound_never_exceeds_the_truth_of_a_gaussian_and_comes_near(mu):
     rng, n = np.random.default_rng(5), 40000
     present, absent = rng.normal(mu, 1, n), rng.normal(0, 1, n)
     found = audit(
-        present, absent, claim=lambda delta: gaussian.epsilon(delta, mu=mu), confidence=1 - 1e-6
+        present, absent, claim=lambda delta: gaussian_epsilon(delta, mu=mu), confidence=1 - 1e-6
     )
-    assert found.claimed_epsilon == gaussian.epsilon(found.delta, mu=mu)
+    assert found.claimed_epsilon == gaussian_epsilon(found.delta, mu=mu)
     assert 0.7 < found.power <= 1
     understated = audit(
-        present, absent, claim=lambda delta: gaussian.epsilon(delta, mu=0.7 * mu), confidence=0.95
+        present, absent, claim=lambda delta: gaussian_epsilon(delta, mu=0.7 * mu), confidence=0.95
     )
     assert understated.power > 1
 
@@ -81,7 +81,7 @@ def test_the_attack_is_as_strong_as_the_worst_case_of_the_accountant():
     present, absent = attack.scores(n, is_present=True), attack.scores(n, is_present=False)
     distance = (present.mean() - absent.mean()) / absent.std()
     assert distance == pytest.approx(1 / 1.25, abs=5 * np.sqrt(2 / n))
-    assert attack.claim(1e-5) == pytest.approx(gaussian.epsilon(1e-5, mu=1 / 1.25), rel=1e-9)
+    assert attack.claim(1e-5) == pytest.approx(gaussian_epsilon(1e-5, mu=1 / 1.25), rel=1e-9)
 
 
 def test_whoever_is_in_a_subset_of_fixed_size_takes_the_place_of_one_that_pulls_away():

@@ -23,12 +23,12 @@ from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full, Minibatch, Poisson
 from manifed.plan import promise_of
 from manifed.privacy import accountant
+from manifed.privacy.accountant import external_epsilon
 from manifed.privacy.events import EXTERNAL, SERVER, PoissonSampled, Release
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.odometer import Odometer
-from manifed.privacy.participation import external_epsilon
 from manifed.privacy.statement import Budget, Promise, audit_ledger
 from manifed.privacy.tariff import ClientReleases, Tariff, Terms
 from manifed.problems.frechet import FrechetMean

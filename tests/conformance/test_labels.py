@@ -1,7 +1,7 @@
 """Every place that shows an epsilon says first whether it is a release, a seeded run or unknown.
 
 All places are listed here: the commands, the files that they write, and the modules that have the
-words. A new one fails until it stands in a list and has its label (manifed/privacy/label.py).
+words. A new one fails until it stands in a list and has its label (manifed/privacy/events.py).
 """
 
 import ast
@@ -17,7 +17,7 @@ import torch
 import manifed
 from manifed.algorithms.rsgd import RSGD
 from manifed.cli.launch import Request, launch
-from manifed.privacy.label import (
+from manifed.privacy.events import (
     LABELS,
     NOT_PRIVATE,
     PLANNED,

@@ -17,9 +17,9 @@ from manifed.site.protocol import (
     read_question,
     read_reply,
     read_tensors,
-    receive,
     send,
 )
+from tests.site.sites import receive
 
 SECONDS = 120.0
 

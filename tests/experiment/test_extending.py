@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manifed.experiment.plugins import VARIABLE
-from manifed.privacy import gaussian
+from manifed.privacy.composition import gaussian_epsilon
 from tests import fresh
 
 ROOT = Path(__file__).parents[2]
@@ -94,4 +94,4 @@ def test_the_package_of_the_page_runs_from_outside(tmp_path):
     assert first["privacy"] == second["privacy"]
     (server,) = [one for one in first["privacy"]["adversaries"] if one["name"] == "server"]
     assert server["delta"] == 1e-5
-    assert server["epsilon"] == pytest.approx(gaussian.epsilon(1e-5, mu=5**0.5 / 8), rel=1e-4)
+    assert server["epsilon"] == pytest.approx(gaussian_epsilon(1e-5, mu=5**0.5 / 8), rel=1e-4)

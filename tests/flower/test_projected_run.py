@@ -1,8 +1,5 @@
 """Projected training through the app: equal to the reference loop, accounted, all present."""
 
-import math
-from statistics import NormalDist
-
 import pytest
 from flwr.common.serde import recorddict_to_proto
 
@@ -12,7 +9,6 @@ from manifed.errors import RoundFailed
 from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import load
 from manifed.flower.records import pack
-from manifed.privacy.statement import audit_ledger
 from reproduction.race import wire_bytes
 from tests.conformance.federated_loop import broken
 
@@ -45,46 +41,6 @@ def test_one_missing_client_ends_a_projected_run_whatever_the_policy(
     policy = "federation.replies={on_failure='proceed',min_fraction=0.1}"
     with pytest.raises(RoundFailed, match="client 2"):
         run(tmp_path, "projected", policy, f"engine.execution={execution}")
-
-
-NOISE = "delta=1e-3,noise={kind='multiplier',noise_multiplier=3.0}"
-
-
-def private(unit, upload=None):
-    """Overrides of a private run; client level takes plain uploads."""
-    upload = upload or ("plain" if unit == "client" else "corrected")
-    return (
-        f"privacy={{kind='{unit}-level',l2_norm_clip=0.5,{NOISE}}}",
-        "training.tube_radius=1e9",
-        "training.step_size=0.001",
-        f"training.upload={upload}",
-    )
-
-
-def gaussian_delta(epsilon, mu):
-    """Balle and Wang (2018), (6)."""
-    phi = NormalDist().cdf
-    return phi(mu / 2 - epsilon / mu) - math.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
-
-
-@pytest.mark.parametrize(("unit", "releases"), [("example", 4 * 3), ("client", 4)])
-def test_a_private_projected_run_spends_what_the_accountant_says(tmp_path, unit, releases):
-    """One release a noised gradient (rounds x local steps), or one a noised mean (rounds)."""
-    sets = private(unit)
-    folder = run(tmp_path, "projected", *sets)
-    final = folder.manifest()["final"]
-    assert folder.manifest()["privacy"]["unit"] == unit
-    where = {
-        "example": "tangent Gaussian at each client",
-        "client": "ambient Gaussian at the server",
-    }
-    assert folder.manifest()["privacy"]["mechanism"].startswith(where[unit])
-    assert gaussian_delta(final["epsilon"], math.sqrt(releases) / 3) == pytest.approx(1e-3)
-    audited = [one["epsilon"] for one in audit_ledger(folder.ledger_path, 1e-3)["adversaries"]]
-    assert max(audited) == pytest.approx(final["epsilon"], rel=1e-9)
-    plain = run(tmp_path, "projected", *sets[1:], name="plain")
-    gap = folder.load_tensors("model")["x"] - plain.load_tensors("model")["x"]
-    assert float(gap.norm()) > 1e-6
 
 
 def test_the_benchmark_counts_the_bytes_of_the_messages_that_flower_serialises(

@@ -59,12 +59,8 @@ def test_a_relative_file_is_found_beside_the_app(tmp_path):
 REFUSED = {
     "a text": ({"num-server-rounds": "5"}, "federation.num_rounds: .* a valid integer, got '5'"),
     "a truth": ({"num-clients": True}, "federation.num_clients: .* a valid integer, got True"),
-    "half": ({"num-server-rounds": 2.5}, "federation.num_rounds: .*integer.*, got 2.5"),
-    "none": ({"num-server-rounds": 0}, "federation.num_rounds: .* greater than or equal to 1"),
     "nan": ({"step-size": float("nan")}, "training.step_size: expected a size .* got nan"),
-    "inf": ({"epsilon": float("inf")}, "privacy.noise.epsilon: expected a size .* got inf"),
     "delta": ({"delta": 1.0}, "privacy.noise.delta: .* less than 1"),
-    "seed": ({"seed": -1}, "federation.seed: .* greater than or equal to 0"),
     "twice": (
         {"seed": 1, "overrides": "federation.seed = 2"},
         "overrides: .*each field once.*Cannot overwrite a value",

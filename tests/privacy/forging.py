@@ -3,7 +3,7 @@
 import hashlib
 import json
 
-from manifed.privacy.ledger import GENESIS, Head, Ledger, head_file, write_head
+from manifed.privacy.ledger import Head, Ledger, head_file
 from manifed.privacy.odometer import Odometer
 
 
@@ -12,7 +12,7 @@ def rewritten(path, change, *, keep_tags=False):
 
     Tags, also the head's, stay as they were or go: a forger has no key.
     """
-    sha256, lines = GENESIS, []
+    sha256, lines = "0" * 64, []
     for line in path.read_bytes().splitlines():
         found = json.loads(line)
         tag = found.pop("tag", None) if keep_tags else found.pop("tag", None) and None
@@ -26,7 +26,7 @@ def rewritten(path, change, *, keep_tags=False):
         lines.append(content[:-1] + end.encode())
     path.write_bytes(b"".join(lines))
     head, kept = Head(len(lines) - 1, sha256), json.loads(head_file(path).read_bytes())
-    write_head(path, head)
+    head.write(path)
     if keep_tags and "tag" in kept:
         said = json.loads(head_file(path).read_bytes()) | {"tag": kept["tag"]}
         head_file(path).write_text(json.dumps(said))
@@ -49,7 +49,7 @@ def entries_of(path, key=None):
 
 OLDER = (
     b'{"body":{"format":2,"key_id":null,"run_id":"0"},"kind":"header",'
-    b'"previous":"%s","sequence":0}' % GENESIS.encode()
+    b'"previous":"%s","sequence":0}' % (b"0" * 64)
 )
 
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
-from manifed.privacy import accountant, gaussian
-from manifed.privacy.accountant import NoValidBound
+from manifed.privacy import accountant
+from manifed.privacy.accountant import NoValidBound, external_epsilon
+from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
-from manifed.privacy.participation import external_epsilon
 from tests.privacy.releases import laplace, poisson, release, subset
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "privacy_epsilons.json").read_text())
@@ -38,7 +38,7 @@ def test_the_golden_table_covers_every_adversary_and_sampling():
 def test_epsilon_agrees_with_dp_accounting(case):
     releases = [Release.model_validate(r) for r in case["releases"]]
     if case["adversary"] == "external":
-        found = external_epsilon([(tuple(releases), case["rate"], case["times"])], case["delta"])
+        found = external_epsilon(((tuple(releases), case["rate"], case["times"]),), case["delta"])
     else:
         found = accountant.epsilon([r.times(case["times"]) for r in releases], case["delta"])
     assert found == pytest.approx(case["epsilon"], rel=1e-3)
@@ -140,7 +140,7 @@ def test_laplace_noise_composes_with_whatever_else_was_released():
     rare = [poisson(2.0, 1e-8, 9), laplace(9.0, 30)]
     assert accountant.epsilon(rare, 1e-5) < 1.05 * accountant.epsilon([laplace(9.0, 30)], 1e-6)
     seen = accountant.epsilon([laplace(9.0, 20)], 1e-5)
-    assert 0 < external_epsilon([((laplace(9.0),), 0.1, 20)], 1e-5) < seen
+    assert 0 < external_epsilon((((laplace(9.0),), 0.1, 20),), 1e-5) < seen
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_sampling_everybody_is_no_sampling():
 @pytest.mark.parametrize(("size", "epsilon_of_everybody"), [(200, 1.0), (600, 4.0), (1190, 12.0)])
 def test_sampling_never_costs_more_than_taking_everybody(size, epsilon_of_everybody):
     """The published subset bound does at high rates; the smaller of the two holds."""
-    price = lambda mu: gaussian.epsilon(1e-5, mu=mu) - epsilon_of_everybody  # noqa: E731
+    price = lambda mu: gaussian_epsilon(1e-5, mu=mu) - epsilon_of_everybody  # noqa: E731
     z = math.sqrt(60) / optimize.brentq(price, 0.01, 10)
     sampled = [subset(z, size, 1200, 60), release(3 * z, relation="replace-one")]
     whole = [release(z, count=60, relation="replace-one"), sampled[1]]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifed.privacy import accountant, gaussian
-from manifed.privacy.accountant import least_multiplier
-from manifed.privacy.participation import external_epsilon
+from manifed.privacy import accountant
+from manifed.privacy.accountant import external_epsilon, least_multiplier
+from manifed.privacy.composition import gaussian_delta
 from tests.privacy.releases import poisson, release, subset
 
 STEPS = {
@@ -47,7 +47,7 @@ def test_subsets_are_calibrated_too():
 
 def test_any_price_can_be_the_target():
     def external(z):
-        return external_epsilon([((poisson(z, 0.05, 3),), 0.1, 50)], 1e-5)
+        return external_epsilon((((poisson(z, 0.05, 3),), 0.1, 50),), 1e-5)
 
     assert check(external, 2.0) < check(lambda z: price("poisson", z, 150), 2.0)
 
@@ -55,7 +55,7 @@ def test_any_price_can_be_the_target():
 @pytest.mark.parametrize(("target", "delta"), [(1e-3, 1e-9), (1.0, 1e-5), (50.0, 0.3)])
 def test_the_unsampled_answer_is_the_closed_form(target, delta):
     found = least_multiplier(lambda z: price("unsampled", z, 1, delta), target)
-    spent, saved = (gaussian.delta(target, mu=f / found) for f in (1 - 1e-9, 1.005))
+    spent, saved = (gaussian_delta(target, mu=f / found) for f in (1 - 1e-9, 1.005))
     assert spent <= delta <= saved
 
 

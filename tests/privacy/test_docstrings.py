@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-MODULES = ("accountant", "gaussian", "published")
+MODULES = ("accountant", "composition")
 
 
 @pytest.mark.parametrize("name", MODULES)

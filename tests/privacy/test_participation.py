@@ -11,16 +11,16 @@ from scipy import stats
 
 from manifed.experiment.load import load
 from manifed.plan import example_mechanism
-from manifed.privacy import accountant, gaussian
-from manifed.privacy.participation import a_priori_epsilon, external_epsilon
-from manifed.privacy.published import Claim, guaranteed
+from manifed.privacy import accountant
+from manifed.privacy.accountant import Claim, a_priori_epsilon, external_epsilon, guaranteed
+from manifed.privacy.composition import gaussian_delta
 from tests.privacy.releases import poisson, release, subset
 
 PAPER = (0.15, 1e-4)
 
 
 def external(update, rho, rounds, delta=1e-5):
-    return external_epsilon([(tuple(update), rho, rounds)], delta)
+    return external_epsilon(((tuple(update), rho, rounds),), delta)
 
 
 def of_server(update, times, delta=1e-5):
@@ -43,7 +43,7 @@ def test_many_rounds_are_the_binomial_mixture_of_closed_forms():
     rho, rounds, z = 0.2, 12, 3.0
     epsilon = external([release(z)], rho, rounds)
     delta = sum(
-        stats.binom.pmf(k, rounds, rho) * gaussian.delta(epsilon, mu=math.sqrt(k) / z)
+        stats.binom.pmf(k, rounds, rho) * gaussian_delta(epsilon, mu=math.sqrt(k) / z)
         for k in range(rounds + 1)
     )
     assert 0.999e-5 < delta <= 1e-5

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from manifed.privacy import accountant
+from manifed.privacy.accountant import external_epsilon
 from manifed.privacy.events import (
     CLIENT_LEVEL,
     EXTERNAL,
@@ -19,7 +20,6 @@ from manifed.privacy.events import (
 )
 from manifed.privacy.ledger import Entry, Reserves, Settles
 from manifed.privacy.odometer import Odometer
-from manifed.privacy.participation import external_epsilon
 from manifed.privacy.tariff import ClientReleases, Terms, encode, members
 from tests.privacy.releases import release
 
@@ -65,7 +65,9 @@ def test_a_client_pays_for_the_rounds_it_was_asked_in_and_only_for_those():
 
 
 def test_an_outsider_prices_every_client_for_every_draw_whoever_was_in_it():
-    expected = max(external_epsilon([(tuple(update), 0.4, 10)], DELTA) for update in (SMALL, LARGE))
+    expected = max(
+        external_epsilon(((tuple(update), 0.4, 10),), DELTA) for update in (SMALL, LARGE)
+    )
     found = odometer_of([(3, 4)] * 10).epsilon(EXTERNAL, DELTA)
     assert found == pytest.approx(expected, rel=1e-9)
 

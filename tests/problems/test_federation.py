@@ -34,7 +34,7 @@ PAIRS = [
     (MEAN, LOGNORMAL, "equal"),
     (MEAN | {"manifold": "sphere"}, {"kind": f"{ROOM}SphereCloud"}, "equal"),
     (MEAN | {"manifold": "lorentz"}, {"kind": f"{ROOM}HyperbolicCloud"}, "equal"),
-    (MEAN | {"manifold": "spd-log-cholesky"}, LOGNORMAL, "equal"),
+    (MEAN | {"manifold": "spd-log-euclidean"}, LOGNORMAL, "equal"),
     ({"kind": "geometric-median"}, LOGNORMAL, "equal"),
     ({"kind": "nearest-mean", "num_classes": 2},
      {"kind": f"{ROOM}SPDClasses", "num_examples": 64}, "equal"),

@@ -16,7 +16,7 @@ from manifed.errors import BudgetExhausted, ConfigError
 from manifed.experiment.load import load
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
-from manifed.privacy.participation import external_epsilon
+from manifed.privacy.accountant import external_epsilon
 from tests.runs.running import QUICKSTART, ROOT
 
 MULTIPLIER, DELTA, RATE = 0.8, 1e-3, 0.3
@@ -88,7 +88,7 @@ class FollowsTheCoins:
         self._counts, self._draws = after, self._draws + 1
 
     def statement(self):
-        epsilon = external_epsilon([(tuple(self._update), self._rate, self._draws)], DELTA)
+        epsilon = external_epsilon(((tuple(self._update), self._rate, self._draws),), DELTA)
         return {"adversaries": [{"name": "external", "epsilon": epsilon}]}
 
 

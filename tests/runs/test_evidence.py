@@ -9,9 +9,8 @@ import pytest
 from manifed.cli.main import main
 from manifed.experiment.load import load, to_toml
 from manifed.experiment.schema import sha256
-from manifed.privacy.account import KEY_FILE
-from manifed.privacy.label import AUTHENTICITY, RELEASE, SEEDED, UNKNOWN
-from manifed.privacy.ledger import head_file, read_head
+from manifed.privacy.events import AUTHENTICITY, RELEASE, SEEDED, UNKNOWN
+from manifed.privacy.ledger import Head, head_file
 from manifed.runs.evidence import evidence_of
 from manifed.runs.folder import experiment_digest
 from tests.privacy.forging import rewritten
@@ -58,7 +57,7 @@ def read(reader, folder, out, capsys):
 
 
 def head_of(folder):
-    return str(read_head(folder / "ledger.jsonl")[0])
+    return str(Head.read(folder / "ledger.jsonl")[0])
 
 
 def edit(path, change):
@@ -230,10 +229,10 @@ def test_what_cannot_be_excluded_without_a_key_is_said_by_every_reader(
 def test_a_key_refutes_what_nothing_else_does(tmp_path, monkeypatch, capsys):
     key, folder = tmp_path / "key", tmp_path / "run"
     key.write_text("ab" * 32)
-    monkeypatch.setenv(KEY_FILE, str(key))
+    monkeypatch.setenv("MANIFED_LEDGER_KEY_FILE", str(key))
     run_in(folder, *SETS)
     assert evidence_of(folder).doubts[-1].endswith(AUTHENTICITY["verified"])
-    monkeypatch.delenv(KEY_FILE)
+    monkeypatch.delenv("MANIFED_LEDGER_KEY_FILE")
     assert evidence_of(folder).doubts[-1].endswith(AUTHENTICITY["not checked"])
     code, said, _ = read("status", folder, tmp_path / "out", capsys)
     assert code == 0

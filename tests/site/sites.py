@@ -8,7 +8,7 @@ from manifed.experiment.load import load
 from manifed.experiment.schema import canonical, sha256
 from manifed.federation.replies import Header
 from manifed.site.process import opened
-from manifed.site.protocol import MAGIC, BadFrame, Question, Update, frame_of, read_reply
+from manifed.site.protocol import MAGIC, BadFrame, Incoming, Question, Update, frame_of, read_reply
 from manifed.site.site import Wanted
 from tests.privacy.forging import entries_of
 
@@ -52,6 +52,13 @@ def peer_of(folder: Path, text: str = CONFIG, **more):
     path = write(folder, text)
     with site_of(folder, path, **more) as site:
         yield Peer(site, path)
+
+
+def receive(peer, seconds: float) -> tuple[bytes, bytes] | None:
+    """Header and body of the next frame."""
+    frame = Incoming(peer, seconds)
+    header = frame.header()
+    return None if header is None else (header, frame.body())
 
 
 def parts_of(data: bytes) -> tuple[bytes, bytes]:

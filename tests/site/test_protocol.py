@@ -25,9 +25,8 @@ from manifed.site.protocol import (
     read_question,
     read_reply,
     read_tensors,
-    receive,
 )
-from tests.site.sites import parts_of
+from tests.site.sites import parts_of, receive
 
 HEADER = Header("a" * 64, 3, 1, "train", 0, 2)
 QUESTION = Question("a" * 64, '{"name":"tiny"}', "7", HEADER)

@@ -510,16 +510,6 @@ def test_a_swapped_file_is_noticed_and_its_digest_stays_in_the_folder(tmp_path):
     assert list(json.loads((folder / "data.json").read_text())) == ["sha256"]
 
 
-def test_a_torn_line_costs_nothing_because_nothing_was_computed(tmp_path):
-    with peer_of(tmp_path) as peer:
-        peer.ask(1)
-    with (tmp_path / "site" / "ledger.jsonl").open("ab") as file:
-        file.write(b'{"body":{"attempt"')
-    with peer_of(tmp_path) as peer:
-        assert peer.site.account.spent == pytest.approx(price(1), abs=1e-12)
-        assert peer.is_answered(2)
-
-
 def test_the_one_document_of_a_site_says_what_its_ready_line_says(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "serve", lambda *_: None)  # as if it were stopped at once
     words = ["site", "--config", write(tmp_path), "--ledger", tmp_path / "site", "--partition", 0]
