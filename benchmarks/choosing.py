@@ -82,32 +82,18 @@ def landscapes(problem: str):
     from manifed.experiment import planner
     from manifed.experiment.assembly import load_shards
     from manifed.experiment.load import load
-    from manifed.experiment.predictions import Components, Spectrum, guess_of
+    from manifed.experiment.predictions import Components, guess_of
     from manifed.problems.pca import second_moment
 
     config = load(ROOT / "configs" / "best.toml", [PROBLEMS[problem], "federation.num_rounds=1"])
-    _, shape = planner.public_numbers(config)
-    guess = guess_of(config, 1.0, shape, None).landscape
+    shape = planner.public_numbers(config).point_shape
+    guess = guess_of(config, 1.0, shape, None)
     shards = load_shards(config).examples
     found = torch.linalg.eigvalsh(second_moment(shards)).flip(0).clamp_min(0).numpy()
 
-    @dataclass(frozen=True)
-    class Known(Spectrum):
-        @property
-        def values(self):
-            """As they are."""
-            return found
-
-        @property
-        def beyond(self):
-            """As they are."""
-            rest = found[self.components :]
-            return rest, np.ones(len(rest))
-
     components = shape[1] if len(shape) == 2 else 1
-    spectrum = Known(len(found), components, 1.0, 2.0)
-    value = guess.curvature / 2 * spectrum.best
-    return guess, Components(spectrum, guess.curvature, value)
+    value = guess.curvature / 2 * float(found[:components].sum())
+    return guess, Components(found, components, guess.curvature, value)
 
 
 def methods(problem: str, epsilon: float) -> Iterator[tuple[str, dict, float, float]]:
@@ -118,9 +104,8 @@ def methods(problem: str, epsilon: float) -> Iterator[tuple[str, dict, float, fl
 
     sets = [PROBLEMS[problem], f"privacy.noise.epsilon={epsilon}"]
     table = table_of(ROOT / "configs" / "best.toml", sets)
-    config = parse(planner.stand_in(table))
-    found = {o.name: o for o in planner.plan(config, planner.Auto(), 100)}
-    sizes, _ = planner.public_numbers(config)
+    found = {o.name: o for o in planner.planned(table, parse)}
+    sizes = planner.public_numbers(parse(planner.stand_in(table))).sizes
     both = landscapes(problem)
     spread = math.sqrt(len(sizes)) / sum(sizes)
     once = found["second-moment"].noise_multiplier * spread
@@ -134,7 +119,7 @@ def methods(problem: str, epsilon: float) -> Iterator[tuple[str, dict, float, fl
     for name, option in found.items():
         row = planner.with_option(table, option)
         if option.name == "second-moment":
-            yield name, row, *(one.one_shot_gap(once) for one in both)
+            yield name, row, *(float(one.one_shot_gap(once)) for one in both)
             continue
         falls = getattr(option.training, "noise_multipliers", None)
         settings = Descent(

@@ -13,46 +13,37 @@ from manifed.privacy.events import repeated
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.secldp import Correlated, Hidden, MaskedMechanism, calibrate_masks
 from manifed.privacy.tariff import ClientReleases, Terms
-from manifed.setting import CorrelatedNoise, MaskTarget, Setting
+from manifed.setting import CorrelatedNoise
 
 
-def masked_mechanism(setting: Setting, size: int, rounds: int) -> MaskedMechanism:
+def masked_mechanism(
+    training: Any, privacy: CorrelatedNoise, size: int, rounds: int
+) -> MaskedMechanism:
     """The nodes' mechanism: clip, own noise, masks, and what they hide from whom on the graph.
 
-    A target is met over so many rounds by a node with ``size`` examples.
+    A target is met over so many rounds by a node with ``size`` examples: own noise a ratio above
+    the least that any masks complete, and the least masks with it.
 
     Raises:
         ConfigError: when no masks on this graph meet the target.
     """
-    training: Any = setting.training
-    privacy = setting.privacy
-    assert isinstance(privacy, CorrelatedNoise)
+    graph = training.secret_graph
+    rule = privacy.target
     bare = MaskedMechanism(
         l2_norm_clip=privacy.l2_norm_clip,
         neighboring_relation=privacy.neighboring_relation,
         noise=Noise(value=1.0),
         unit=privacy.unit,
-        hidden=Hidden(from_server=1.0, from_one=1.0, from_coalition=1.0, from_all=1.0),
+        hidden=Hidden.uniform(1.0),
     )
-    if privacy.target is not None:
-        noise = _found(setting, bare, privacy.target, size, rounds)
-    else:
-        noise = Correlated(privacy.noise_stddev or 0.0, privacy.mask_stddev or 0.0)
-    found = {
-        "noise": Noise(value=noise.sigma_cdp),
-        "mask_stddev": noise.sigma_cor,
-        "hidden": training.hidden(noise, privacy.collusion, privacy.coalition),
-    }
-    return bare.model_copy(update=found)
 
+    def masked(noise: Correlated) -> MaskedMechanism:
+        hidden = training.hidden(noise, privacy.collusion, privacy.coalition)
+        own = {"noise": Noise(value=noise.sigma_cdp), "mask_stddev": noise.sigma_cor}
+        return bare.model_copy(update={**own, "hidden": hidden})
 
-def _found(
-    setting: Setting, bare: MaskedMechanism, rule: MaskTarget, size: int, rounds: int
-) -> Correlated:
-    """Own noise a ratio above the least that any masks complete, and the least masks with it."""
-    training: Any = setting.training
-    graph, privacy = training.secret_graph, setting.privacy
-    assert isinstance(privacy, CorrelatedNoise)
+    if rule is None:
+        return masked(Correlated(privacy.noise_stddev or 0.0, privacy.mask_stddev or 0.0))
 
     def cost(stddev: float) -> float:
         """Epsilon of all rounds of a node whose messages carry so much effective noise."""
@@ -69,15 +60,20 @@ def _found(
     try:
         local = least_multiplier(cost, rule.epsilon)  # without any masks: LDP
         own = min(rule.noise_ratio * local / math.sqrt(graph.num_nodes - colluding), local)
-        return calibrate_masks(graph, own, colluding, lambda found: found.stddev >= local)
+        noise = calibrate_masks(graph, own, colluding, lambda found: found.stddev >= local)
     except NoValidBound as refusal:
         raise ConfigError(f"privacy: {refusal}") from None
     except ValueError as impossible:
         raise ConfigError(f"privacy.target: {impossible}") from None
+    return masked(noise)
 
 
 def after_dropout(
-    setting: Setting, mechanism: ExampleMechanism, sizes: tuple[int, ...], dropped: tuple[int, ...]
+    training: Any,
+    privacy: CorrelatedNoise,
+    mechanism: ExampleMechanism,
+    sizes: tuple[int, ...],
+    dropped: tuple[int, ...],
 ) -> Terms:
     """What a round releases besides when survivors reveal their masks with silent nodes.
 
@@ -85,10 +81,8 @@ def after_dropout(
     messages may lie somewhere, their own noise. Squares of mu add up, so what was charged for the
     round already is taken off; a sampled release is charged whole once more.
     """
-    training: Any = setting.training
-    graph, privacy = training.secret_graph, setting.privacy
-    assert isinstance(privacy, CorrelatedNoise)
     assert isinstance(mechanism, MaskedMechanism)
+    graph = training.secret_graph
     noise = Correlated(mechanism.noise.value, mechanism.mask_stddev)
     left = [i for i in range(graph.num_nodes) if i not in dropped]
     coalition = [left.index(i) for i in privacy.coalition if i in left]
@@ -115,7 +109,8 @@ def masked_text(training: Any, terms: Terms) -> str:
         for r in one.releases
         if r.is_masked
     }
-    graph, kind = training.secret_graph, training.graph.kind
+    graph = training.secret_graph
+    kind = training.graph.kind
     return (
         f"Gaussian at each of {graph.num_nodes} nodes and on each of {len(graph.edges)} edges "
         f"({kind}); {'; '.join(sorted(shown))}; {training.about_keys}"

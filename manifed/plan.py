@@ -53,20 +53,29 @@ def example_mechanism(setting: Setting, sizes: Sizes) -> ExampleMechanism:
 
         if privacy.target is not None:
             _check_delta(setting, privacy.target.delta, sizes, "privacy.target.delta")
-        return masked_mechanism(setting, min(sizes), _planned_draws(setting))
+        draws = _planned_draws(setting)
+        return masked_mechanism(setting.training, privacy, min(sizes), draws)
     bare = _bare(privacy)
     if privacy.kind == "none":
         return bare
     rule = privacy.noise
     if rule.kind == "published":
-        noise = Noise(coefficient=_published(setting, privacy))
-        return bare.model_copy(update={"noise": noise})
-    if rule.kind == "target":
-        _check_delta(setting, rule.delta, sizes, "privacy.noise.delta")
-        multiplier = max(_calibrated(setting, bare, size, sizes, rule) for size in set(sizes))
-    else:
-        multiplier = rule.noise_multiplier
-    return bare.model_copy(update={"noise": Noise(multiplier=multiplier)})
+        return bare.model_copy(update={"noise": Noise(coefficient=_published(setting, privacy))})
+
+    def noised(multiplier: float) -> ExampleMechanism:
+        return bare.model_copy(update={"noise": Noise(multiplier=multiplier)})
+
+    if rule.kind == "multiplier":
+        return noised(rule.noise_multiplier)
+    _check_delta(setting, rule.delta, sizes, "privacy.noise.delta")
+    each = tuple(sorted(set(sizes)))
+
+    def tariff(size: int, multiplier: float) -> Tariff:
+        alike = (size,) * (len(setting.federation.cohort.probabilities) or 1)
+        return _tariff_of(setting, alike, noised(multiplier), None, each)
+
+    adversary = named(rule.adversary)
+    return noised(max(_search(setting, rule, partial(tariff, n), adversary) for n in each))
 
 
 @lru_cache(maxsize=4)
@@ -76,7 +85,8 @@ def client_mechanism(setting: Setting) -> ClientMechanism | None:
     Raises:
         ConfigError: as `example_mechanism`.
     """
-    privacy, federation = setting.privacy, setting.federation
+    privacy = setting.privacy
+    federation = setting.federation
     if privacy.kind != "client-level":
         return None
     bare = ClientMechanism(
@@ -85,20 +95,21 @@ def client_mechanism(setting: Setting) -> ClientMechanism | None:
         neighboring_relation=privacy.neighboring_relation,
         adaptive=privacy.adaptive,
     )
+
+    def noised(multiplier: float) -> ClientMechanism:
+        return bare.model_copy(update={"noise_multiplier": multiplier})
+
+    def tariff(multiplier: float) -> Tariff:
+        released = (noised(multiplier).release(sampling=sampling),)
+        return Tariff((Terms(population=1, sampling=sampling, aggregate=released),))
+
     rule = privacy.noise
     if rule.kind == "target":
         _check_delta(setting, rule.delta, (), "privacy.noise.delta")
         sampling = federation.cohort.sampling(federation.num_clients)
-
-        def tariff(multiplier: float) -> Tariff:
-            mechanism = bare.model_copy(update={"noise_multiplier": multiplier})
-            released = (mechanism.release(sampling=sampling),)
-            return Tariff((Terms(population=1, sampling=sampling, aggregate=released),))
-
-        multiplier = _search(tariff, CLIENT_LEVEL, federation.num_rounds, rule)
+        found = noised(_search(setting, rule, tariff, CLIENT_LEVEL))
     else:
-        multiplier = rule.noise_multiplier
-    found = bare.model_copy(update={"noise_multiplier": multiplier})
+        found = noised(rule.noise_multiplier)
     try:
         found.upload_noise_multiplier  # noqa: B018  raises when the quantile costs too much
     except ValueError as error:
@@ -115,7 +126,8 @@ def _bare(privacy: NoPrivacy | ExampleLevel) -> ExampleMechanism:
 
 def _published(setting: Setting, privacy: ExampleLevel) -> float:
     """Tau sqrt(o [m] K log(1/delta)) / epsilon (spec 000 §3.3)."""
-    rule, steps = privacy.noise, setting.training.published_steps
+    rule = privacy.noise
+    steps = setting.training.published_steps
     assert rule.kind == "published"
     assert steps is not None  # a setting admits no other training with this noise
     bound = max(privacy.l2_norm_clip, privacy.correction_l2_norm_clip or 0.0)
@@ -123,25 +135,15 @@ def _published(setting: Setting, privacy: ExampleLevel) -> float:
     return bound * root / rule.local_epsilon
 
 
-def _calibrated(
-    setting: Setting, bare: ExampleMechanism, size: int, sizes: Sizes, rule: Target
-) -> float:
-    federation = setting.federation
-
-    def tariff(multiplier: float) -> Tariff:
-        mechanism = bare.model_copy(update={"noise": Noise(multiplier=multiplier)})
-        alike = (size,) * (len(federation.cohort.probabilities) or 1)
-        return _tariff_of(setting, alike, mechanism, None, tuple(sorted(set(sizes))))
-
-    return _search(tariff, named(rule.adversary), federation.num_rounds, rule)
-
-
 def _search(
-    tariff: Callable[[float], Tariff], adversary: Adversary, draws: int, rule: Target
+    setting: Setting, rule: Target, tariff: Callable[[float], Tariff], adversary: Adversary
 ) -> float:
+    """The least noise multiplier with which all rounds cost at most the target."""
+
     def cost(multiplier: float) -> float:
         found = tariff(multiplier)
-        return found.ahead(adversary, found.once(draws), rule.delta)
+        draws = found.once(setting.federation.num_rounds)
+        return found.ahead(adversary, draws, rule.delta)
 
     try:
         return least_multiplier(cost, rule.epsilon)
@@ -231,7 +233,8 @@ def _terms(
     line: Block,
 ) -> Terms:
     """Who releases what, and how cohorts are drawn; clients that release alike stand together."""
-    federation, by_size = setting.federation, dict[int, list[int]]()
+    federation = setting.federation
+    by_size = dict[int, list[int]]()
     for i, size in enumerate(sizes):
         by_size.setdefault(size, []).append(i)
     clients = tuple(
@@ -288,7 +291,9 @@ def plan(
     """
     setting.check()
     setting.check_sizes(sizes)
-    training, server, federation = setting.training, setting.server_update, setting.federation
+    training = setting.training
+    server = setting.server_update
+    federation = setting.federation
     client = example_mechanism(setting, sizes)
     return Plan(
         server_update=server,
@@ -320,7 +325,8 @@ def digest(setting: Setting, client: ExampleMechanism) -> str:
     It holds the manifold, the exchanges, the mechanism and what a client update releases; step
     sizes and shards are not in it.
     """
-    training, server = setting.training, client_mechanism(setting)
+    training = setting.training
+    server = client_mechanism(setting)
     exchanges = [
         (p.name, p.down.__name__, p.up.__name__, p.places, p.uploads, p.aggregation)
         for p in (*training.setup_phases, *training.phases)
@@ -344,7 +350,8 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
     Raises:
         ConfigError: for a delta that is no guarantee, or a combination that nothing prices.
     """
-    federation, privacy = setting.federation, setting.privacy
+    federation = setting.federation
+    privacy = setting.privacy
     if privacy.kind == "none":
         tariff = Tariff((Terms(population=federation.num_clients),))
         facts = {"kind": "none", "noise_source": None}
@@ -354,21 +361,22 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
     tariff = _tariff_of(setting, sizes, client, client_mechanism(setting))
     if privacy.noise.kind != "published" and delta is not None:  # the papers' own settings break it
         _check_delta(setting, delta, sizes, "privacy.delta")
-    kept, adversaries = setting.training.kept_noise, (SERVER, EXTERNAL)
+    kept = setting.training.kept_noise
+    adversaries = (SERVER, EXTERNAL)
     if privacy.kind != "example-level":
         adversaries = OF_MASKS if privacy.kind == "correlated" else (CLIENT_LEVEL,)
     disclosing = None
-    if setting.server_update.may_disclose:
+    if privacy.kind == "correlated" and setting.server_update.may_disclose:
         from manifed.masked_plan import after_dropout
 
-        disclosing = partial(after_dropout, setting, client, sizes)
+        disclosing = partial(after_dropout, setting.training, privacy, client, sizes)
     promise = Promise(
         tariff,
         federation.num_rounds if tariff.is_by_round else _planned_draws(setting),
         adversaries,
         delta,
         budget_of(setting),
-        budget_of(setting, is_target=True),
+        _target_of(setting),
         federation.num_rounds,
         {
             "kind": privacy.kind,
@@ -398,8 +406,10 @@ def reporting_delta(setting: Setting) -> float | None:
         ConfigError: when the config names none.
     """
     privacy = setting.privacy
-    if privacy.kind == "none" or privacy.delta is not None:
-        return None if privacy.kind == "none" else privacy.delta
+    if privacy.kind == "none":
+        return None
+    if privacy.delta is not None:
+        return privacy.delta
     if privacy.noise.kind == "target":
         return privacy.noise.delta
     if privacy.noise.kind == "published":
@@ -411,7 +421,8 @@ def reporting_delta(setting: Setting) -> float | None:
 
 
 def _claim(setting: Setting) -> "Claim | None":
-    privacy, federation = setting.privacy, setting.federation
+    privacy = setting.privacy
+    federation = setting.federation
     if privacy.kind != "example-level" or privacy.noise.kind != "published":
         return None
     from manifed.privacy.accountant import Claim
@@ -424,31 +435,38 @@ def _claim(setting: Setting) -> "Claim | None":
 
 
 # -- the budget ------------------------------------------------------------------------------
-def budget_of(setting: Setting, *, is_target: bool = False) -> Budget | None:
-    """``privacy.max_epsilon``, else the target; None when the setting has neither.
+_REMEDY: Final = "privacy.max_epsilon may allow more"
 
-    With ``is_target`` what the noise was calibrated for, whatever may be spent.
-    """
-    privacy, remedy = setting.privacy, "privacy.max_epsilon may allow more"
-    if privacy.kind == "none":
+
+def _target_of(setting: Setting) -> Budget | None:
+    """What the noise was calibrated for, whatever may be spent; None: no target."""
+    privacy = setting.privacy
+    rule = privacy.noise
+    if rule.kind != "target":
         return None
-    rule, found = privacy.noise, None
-    adversary = CLIENT_LEVEL if privacy.kind == "client-level" else SERVER
-    if rule.kind == "target":
-        adversary = adversary if adversary == CLIENT_LEVEL else named(rule.adversary)
-        field = f"privacy.{'target' if privacy.kind == 'correlated' else 'noise'}.epsilon"
-        found = Budget(rule.epsilon, rule.delta, adversary, field, remedy)
-    if privacy.max_epsilon is None or is_target:
-        return found
+    adversary = CLIENT_LEVEL if privacy.kind == "client-level" else named(rule.adversary)
+    field = f"privacy.{'target' if privacy.kind == 'correlated' else 'noise'}.epsilon"
+    return Budget(rule.epsilon, rule.delta, adversary, field, _REMEDY)
+
+
+def budget_of(setting: Setting) -> Budget | None:
+    """``privacy.max_epsilon``, else the target; None when the setting has neither."""
+    target = _target_of(setting)
     delta = reporting_delta(setting)
-    assert delta is not None
-    return Budget(privacy.max_epsilon, delta, adversary, "privacy.max_epsilon", remedy)
+    privacy = setting.privacy
+    if privacy.kind == "none" or privacy.max_epsilon is None or delta is None:
+        return target
+    adversary = CLIENT_LEVEL if privacy.kind == "client-level" else SERVER
+    adversary = target.adversary if target else adversary
+    return Budget(privacy.max_epsilon, delta, adversary, "privacy.max_epsilon", _REMEDY)
 
 
 # -- what a statement says in words ----------------------------------------------------------
 def _released_text(setting: Setting, sizes: Sizes) -> str:
     """What is released: updates, hold-outs, averages, and the sizes that sites declare."""
-    said, held, server = _RELEASED[setting.privacy.kind], setting.held_out, setting.server_update
+    said = _RELEASED[setting.privacy.kind]
+    held = setting.held_out
+    server = setting.server_update
     if held is not None:
         said += f"; every {held.every} rounds the noised totals of each client's hold-out"
     if server.is_average:
@@ -460,7 +478,8 @@ def _released_text(setting: Setting, sizes: Sizes) -> str:
 
 
 def _mechanism_text(setting: Setting, terms: Terms) -> str:
-    mechanism, training = client_mechanism(setting), setting.training
+    mechanism = client_mechanism(setting)
+    training = setting.training
     if mechanism is not None:
         return (
             f"{setting.server_update.space} Gaussian at the server, "
@@ -504,7 +523,8 @@ def planned_curve(setting: Setting, sizes: Sizes, points: int = 20) -> list[dict
     """Epsilon against every adversary after some rounds of a run that invites everybody it can."""
     if setting.privacy.kind == "none":
         raise ConfigError("privacy.kind: there is no curve to draw, got 'none'")
-    promise, last = promise_of(setting, sizes), setting.federation.num_rounds
+    promise = promise_of(setting, sizes)
+    last = setting.federation.num_rounds
     picks = sorted({max(1, round(last * k / points)) for k in range(1, points + 1)})
     rows: list[dict[str, Any]] = []
     for rounds in picks:

@@ -22,7 +22,7 @@ from manifed.manifolds.base import Manifold
 from manifed.privacy import mechanism
 from manifed.privacy.events import AdversaryName, Frozen, NeighboringRelation, PrivacyUnit
 from manifed.privacy.mechanism import AdaptiveClip
-from manifed.privacy.noise import BITS, NoiseSource
+from manifed.privacy.noise import BITS, NoiseSource, Precision
 from manifed.problems.data import Equal, PartitionRule
 from manifed.problems.problem import Problem
 
@@ -70,11 +70,20 @@ class _Published(Frozen):
 Noise = Annotated[Multiplier | Target | _Published, Field(discriminator="kind")]
 
 
+class _GivenNoise(Frozen):
+    """Noise given by its standard deviations, or none."""
+
+    kind: Literal["stddev"] = "stddev"
+
+
 class NoPrivacy(Frozen):
     """Nothing is noised; clipping is still possible (the papers' non-private baselines)."""
 
     kind: Literal["none"] = "none"
     unit: ClassVar[PrivacyUnit] = "example"
+    noise: ClassVar = _GivenNoise()
+    noise_source: ClassVar = "seed"
+    noise_precision: ClassVar[Precision] = "single"
     l2_norm_clip: float | None = Field(default=None, gt=0)
     """Clip each example's gradient, without noise; None: no clip."""
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
@@ -88,7 +97,7 @@ class _Released(Frozen):
     """At which delta epsilon is reported; None takes that of the noise or its target."""
     noise_source: Literal["seed", "os"] = "seed"
     """"seed": a rehearsal, which protects nobody; "os": a release."""
-    noise_precision: Literal["single", "summed"] = "single"
+    noise_precision: Precision = "single"
     """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
     max_epsilon: float | None = Field(default=None, gt=0)
     """Budget; None: a target's own epsilon, else none. When a run stops: privacy/tariff.py."""
@@ -172,12 +181,6 @@ class ClientLevel(_Protection):
     """How much noise, as a multiplier or from a target."""
 
 
-class _GivenNoise(Frozen):
-    """Noise given by its standard deviations."""
-
-    kind: Literal["stddev"] = "stddev"
-
-
 class MaskTarget(Frozen):
     """Masks found from what the *whole run* may cost, (epsilon, delta) against one adversary."""
 
@@ -225,7 +228,8 @@ class CorrelatedNoise(_Released):
             raise ValueError(
                 "privacy: expected noise_stddev and mask_stddev, or a target that finds them"
             )
-        own, masks = self.noise_stddev or 1.0, self.mask_stddev or 0.0
+        own = self.noise_stddev or 1.0
+        masks = self.mask_stddev or 0.0
         if masks > 1e8 * own:
             raise ValueError(
                 f"privacy.mask_stddev: expected at most 1e+08 noise_stddev = "
@@ -388,7 +392,8 @@ class Setting:
 
         A tangent mean moves by the maps of the client update, whose uploads it undoes.
         """
-        training, strategy = self.training, self.strategy or TangentMean()
+        training = self.training
+        strategy = self.strategy or TangentMean()
         if isinstance(training, ServerUpdate):
             return training
         if type(strategy) is not TangentMean:
@@ -404,18 +409,13 @@ class Setting:
     @cached_property
     def seeded_source(self) -> NoiseSource | None:
         """The seeded source of all noise; None where the operating system keys it."""
-        privacy, seed = self.privacy, self.federation.seed
-        if privacy.kind == "none":
-            return NoiseSource.from_seed(seed)
-        if privacy.noise_source == "os":
+        if self.privacy.noise_source == "os":
             return None
-        return NoiseSource.from_seed(seed, precision=privacy.noise_precision)
+        return NoiseSource.from_seed(self.federation.seed, precision=self.privacy.noise_precision)
 
     def fresh_source(self) -> NoiseSource:
         """A source of noise with a fresh key from the operating system."""
-        privacy = self.privacy
-        precision = "single" if privacy.kind == "none" else privacy.noise_precision
-        return NoiseSource.from_os(precision=precision)
+        return NoiseSource.from_os(precision=self.privacy.noise_precision)
 
     def client_source(self) -> NoiseSource:
         """The source of one client update: the seeded one, or one with a fresh key."""
@@ -427,15 +427,15 @@ class Setting:
         Guarantees: with noise keyed by the operating system, in a deployment, and where every site
         has its data at home, only if ``evaluation.is_simulated_oracle`` is true.
         """
-        evaluation, privacy = self.evaluation, self.privacy
+        evaluation = self.evaluation
         if evaluation.kind != "oracle" or not evaluation.is_enabled:
             return False
         if evaluation.is_simulated_oracle is not None:
             return evaluation.is_simulated_oracle
         if not self.has_all_data:
             return False
-        is_release = privacy.kind != "none" and privacy.noise_source == "os"
-        return not (is_release or is_deployment or self.engine.kind == "deployment")
+        is_deployment = is_deployment or self.engine.kind == "deployment"
+        return not (is_deployment or self.privacy.noise_source == "os")
 
     def check(self) -> None:
         """Refuse parts that do not go together, and privacy that nothing enforces or prices.
@@ -468,8 +468,11 @@ class Setting:
 # -- which parts go together; what one algorithm cannot do stands on its own page ---------------
 def _part_faults(setting: Setting) -> Iterator[str]:
     """Counts that no address holds, a cohort or a server's part that does not fit."""
-    federation, training, strategy = setting.federation, setting.training, setting.strategy
-    cohort, clients = federation.cohort, federation.num_clients
+    federation = setting.federation
+    training = setting.training
+    strategy = setting.strategy
+    cohort = federation.cohort
+    clients = federation.num_clients
     if cohort.kind == "fixed-size" and cohort.cohort_size > clients:
         yield (
             f"federation.cohort.cohort_size: expected at most federation.num_clients = "
@@ -511,7 +514,9 @@ def _part_faults(setting: Setting) -> Iterator[str]:
 
 def _privacy_faults(setting: Setting) -> Iterator[str]:
     """A mechanism or an evaluation that nothing charges for, or whose sampling nothing prices."""
-    privacy, training, held = setting.privacy, setting.training, setting.held_out
+    privacy = setting.privacy
+    training = setting.training
+    held = setting.held_out
     if held is not None and privacy.kind != "example-level":
         yield (
             "evaluation.kind: 'private' is charged as releases about examples, expected "
@@ -563,7 +568,8 @@ def _privacy_faults(setting: Setting) -> Iterator[str]:
 
 def _client_level_faults(setting: Setting) -> Iterator[str]:
     """An algorithm that shows the server more than one noised mean."""
-    training, why = setting.training, setting.training.without_client_level
+    training = setting.training
+    why = setting.training.without_client_level
     if why is None and len(training.phases) > 1:
         why = "it uploads twice a round, and one noised average is charged"
     elif is_plugin(training.kind) and any(len(one.up.names()) > 1 for one in training.phases):
@@ -585,7 +591,8 @@ def _client_level_faults(setting: Setting) -> Iterator[str]:
 
 def _sampling_faults(setting: Setting, relation: NeighboringRelation, clip: float) -> Iterator[str]:
     """Minibatches that nothing prices, and an algorithm that states no release."""
-    training, noise = setting.training, mechanism.Noise(multiplier=1.0)
+    training = setting.training
+    noise = mechanism.Noise(multiplier=1.0)
     unit = mechanism.ExampleMechanism(l2_norm_clip=clip, neighboring_relation=relation, noise=noise)
     try:  # for a shard so large that a minibatch is a proper part of it
         releases = training.releases(unit, 1 << 20) if is_plugin(training.kind) else ()

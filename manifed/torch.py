@@ -118,7 +118,8 @@ def examples_of(site: Site, name: str) -> Examples:
     if isinstance(site, Mapping):
         if set(site) != {"feature", "label"}:
             raise ConfigError(f"{name}: expected 'feature' and 'label', got {sorted(site)}")
-        feature, label = site["feature"], site["label"]
+        feature = site["feature"]
+        label = site["label"]
     elif isinstance(site, tuple):
         feature, label = site
     else:

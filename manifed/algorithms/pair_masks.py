@@ -27,7 +27,7 @@ from manifed.algorithms.algorithm import Here, Memory, Phase, ServerUpdate, Stat
 from manifed.algorithms.gossip import ByGraph
 from manifed.algorithms.payloads import Down, Layout, Payload, PerClient, Point, sized
 from manifed.errors import RoundFailed
-from manifed.graphs.graph import Graph
+from manifed.graphs import Graph
 from manifed.oracles.minibatch import Ask
 from manifed.oracles.oracle import Draws
 from manifed.privacy.masks import (

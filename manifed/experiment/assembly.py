@@ -30,7 +30,7 @@ from manifed.federation.client import ClientSetup, ClientSide, Node, Seat, Uncha
 from manifed.federation.plan import Plan
 from manifed.plan import Sizes, example_mechanism, plan
 from manifed.privacy.noise import NoiseSource, Stream
-from manifed.problems.data import NUM_EXAMPLES, SiteData
+from manifed.problems.data import NUM_EXAMPLES, DataSource, PartitionRule, SiteData
 from manifed.problems.examples import Examples
 from manifed.problems.problem import InvalidRecord, Problem
 from manifed.problems.shards import (
@@ -85,35 +85,41 @@ def load_shards(config: Experiment) -> Facts:
         ConfigError: for a missing data set, a file that cannot be read, or a minibatch larger than
             a shard.
     """
-    federation, data, problem = config.federation, config.data, config.problem.build()
-    every = range(federation.num_clients)
-    examples = _examples(config, every, federation.num_examples or (None,) * len(every))
-    sizes, checksum = tuple(map(len, examples)), None
-    if isinstance(data, SiteData):
-        meta = data.meta
-    else:
-        source = dataset(data, federation.seed, data_folder())
-        checksum, meta = source.checksum, source.meta
+    clients = config.federation.num_clients
+    sizes = config.federation.num_examples or (None,) * clients
+    examples = _examples(config, range(clients), sizes)
+    return replace(_facts(config, examples[0], tuple(map(len, examples))), examples=examples)
+
+
+def _facts(config: Experiment, like: Examples, sizes: Sizes | None) -> Facts:
+    """What is known of data of these shapes and sizes."""
+    if sizes is not None:
         config.setting.check_sizes(sizes)
-    like = examples[0]
-    return Facts(problem, problem.point_shape(like), sizes, like, checksum, examples, meta)
+    problem = config.problem.build()
+    data = config.data
+    seed = config.federation.seed
+    source = data if isinstance(data, SiteData) else dataset(data, seed, data_folder())
+    checksum = getattr(source, "checksum", None)
+    shape = problem.point_shape(like)
+    return Facts(problem, shape, sizes, like, checksum, meta=source.meta)
 
 
 def _examples(
-    config: Experiment, members: range, sizes: Sequence[int | None]
+    config: Experiment, members: range, sizes: Sequence[int | None] = ()
 ) -> tuple[Examples, ...]:
     """The examples of some clients, whose files are normalised by N_i; None: by their number.
 
     Raises:
         ConfigError: the data are not there, or cannot be read, split or prepared.
     """
-    data, federation, folder = config.data, config.federation, data_folder()
+    data = config.data
+    clients = config.federation.num_clients
     if isinstance(data, SiteData):
         return tuple(_read(config, i, None, sizes[i]) for i in members)
-    clients = federation.num_clients
-    key = (config.problem, data, federation.partition, clients, federation.seed, folder)
     try:
-        return shards(*key) if members == range(clients) else some_shards(*key, members)
+        if members == range(clients):
+            return shards(config.problem, *_split(config))
+        return some_shards(config.problem, *_split(config), members)
     except FileNotFoundError as missing:
         raise ConfigError(f"data.kind: {data.kind!r}: {missing}") from None
     except ValueError as error:
@@ -122,27 +128,15 @@ def _examples(
         raise ConfigError(f"data.kind: {data.kind!r}: cannot be prepared: {error}") from None
 
 
-@lru_cache(maxsize=4)
-def _surveyed(config: Experiment) -> Facts:
-    """The facts of a data set that the config names; the set is let go."""
-    federation, folder, problem = config.federation, data_folder(), config.problem.build()
-    (first,) = _examples(config, range(1), ())
-    checksum = dataset(config.data, federation.seed, folder).checksum
-    sizes = sizes_of_shards(
-        config.data, federation.partition, federation.num_clients, federation.seed, folder
-    )
-    forget_datasets()
-    config.setting.check_sizes(sizes)
-    one = first.take(torch.zeros(1, dtype=torch.long))
-    return Facts(problem, problem.point_shape(first), sizes, one, checksum)
+def _split(config: Experiment) -> tuple[DataSource, PartitionRule, int, int, Path | None]:
+    """Which data set is cut into which shards."""
+    federation = config.federation
+    return (
+        config.data, federation.partition, federation.num_clients, federation.seed, data_folder()
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4)
-def _counted(config: Experiment) -> Sizes:
-    """How many examples each file holds; they are read one after the other, and let go."""
-    return tuple(len(_read(config, i, None, None)) for i in range(config.federation.num_clients))
-
-
 def facts_of(config: Experiment) -> Facts:
     """What the server knows; no file of a site is opened unless one process plays them all.
 
@@ -150,21 +144,27 @@ def facts_of(config: Experiment) -> Facts:
         ConfigError: as `load_shards` for a data set that the config names; data that the problem
             cannot read.
     """
+    data = config.data
+    federation = config.federation
     # who plays the clients, or judges by their data, keeps them; a stream is computed when read
     is_read_here = (
-        config.engine.workers is None
-        or isinstance(config.data, StreamData)
-        or config.setting.has_oracle()
+        config.engine.workers is None or isinstance(data, StreamData) or config.setting.has_oracle()
     )
-    if not isinstance(config.data, SiteData):
-        return load_shards(config) if is_read_here else _surveyed(config)
-    problem, sizes = config.problem.build(), config.federation.num_examples
-    if sizes is None and config.data.paths:  # a simulation declares for every site
-        sizes = load_shards(config).sizes if is_read_here else _counted(config)
-    if sizes is not None:
-        config.setting.check_sizes(sizes)
-    like = made_up_examples(config)
-    return Facts(problem, problem.point_shape(like), sizes, like)
+    if isinstance(data, SiteData):
+        sizes = federation.num_examples
+        if sizes is None and data.paths:  # a simulation declares for every site
+            each = range(federation.num_clients)
+            counted = (len(_read(config, i, None, None)) for i in each)  # one after the other
+            sizes = load_shards(config).sizes if is_read_here else tuple(counted)
+        return _facts(config, made_up_examples(config), sizes)
+    if is_read_here:
+        return load_shards(config)
+    (first,) = _examples(config, range(1))
+    found = _facts(
+        config, first.take(torch.zeros(1, dtype=torch.long)), sizes_of_shards(*_split(config))
+    )
+    forget_datasets()
+    return found
 
 
 def made_up_examples(config: Experiment, num_examples: int = 1) -> Examples:
@@ -182,19 +182,15 @@ def made_up_examples(config: Experiment, num_examples: int = 1) -> Examples:
         raise ConfigError(f"data: {error}") from None
 
 
-def _own_size(config: Experiment, partition: int, declared: int | None = None) -> int | None:
-    """N_i of one client, public; None where the config names the data, and counts them.
-
-    ``declared`` is what the site says in its own config.
+def _own_size(config: Experiment, partition: int, declared: int | None) -> int:
+    """N_i of one client, public; ``declared`` is what the site says in its own config.
 
     Raises:
         ConfigError: nobody says it, or the site says another number than the config.
     """
-    if not isinstance(config.data, SiteData):
-        return None
     sizes = facts_of(config).declared
     named = declared if sizes is None else sizes[partition]
-    if named is None or (declared is not None and declared != named):
+    if named is None or declared not in (None, named):
         expected = "it" if sizes is None else f"{named}, as the config says,"
         raise ConfigError(f"num-examples of this node: expected {expected} got {declared}")
     config.setting.check_sizes((named,))
@@ -214,11 +210,10 @@ def own_examples(
         ConfigError: no path, a file that cannot be read, an invalid record, or another number of
             examples than N_i where no neighbouring dataset has one.
     """
+    size = _own_size(config, partition, declared)
     if isinstance(config.data, SiteData):
-        examples = _read(config, partition, path, _own_size(config, partition, declared))
-    else:
-        examples = load_shards(config).examples[partition]
-    return _checked(config, partition, examples)
+        return _checked(config, partition, _read(config, partition, path, size))
+    return _checked(config, partition, load_shards(config).examples[partition])
 
 
 def _checked(config: Experiment, partition: int, examples: Examples) -> Examples:
@@ -235,7 +230,9 @@ def _checked(config: Experiment, partition: int, examples: Examples) -> Examples
 
 def _read(config: Experiment, partition: int, path: Path | None, size: int | None) -> Examples:
     """The prepared examples of a client's file, normalised by ``size``; None: by their number."""
-    data, privacy, paths = config.data, config.privacy, simulated_paths(config)
+    data = config.data
+    privacy = config.privacy
+    paths = simulated_paths(config)
     assert isinstance(data, SiteData)
     if path is None and not paths:
         raise ConfigError(
@@ -270,27 +267,28 @@ def simulated_paths(config: Experiment) -> tuple[Path, ...]:
 
 def check_shards(config: Experiment) -> None:
     """`own_examples` of every client, where this process plays them; workers check their own."""
-    if config.has_all_data and config.engine.workers is None:
+    if config.setting.has_all_data and config.engine.workers is None:
         for partition in range(config.federation.num_clients):
             own_examples(config, partition)
 
 
 def _dtype_of(config: Experiment) -> torch.dtype:
     """The type of points, vectors and records."""
-    return {"float64": torch.float64, "float32": torch.float32}[config.engine.dtype]
+    return getattr(torch, config.engine.dtype)
 
 
 @lru_cache(maxsize=4)
 def client_setup(config: Experiment, sizes: Sizes | None = None) -> ClientSetup:
     """What all clients of a process need besides examples; ``sizes``: those that sites declared."""
-    setting, problem = config.setting, config.problem.build()
-    mechanism = example_mechanism(setting, facts_of(config).sizes if sizes is None else sizes)
-    return ClientSetup(problem, config.training, mechanism, setting.held_out)
+    mechanism = example_mechanism(config.setting, sizes or facts_of(config).sizes)
+    return ClientSetup(config.problem.build(), config.training, mechanism, config.setting.held_out)
 
 
 def _halves(config: Experiment, examples: Examples) -> tuple[Examples, Examples | None]:
     """(for training, held out) of a client's examples; None without private evaluation."""
-    held, privacy, dtype = config.setting.held_out, config.privacy, _dtype_of(config)
+    held = config.setting.held_out
+    privacy = config.privacy
+    dtype = _dtype_of(config)
     if held is None or privacy.kind == "none":
         return examples.to(dtype), None
     both = held.split(examples, privacy.neighboring_relation, config.federation.seed)
@@ -302,19 +300,18 @@ def own_node(
     config: Experiment, partition: int, path: Path | None = None, declared: int | None = None
 ) -> Node:
     """What one node brings to a run, from its own file alone (see `own_examples`)."""
-    size, facts = _own_size(config, partition, declared), facts_of(config)
-    examples = own_examples(config, partition, path, declared)
-    shard, hold_out = _halves(config, examples)
-    own = None if size is None or facts.declared is not None else (size,)
+    size = _own_size(config, partition, declared)
+    facts = facts_of(config)
+    shard, hold_out = _halves(config, own_examples(config, partition, path, declared))
     return Node(
-        client_setup(config, own),
+        client_setup(config, (size,) if facts.declared is None else None),
         shard,
         partition,
         sha256(config),
         facts.point_shape,
         config.setting.client_source,
         dtype=_dtype_of(config),
-        declared=len(examples) if size is None else size,
+        declared=size,
         hold_out=hold_out,
     )
 
@@ -351,7 +348,8 @@ def side_of(
 def _side(
     config: Experiment, examples: Sequence[Examples], sizes: Sizes, point_shape: tuple[int, ...]
 ) -> ClientSide:
-    both, clients = [_halves(config, one) for one in examples], config.federation.num_clients
+    both = [_halves(config, one) for one in examples]
+    clients = config.federation.num_clients
     return ClientSide(
         client_setup(config, sizes),
         tuple(shard for shard, _ in both),
@@ -367,8 +365,7 @@ def _side(
 
 def plan_of(config: Experiment, sizes: Sizes | None = None) -> Plan:
     """What the server loop needs; ``sizes``: those that the sites declared."""
-    sizes = facts_of(config).sizes if sizes is None else sizes
-    return plan(config.setting, sizes, config_sha256=sha256(config))
+    return plan(config.setting, sizes or facts_of(config).sizes, config_sha256=sha256(config))
 
 
 def starts(seed: int) -> torch.Generator:
@@ -384,7 +381,8 @@ def initial_point(config: Experiment) -> Tensor:
     Raises:
         ConfigError: ``problem.start`` gives something that is no point of the problem.
     """
-    facts, generator = facts_of(config), starts(config.federation.seed)
+    facts = facts_of(config)
+    generator = starts(config.federation.seed)
     try:
         x = config.problem.first_point(facts.problem, facts.point_shape, generator)
     except ValueError as error:
@@ -400,7 +398,8 @@ def check_first_update(config: Experiment) -> None:
     Raises:
         ConfigError: with what the algorithm raised, or `Uncharged`.
     """
-    training, server = config.training, config.server_update
+    training = config.training
+    server = config.server_update
     if not is_plugin(training.kind) and not is_plugin(server.kind):
         return
     phases = (*training.phases, *training.setup_phases)
@@ -408,13 +407,17 @@ def check_first_update(config: Experiment) -> None:
         return  # what it mixes takes every client
     if isinstance(config.data, SiteData):
         sizes = config.federation.num_examples or (1,)
-        setup, whole = client_setup(config, sizes), made_up_examples(config, sizes[0])
+        setup = client_setup(config, sizes)
+        whole = made_up_examples(config, sizes[0])
     else:
-        setup, (whole,) = client_setup(config), _examples(config, range(1), ())
+        setup, (whole,) = client_setup(config), _examples(config, range(1))
     shard, _ = _halves(config, whole)
-    x, source, manifold = initial_point(config), NoiseSource.from_seed(0), setup.problem.manifold
+    x = initial_point(config)
+    source = NoiseSource.from_seed(0)
+    manifold = setup.problem.manifold
     try:
-        state, memory = server.start(x), training.initial_memory(x)
+        state = server.start(x)
+        memory = training.initial_memory(x)
         for phase in training.phases:
             seat = Seat(0, 1, 0, phase.name)
             down = server.down(state, phase.name)
@@ -426,7 +429,8 @@ def check_first_update(config: Experiment) -> None:
             seen = (None, ()) if is_hidden else (type(made.up).stack([made.up]), (0,))
             clients = config.federation.num_clients
             collected = Collected(made.up.tensors(), *seen, clients, lambda: 0.5)
-            state, memory = server.step(state, phase.name, collected, 1, manifold), made.memory
+            state = server.step(state, phase.name, collected, 1, manifold)
+            memory = made.memory
         server.output(state, manifold)
         server.model(state, manifold)
     except Uncharged as error:

@@ -137,9 +137,11 @@ def client_shares(sizes: Sequence[int], rule: str) -> Tensor:
 
 def oracle_of(config: Experiment, sizes: tuple[int, ...]) -> Evaluator:
     """What judges models by all data, its reference solution computed once a process."""
-    federation, weighting = config.federation, config.server_update.weighting
+    federation = config.federation
+    weighting = config.server_update.weighting
     if not isinstance(config.data, SiteData):
-        clients, seed = federation.num_clients, federation.seed
+        clients = federation.num_clients
+        seed = federation.seed
         key = (config.problem, config.data, federation.partition, clients, seed, data_folder())
         return _oracle(weighting, *key)  # pyright: ignore[reportArgumentType] (frozen: hashable)
     found = load_shards(config)
@@ -161,7 +163,8 @@ def public_evaluator(config: Experiment) -> PublicEvaluator | None:
     Raises:
         ConfigError: the file cannot be read, or holds a record that nothing can be computed from.
     """
-    held, data = config.evaluation, config.data
+    held = config.evaluation
+    data = config.data
     if held.kind != "public":
         return None
     assert isinstance(data, SiteData)

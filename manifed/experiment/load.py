@@ -78,7 +78,8 @@ def _place_files(table: dict[str, Any], folder: Path) -> None:
     """Make the path of a graph and ``data.paths`` absolute, these a list out of a pattern."""
     if isinstance(path := part(part(table, "training"), "graph").get("path"), str):
         table["training"]["graph"]["path"] = str(folder / path)
-    data, count = part(table, "data"), part(table, "federation").get("num_clients")
+    data = part(table, "data")
+    count = part(table, "federation").get("num_clients")
     paths = data.get("paths") if data.get("kind") == "file" else None
     if isinstance(paths, str) and isinstance(count, int):
         if "{partition}" not in paths:

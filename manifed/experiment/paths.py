@@ -59,7 +59,8 @@ def table_at(found: _Options, kind: str | None) -> _Model | None:
 
 def place_of(location: Sequence[int | str], root: _Model) -> Place:
     """The place of a pydantic error location in a table that ``root`` parses."""
-    parts, found = list[str](), _Options()
+    parts = list[str]()
+    found = _Options()
     model: _Model | None = root
     for part in location:
         if model is None and not isinstance(part, int) and (chosen := table_at(found, part)):
@@ -86,7 +87,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def fault(error: ValidationError, root: _Model) -> str:
     """What is wrong first: field, value, what is expected, and the nearest name."""
     first = error.errors(include_url=False)[0]
-    where, context = (place := place_of(first["loc"], root)).path, first.get("ctx", {})
+    where = (place := place_of(first["loc"], root)).path
+    context = first.get("ctx", {})
     given = first.get("input")  # a list stands as a tuple there (`plain`)
     got = short(list(given) if isinstance(given, tuple) else given)
     message = first["msg"].removeprefix("Value error, ")
@@ -158,7 +160,8 @@ def plain(value: Any, *path: str) -> Any:
         ConfigError: naming the field, for what no config holds: deep tables, text with NUL,
             integers that TOML does not promise, and numbers that are none or whose squares are.
     """
-    where, said = ".".join(path), None
+    where = ".".join(path)
+    said = None
     if len(path) > _DEEPEST:
         raise ConfigError(f"Expected tables nested at most {_DEEPEST} deep, got {where}")
     if isinstance(value, Mapping):

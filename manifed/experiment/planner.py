@@ -6,8 +6,8 @@ written into the config in its place. Where there are several guesses, it is the
 mean of the gaps. What is hashed, approved and run is that resolved config.
 
 Public are the dimension, the clients, their N_i, the clip and the budget; what the problem looks
-like is a guess, one a problem kind for all data sets (`guesses.py`). Who knows better says so in
-``training.decay``. Where there is no guess a safe default is taken (`_safe`).
+like is a guess, one a problem kind for all data sets (`predictions.py`). Who knows better says so
+in ``training.decay``. Where there is no guess a safe default is taken (`_safe`).
 
 Batches are full. A Poisson batch of a share q under the same budget has no less noise a round (the
 Gaussian limit has the deviation of the full batch's), and the batch's own on top: batches that grow
@@ -16,7 +16,7 @@ save computing time, which is not what a budget pays for.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -28,15 +28,16 @@ from manifed.algorithms.one_shot import LogEuclidean, OneShot, SecondMoment
 from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
-from manifed.experiment.assembly import facts_of
+from manifed.experiment.assembly import Facts, facts_of
 from manifed.experiment.paths import fault, part
 from manifed.experiment.predictions import (
+    CLIP_SHARE,
     COMPLETION,
     Array,
+    Cloud,
     Components,
     Descent,
     Flat,
-    Guess,
     guess_of,
 )
 from manifed.experiment.schema import Experiment
@@ -44,12 +45,12 @@ from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full
-from manifed.plan import Sizes, example_mechanism
+from manifed.plan import example_mechanism
 from manifed.privacy.events import Frozen
-from manifed.schedules.schedule import Geometric
+from manifed.schedules import Geometric
 
 
-class Auto(Frozen):
+class _Auto(Frozen):
     """``training.kind = "auto"``: what the planner takes for granted."""
 
     kind: Literal["auto"] = "auto"
@@ -97,62 +98,55 @@ def stand_in(table: Mapping[str, Any]) -> dict[str, Any]:
         "kind": "rsgd", "step_size": 1.0, "minibatch": {"kind": "full"}, "maps": "retraction",
     }  # fmt: skip
     federation = {"num_rounds": 100, **part(table, "federation")}
-    return _without_strategy(table) | {"training": method, "federation": federation}
+    return {**table, "training": method, "strategy": None, "federation": federation}
 
 
 def with_option(table: Mapping[str, Any], option: _Option) -> dict[str, Any]:
     """The table with a method, its rounds, its clip and its own server update."""
-    parts = {"training": option.training, "strategy": option.strategy}
-    told = {k: v.model_dump(mode="json", exclude_none=True) for k, v in parts.items() if v}
-    return _without_strategy(table) | told | {
+    training, server = (
+        one and one.model_dump(mode="json", exclude_none=True)
+        for one in (option.training, option.strategy)
+    )
+    return {
+        **table, "training": training, "strategy": server,
         "privacy": {**table["privacy"], "l2_norm_clip": option.clip},
         "federation": {**table["federation"], "num_rounds": option.num_rounds},
     }  # fmt: skip
 
 
-def _without_strategy(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key != "strategy"}
-
-
+# -- the choice ------------------------------------------------------------------------------
 def planned(
     table: Mapping[str, Any], parse: Callable[[dict[str, Any]], Experiment]
 ) -> list[_Option]:
-    """What `plan` finds for the table of a config; ``parse`` reads a table that names a method.
+    """The best settings of every method for a config's problem and budget, best first.
+
+    ``parse`` reads a table that names a method. Where no guess is made for the problem: the safe
+    default alone. Of several principal components the release comes first where it may be sent: how
+    fast a descent parts them rests on the spacing of the spectrum, which no public guess knows.
 
     Raises:
-        ConfigError: as `plan`, and for what "auto" does not take.
+        ConfigError: for what "auto" does not take, a privacy or cohort that nothing is predicted
+            for, or an upload of which ``numbers_up`` allows none.
     """
     training = part(table, "training")
     try:  # its own keys first; a config that names a method has none
-        auto = Auto.model_validate(training if training.get("kind") == "auto" else {})
+        auto = _Auto.model_validate(training if training.get("kind") == "auto" else {})
     except ValidationError as error:
-        raise ConfigError(f"training.{fault(error, Auto)}") from None
+        raise ConfigError(f"training.{fault(error, _Auto)}") from None
     config = parse(stand_in(table))
-    return plan(config, auto, config.federation.num_rounds)
-
-
-# -- the choice ------------------------------------------------------------------------------
-def plan(config: Experiment, auto: Auto, rounds: int) -> list[_Option]:
-    """The best settings of every method for the problem and budget of ``config``, best first.
-
-    Where no guess is made for the problem: the safe default alone. Of several principal components
-    the release comes first where it may be sent: how fast a descent parts them rests on the spacing
-    of the spectrum, which no public guess knows.
-
-    Raises:
-        ConfigError: for a privacy or cohort that nothing is predicted for, or an upload of which
-            ``auto.numbers_up`` allows none.
-    """
-    sizes, shape = public_numbers(config)
-    clip, size = config.privacy.l2_norm_clip or 0.0, math.prod(shape)
-    most = int(min(rounds, (auto.numbers_up or math.inf) // size))
-    guess = guess_of(config, clip, shape, auto.decay)
+    facts = public_numbers(config)
     found = dict[str, list[_Option]]()
+    shape = facts.point_shape
+    most = auto.numbers_up or math.inf
+    size = math.prod(shape)
+    clip = config.privacy.l2_norm_clip or 0.0
+    guess = guess_of(config, clip, shape, auto.decay)
+    rounds = int(min(config.federation.num_rounds, most // size))
     for option in (
-        *_releases(config, guess, sizes, shape, clip),
-        *_descents(config, guess, sizes, shape, clip, most),
+        *_releases(config, facts, guess, clip),
+        *_descents(config, facts, guess, clip, rounds),
     ):
-        if auto.numbers_up is None or option.numbers_up <= auto.numbers_up:
+        if option.numbers_up <= most:
             found.setdefault(option.name, []).append(option)
     if not found:
         raise ConfigError(
@@ -178,25 +172,26 @@ def _best(options: Sequence[_Option]) -> _Option:
     return min(good, key=lambda option: (option.numbers_up, _gap(option)))
 
 
-def public_numbers(config: Experiment) -> tuple[Sizes, tuple[int, ...]]:
-    """(N_i, shape of a point): of a data set that the config names, or as it declares them.
+def public_numbers(config: Experiment) -> Facts:
+    """N_i, the shape of a point, the problem: of a data set that is named, or as it declares them.
 
     Raises:
         ConfigError: nothing is predicted for the config, its data set is not there, or sites have
             not declared their sizes.
     """
-    privacy, cohort, problem = config.privacy, config.federation.cohort, config.problem
-    noise = "none" if privacy.kind == "none" else privacy.noise.kind
+    privacy = config.privacy
+    cohort = config.federation.cohort
+    problem = config.problem
     for field, wanted, got in (
         ("privacy.kind", "example-level", privacy.kind),
-        ("privacy.noise.kind", "target", noise),
+        ("privacy.noise.kind", "target", privacy.noise.kind),
         ("federation.cohort.kind", "all", cohort.kind),
     ):
         if got != wanted:
             raise ConfigError(
                 f"training.kind: 'auto' plans for {field} = {wanted!r}, got {got!r}; name a method"
             )
-    if config.is_at_sites and config.federation.num_examples is None:
+    if config.setting.is_at_sites and config.federation.num_examples is None:
         raise ConfigError(
             "federation.num_examples: required for a plan, which depends on every N_i; list them"
         )
@@ -207,95 +202,95 @@ def public_numbers(config: Experiment) -> tuple[Sizes, tuple[int, ...]]:
             f"training.kind: 'auto' plans where there is something to find, got points of shape "
             f"{shape} on a manifold of dimension 0"
         )
-    fields = {"kpca": "num_components", COMPLETION: "rank"}
-    if problem.kind in fields and shape[1] >= shape[0]:
+    field = {"kpca": "num_components", COMPLETION: "rank"}.get(problem.kind)
+    if field is not None and shape[1] >= shape[0]:
         raise ConfigError(
-            f"problem.{fields[problem.kind]}: a plan needs fewer than the {shape[0]} columns, got "
-            f"{shape[1]}"
+            f"problem.{field}: a plan needs fewer than the {shape[0]} columns, got {shape[1]}"
         )
-    return facts.sizes, shape
+    return facts
 
 
 # -- every method ----------------------------------------------------------------------------
-def _releases(
-    config: Experiment, guess: Guess | None, sizes: Sizes, shape: tuple[int, ...], clip: float
-) -> Iterator[_Option]:
+_Guess = Components | Flat | Cloud | None
+
+
+def _releases(config: Experiment, facts: Facts, guess: _Guess, clip: float) -> Iterator[_Option]:
     """The one-shot releases that the problem has a statistic for."""
-    statistic = config.problem.build().sufficient_statistic
-    for kind in (SecondMoment, LogEuclidean):
-        if guess is None or not isinstance(statistic, kind.takes):
+    for training in (SecondMoment(), LogEuclidean()):
+        if guess is None or not isinstance(facts.problem.sufficient_statistic, training.takes):
             continue
-        assert not isinstance(guess.landscape, Flat)
-        training = kind()
+        assert not isinstance(guess, Flat)
         # of log z, and not of the gradient -2 log z at the identity
-        cut = clip / 2 if kind is LogEuclidean else clip
-        price, stddev = _noise(config, training, sizes, cut)
-        gap = float(_typical(np.atleast_1d(guess.landscape.one_shot_gap(stddev))))
-        up = math.prod(training.up.layout(shape, torch.float64)["u"][0])
+        cut = clip / 2 if training.kind == "log-euclidean" else clip
+        price, stddev = _noise(config, training, facts, cut)
+        gap = float(_typical(np.atleast_1d(guess.one_shot_gap(stddev))))
+        up = math.prod(training.up.layout(facts.point_shape, torch.float64)["u"][0])
         yield _Option(training, 1, cut, price, up, gap)
 
 
 def _descents(
-    config: Experiment,
-    guess: Guess | None,
-    sizes: Sizes,
-    shape: tuple[int, ...],
-    clip: float,
-    rounds: int,
+    config: Experiment, facts: Facts, guess: _Guess, clip: float, rounds: int
 ) -> Iterator[_Option]:
     """Full-batch descent for every setting that is tried; the safe default where none is known."""
     if rounds < 1:
         return
-    manifold = config.problem.build().manifold
+    manifold = facts.problem.manifold
+    shape = facts.point_shape
     is_frame = isinstance(manifold, Stiefel | Grassmann)
     is_spanned = is_frame or isinstance(manifold, Sphere)
-    clip = clip * (1.0 if guess is None else guess.clip_share)
-    price, stddev = _noise(config, RSGD(step_size=1.0, minibatch=Full()), sizes, clip)
-
-    def option(tried: Descent, step: float, gap: float | None) -> _Option:
-        ratio, count, average, strategy = tried.noise_ratio, tried.num_rounds, None, None
+    clip *= 1.0 if guess is None else CLIP_SHARE.get(config.problem.kind, 1.0)
+    keys: dict[str, Any] = {
+        "minibatch": Full(),
         # exact logarithms of frames do not converge where the noise of a step is long
-        is_exact = manifold.has_logmap and not is_frame
-        keys: dict[str, Any] = {"step_size": step, "minibatch": Full()}
-        keys["maps"] = "exact" if is_exact else "retraction"
-        training = RSGD(**keys)
+        "maps": "exact" if manifold.has_logmap and not is_frame else "retraction",
+    }
+    price, stddev = _noise(config, RSGD(step_size=1.0, **keys), facts, clip)
+    found = [] if guess is None else list(_predicted(guess, stddev, rounds))
+    if not found:
+        right_angle = math.pi / 2 * math.sqrt(shape[1] if len(shape) == 2 else 1)
+        spread = stddev**2 * manifold.dim(shape)
+        distance = right_angle if is_spanned else 1.0
+        found = [(*_safe(clip, spread, distance, rounds), None)]
+    for tried, step, gap in found:
+        ratio = tried.noise_ratio
+        count = tried.num_rounds
+        average = None
+        strategy = None
+        training = RSGD(step_size=step, **keys)
         if ratio != 1.0:
-            training = ScheduledRSGD(**keys, noise_multipliers=Geometric(scale=1.0, ratio=ratio))
+            falling = Geometric(scale=1.0, ratio=ratio)
+            training = ScheduledRSGD(step_size=step, noise_multipliers=falling, **keys)
         if tried.from_round is not None:
             kind = ProjectorAverage if is_spanned else GeodesicAverage
             average = kind(from_round=tried.from_round, noise_ratio=ratio)
         if tried.momentum or average:
             strategy = TangentMean(momentum=tried.momentum or None, average=average)
         scale = math.sqrt(sum(ratio ** (-2 * r) for r in range(count)))
-        return _Option(
-            training, count, clip, scale * price, count * math.prod(shape), gap, strategy
-        )
+        up = count * math.prod(shape)
+        yield _Option(training, count, clip, scale * price, up, gap, strategy)
 
-    told = False
-    if guess is not None:
-        landscape = guess.landscape
-        shares = (0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.75, 1.0)
-        counts = (1, 2, 3, 4, 6, 8, 11, 15, 22, 30, 45, 60, 100, 200, 400)
-        if isinstance(landscape, Components):  # its directions are followed one by one: it is slow
-            shares = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
-            counts = (1, 3, 8, 15, 30, 60, 100, 200, 400)
-        steps = np.array([float(f"{share / landscape.sharpest:.3g}") for share in shares])
-        found = [
-            (tried, np.atleast_2d(landscape.descent_gaps(tried, stddev)))
-            for tried in _tried(steps, sorted({min(count, rounds) for count in counts}))
-        ]
-        # a guess by which every setting is lost says nothing of which to take
-        is_told = np.isfinite([gaps.min(-1) for _, gaps in found]).any(0)
-        for tried, gaps in found if is_told.any() else []:
-            typical = _typical(gaps[is_told])
-            best = int(typical.argmin())
-            if math.isfinite(typical[best]):
-                told = True
-                yield option(tried, float(steps[best]), float(typical[best]))
-    if not told:
-        right_angle = math.pi / 2 * math.sqrt(shape[1] if len(shape) == 2 else 1)
-        spread, distance = stddev**2 * manifold.dim(shape), right_angle if is_spanned else 1.0
-        yield option(*_safe(clip, spread, distance, rounds), None)
+
+def _predicted(
+    guess: Components | Flat | Cloud, stddev: float, rounds: int
+) -> Iterator[tuple[Descent, float, float]]:
+    """(descent, its best step, predicted gap) of all settings that are tried and not lost."""
+    shares = (0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.75, 1.0)
+    counts = (1, 2, 3, 4, 6, 8, 11, 15, 22, 30, 45, 60, 100, 200, 400)
+    if isinstance(guess, Components):  # its directions are followed one by one: it is slow
+        shares = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
+        counts = (1, 3, 8, 15, 30, 60, 100, 200, 400)
+    steps = np.array([float(f"{share / guess.sharpest:.3g}") for share in shares])
+    found = [
+        (tried, np.atleast_2d(guess.descent_gaps(tried, stddev)))
+        for tried in _tried(steps, sorted({min(count, rounds) for count in counts}))
+    ]
+    # a guess by which every setting is lost says nothing of which to take
+    is_told = np.isfinite([gaps.min(-1) for _, gaps in found]).any(0)
+    for tried, gaps in found if is_told.any() else []:
+        typical = _typical(gaps[is_told])
+        best = int(typical.argmin())
+        if math.isfinite(typical[best]):
+            yield tried, float(steps[best]), float(typical[best])
 
 
 def _safe(clip: float, spread: float, distance: float, rounds: int) -> tuple[Descent, float]:
@@ -327,25 +322,26 @@ def _tried(steps: Array, counts: Sequence[int]) -> Iterator[Descent]:
             yield Descent(steps, 1)
             continue
         for first in {None, *(max(1, int(share * count)) for share in (0.25, 0.5))}:
-            yield Descent(steps, count, from_round=first)
-            for fall in (0.5, 0.2, 0.05):  # noise of the last round over that of the first
+            for fall in (1.0, 0.5, 0.2, 0.05):  # noise of the last round over that of the first
                 ratio = float(f"{fall ** (1 / (count - 1)):.4g}")
                 yield Descent(steps, count, noise_ratio=ratio, from_round=first)
             yield Descent(steps, count, momentum=0.5, from_round=first)
 
 
 def _noise(
-    config: Experiment, training: OneShot | RSGD, sizes: Sizes, clip: float
+    config: Experiment, training: OneShot | RSGD, facts: Facts, clip: float
 ) -> tuple[float, float]:
     """(multiplier, deviation in every coordinate of the weighted mean) of one full-batch round."""
-    once = config.model_copy(
-        update={
-            "federation": config.federation.model_copy(update={"num_rounds": 1}),
-            "privacy": config.privacy.model_copy(update={"l2_norm_clip": clip}),
-            "training": training,
-        }
+    setting = config.setting
+    sizes = facts.sizes
+    once = replace(
+        setting,
+        training=training,
+        federation=setting.federation.model_copy(update={"num_rounds": 1}),
+        privacy=setting.privacy.model_copy(update={"l2_norm_clip": clip}),
     )
-    mechanism, total = example_mechanism(once.setting, sizes), sum(sizes)
+    mechanism = example_mechanism(once, sizes)
+    total = sum(sizes)
     variance = sum(
         (size / total * training.queries(mechanism, size)[0].stddev) ** 2 for size in sizes
     )

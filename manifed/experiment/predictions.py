@@ -39,7 +39,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from statistics import NormalDist
 
 import numpy as np
@@ -55,7 +54,8 @@ _STARTS = np.array([NormalDist().inv_cdf(1 - (n + 0.5) / 100) for n in range(50)
 """|z_i| of starts that are equally likely."""
 _LOST = 1e100
 """Squared tangent where nothing settles; and squared distance beyond which none is told apart."""
-_APART, _TOGETHER = 40, 24
+_APART = 40
+_TOGETHER = 24
 """Directions beyond the components that are followed one by one, and groups of all others."""
 
 
@@ -74,48 +74,47 @@ class Descent:
     @property
     def weights(self) -> Array:
         """w_0, ..., w_T."""
-        rounds = np.arange(self.num_rounds + 1, dtype=np.float64)
         first = self.num_rounds if self.from_round is None else self.from_round
-        found: Array = np.where(rounds >= first, self.noise_ratio ** (-2 * (rounds - first)), 0.0)
+        found = np.zeros(self.num_rounds + 1)
+        found[first:] = self.noise_ratio ** (-2.0 * np.arange(len(found) - first))
         return found / found.sum()
 
     @property
     def noise(self) -> Array:
         """Standard deviation of the noise of rounds 1, ..., T at s = 1."""
-        z: Array = self.noise_ratio ** np.arange(1, self.num_rounds + 1, dtype=np.float64)
-        return z * math.sqrt(float((z**-2).sum()))
+        z: Array = self.noise_ratio ** np.arange(1.0, self.num_rounds + 1)
+        return z * math.sqrt((z**-2).sum())
 
-    def errors(self, bend: Array, first: Array | None = None) -> tuple[Array, Array]:
+    def settles(self, bend: Array) -> NDArray[np.bool_]:
+        """Whether descent with this eta h converges."""
+        return (bend > 0) & (bend < 2 * (1 + self.momentum))
+
+    def errors(self, bend: Array, first: Array | float = 0.0) -> tuple[Array, Array]:
         """(variance at s = 1, share of the start squared) for one eta h (n, ...) in all rounds.
 
-        ``first``: rounds (n,) before which all is forgotten, so that the start is there.
-        Infinite where steps are so long that nothing converges.
+        ``first``: rounds before which all is forgotten, so that the start is there. Infinite where
+        steps are so long that nothing converges.
         """
-        axes = tuple(range(1, bend.ndim))
-        begin = np.zeros(len(bend)) if first is None else first
-        noise = self.noise**2 * (np.arange(self.num_rounds) >= begin[:, None])
-        variance, start = self.backwards(
-            np.broadcast_to(bend, (self.num_rounds, *bend.shape)),
-            np.expand_dims(noise.T, tuple(a + 1 for a in axes)),
-            np.expand_dims(begin, axes),
-        )
-        is_lost = ~((bend > 0) & (bend < 2 * (1 + self.momentum)))
-        with np.errstate(over="ignore"):
-            variance = np.expand_dims(self.step_sizes, axes) ** 2 * variance
-        return np.where(is_lost, np.inf, variance), np.where(is_lost, np.inf, start**2)
+        bends = np.broadcast_to(bend, (self.num_rounds, *bend.shape))
+        variance, start = self.backwards(bends, self.noise**2, first)
+        variance = np.expand_dims(self.step_sizes, tuple(range(1, bend.ndim))) ** 2 * variance
+        is_there = self.settles(bend)
+        return np.where(is_there, variance, np.inf), np.where(is_there, start**2, np.inf)
 
-    def backwards(self, bends: Array, noise: Array, first: Array) -> tuple[Array, Array]:
+    def backwards(
+        self, bends: Array, noise: Array, first: Array | float = 0.0
+    ) -> tuple[Array, Array]:
         """(sum_r noise_r D_r^2, S_first) for eta h and noise by round, each (T, n, ...)."""
-        weights, shape = self.weights, bends.shape[1:]
-        total, velocity = np.zeros(shape), np.zeros(shape)
-        position = np.full(shape, weights[-1])
-        start = position
+        weights = self.weights
+        total = 0.0
+        velocity = 0.0
+        start = position = np.full(bends.shape[1:], weights[-1])
         for r in range(self.num_rounds, 0, -1):
             velocity = position + self.momentum * velocity
-            total = total + noise[r - 1] * velocity**2
+            total = total + np.where(first < r, noise[r - 1], 0.0) * velocity**2
             position = weights[r - 1] + position - bends[r - 1] * velocity
-            start = np.where(first <= r - 1, position, start)
-        return total, start
+            start = np.where(first < r, position, start)
+        return np.asarray(total), start
 
 
 @dataclass(frozen=True)
@@ -127,17 +126,13 @@ class Flat:
     """Squared distance of the start by direction, (m,)."""
     value: float
     """|f*|."""
-    smoothness: float = 0.0
-    """A bound on every curvature that is sure; 0: none."""
+    sharpest: float
+    """The largest curvature; more where steps of one over it might exceed 2 over a sure bound.
 
-    @property
-    def sharpest(self) -> float:
-        """The largest curvature; more where steps of one over it might exceed 2 / smoothness.
+    So no step is so long that descent is unstable where the guess is wrong.
+    """
 
-        So no step is so long that descent is unstable where the guess is wrong.
-        """
-        return max(float(self.curvature.max()), self.smoothness / 2)
-
+    @np.errstate(over="ignore")
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:
         """(f - f*) / |f*| of every step size."""
         variance, start = descent.errors(descent.step_sizes[:, None] * self.curvature)
@@ -173,30 +168,19 @@ class Cloud:
         """The gap of a mean with this deviation in every coordinate, shape (m,)."""
         return self.dim * (stddev / self.spread) ** 2
 
+    @np.errstate(over="ignore", invalid="ignore")
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:
         """(f - f*) / |f*| of every guess and step size, (m, n); infinite where the way is lost."""
-        away, spread = self.away[:, None], self.spread[:, None]
-        bends, pushed, farthest = self._forwards(descent, stddev)
-        variance, start = descent.backwards(bends, pushed, np.zeros(len(descent.step_sizes)))
-        with np.errstate(over="ignore", invalid="ignore"):
-            gaps = (variance + (away * start) ** 2) / spread**2
-        is_lost = ~(bends[0] < 2 * (1 + descent.momentum))
-        if self.mean_bow:  # no average repairs what noise carries off in a bent space
-            is_lost |= farthest > (1 + 1e-9) * np.maximum(away, self.clip / 2) ** 2
-        return np.where(is_lost | np.isnan(gaps), np.inf, gaps)
-
-    def _kept(self, square: Array, spread: Array) -> Array:
-        """c(r) by r^2."""
-        found: Array = np.minimum(1.0, self.clip / (2 * np.sqrt(square + spread**2)))
-        return found
-
-    def _forwards(self, descent: Descent, stddev: float) -> tuple[Array, Array, Array]:
-        """(eta h, what noise adds to r^2) by round, (T, m, n), and the largest r^2, (m, n)."""
-        eta, beta, spread = descent.step_sizes, descent.momentum, self.spread[:, None]
-        way = np.repeat(self.away[:, None], len(eta), axis=1)
-        pace, place, both, speed = (np.zeros_like(way) for _ in range(4))
+        away = self.away[:, None]
+        spread = self.spread[:, None]
+        eta = descent.step_sizes
+        beta = descent.momentum
+        way = np.repeat(away, len(eta), axis=1)
+        pace, place, both, speed = np.zeros((4, *way.shape))
         # of the noise: place squared, place times speed, speed squared
-        farthest, bends, pushed = way**2, list[Array](), list[Array]()
+        farthest = way**2
+        bends = list[Array]()
+        pushed = list[Array]()
         for deviation in stddev * descent.noise:
             square = way**2 + place
             bend = eta * (2 / self.classes) * self._kept(square, spread)
@@ -206,13 +190,21 @@ class Cloud:
             pushed.append(push)
             pace = beta * pace - bend * way
             way = way + pace
-            speed, both = (
-                beta**2 * speed - 2 * beta * bend * both + bend**2 * place + push,
-                beta * both - bend * place,
-            )
-            place, both = np.minimum(place + 2 * both + speed, _LOST), both + speed
+            speed = beta**2 * speed - 2 * beta * bend * both + bend**2 * place + push
+            both = beta * both - bend * place
+            place = np.minimum(place + 2 * both + speed, _LOST)
+            both = both + speed
             farthest = np.fmax(farthest, way**2 + place)
-        return np.stack(bends), np.stack(pushed), farthest
+        variance, start = descent.backwards(np.stack(bends), np.stack(pushed))
+        gaps = (variance + (away * start) ** 2) / spread**2
+        is_lost = ~descent.settles(bends[0]) | np.isnan(gaps)
+        if self.mean_bow:  # no average repairs what noise carries off in a bent space
+            is_lost |= farthest > (1 + 1e-9) * np.maximum(away, self.clip / 2) ** 2
+        return np.where(is_lost, np.inf, gaps)
+
+    def _kept(self, square: Array, spread: Array) -> Array:
+        """c(r) by r^2."""
+        return np.minimum(1.0, self.clip / (2 * np.sqrt(square + spread**2)))
 
 
 def _cotangent(bow: float, r: Array) -> Array:
@@ -226,24 +218,17 @@ def _cotangent(bow: float, r: Array) -> Array:
     return bent / np.tanh(bent)
 
 
-def _powers(count: int, decay: float, trace: float) -> Array:
-    found = np.arange(1, count + 1, dtype=np.float64) ** -decay
-    return trace * found / found.sum()
-
-
 @dataclass(frozen=True)
-class Spectrum:
-    """Public guess: row moments of trace ``trace`` with eigenvalues falling as i^-decay."""
+class Components:
+    """f = -c / 2 tr(X^T A X) or what differs from it by a constant, A of a guessed spectrum."""
 
-    dimension: int
+    values: Array
+    """l_1 >= ... >= l_d."""
     components: int
-    trace: float
-    decay: float
-
-    @property
-    def values(self) -> Array:
-        """l_1 >= ... >= l_d, shape (d,)."""
-        return _powers(self.dimension, self.decay, self.trace)
+    curvature: float
+    """c: of f in the direction from component i to j, over l_i - l_j."""
+    value: float
+    """|f*|."""
 
     @cached_property
     def beyond(self) -> tuple[Array, Array]:
@@ -253,54 +238,35 @@ class Spectrum:
             return np.append(near, rest), np.ones(len(rest) + 1)
         edges = np.unique(np.geomspace(_APART, len(rest), _TOGETHER + 1).round().astype(int))
         groups = [rest[a:b] for a, b in itertools.pairwise(edges)]
-        means = np.array([group.mean() for group in groups])
-        counts = np.array([float(len(group)) for group in groups])
-        values = np.concatenate([near, rest[:_APART], means])
-        return values, np.concatenate([np.ones(1 + _APART), counts])
+        values = np.concatenate([near, rest[:_APART], [group.mean() for group in groups]])
+        return values, np.concatenate([np.ones(1 + _APART), list(map(len, groups))])
 
     @cached_property
     def gaps(self) -> Array:
         """l_i - l_j for i <= k < j, shape (k, groups)."""
-        return self.values[: self.components, None] - self.beyond[0][None]
-
-    @property
-    def best(self) -> float:
-        """sum_{i<=k} l_i."""
-        return float(self.values[: self.components].sum())
-
-
-@dataclass(frozen=True)
-class Components:
-    """f = -c / 2 tr(X^T A X) or what differs from it by a constant, A of a guessed spectrum."""
-
-    spectrum: Spectrum
-    curvature: float
-    """c: of f in the direction from component i to j, over l_i - l_j."""
-    value: float
-    """|f*|."""
+        return self.values[: self.components, None] - self.beyond[0]
 
     @property
     def sharpest(self) -> float:
         """The largest curvature."""
-        return self.curvature * float(self.spectrum.gaps.max())
+        return self.curvature * float(self.gaps.max())
 
-    def one_shot_gap(self, stddev: float) -> float:
+    def one_shot_gap(self, stddev: float) -> Array:
         """The gap of leading eigenvectors of A + E, E of this deviation in Sym(d)'s coordinates."""
-        return float(self._gap(stddev**2 / 2 / self.spectrum.gaps**2))
+        return self._gap(stddev**2 / 2 / self.gaps**2)
 
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:
         """(f - f*) / |f*| of every step size; shape (n,)."""
-        curvature = self.curvature * self.spectrum.gaps
-        bends = descent.step_sizes[:, None, None] * curvature
+        bends = descent.step_sizes[:, None, None] * (self.curvature * self.gaps)
         drowned = self._settled(descent, bends, stddev)
         # iterates before the noise is small enough are as good as random ones
         is_drowned = drowned.max(-1) > 0.9  # a squared sine
         first = np.where(is_drowned.any(-1), descent.num_rounds - is_drowned[:, ::-1].argmax(-1), 0)
-        first = np.minimum(first, descent.num_rounds - 1)
+        first = np.minimum(first, descent.num_rounds - 1)[:, None, None]
         variance, _ = descent.errors(bends, first)
         _, start = descent.errors(bends / (1 + bends), first)
-        with np.errstate(invalid="ignore"):  # no noise, and steps with which nothing converges
-            leaks = stddev**2 * variance
+        leaks = stddev**2 * variance
         if descent.from_round is not None:  # of an average: its iterates overlap less
             from_first = drowned[:, max(descent.from_round, 1) - 1]
             leaks = leaks / np.maximum(1 - from_first, 1e-9)[..., None]
@@ -309,19 +275,15 @@ class Components:
     def _settled(self, descent: Descent, bends: Array, stddev: float) -> Array:
         """sum_j t_ij^2 where noise of each round's size has settled, shape (n, T, k)."""
         beta = descent.momentum
-        with np.errstate(divide="ignore"):
-            shape = (1 + beta) / ((1 - beta) * bends * (2 * (1 + beta) - bends))
-        shape = np.where((bends > 0) & (bends < 2 * (1 + beta)), shape, _LOST)
-        each = (self.spectrum.beyond[1] * shape).sum(-1)  # (n, k)
+        shape = (1 + beta) / ((1 - beta) * bends * (2 * (1 + beta) - bends))
+        each = (self.beyond[1] * np.where(descent.settles(bends), shape, _LOST)).sum(-1)  # (n, k)
         length = (descent.step_sizes[:, None] * stddev * descent.noise) ** 2  # (n, T)
         return length[..., None] * each[:, None]
 
     def _gap(self, leaks: Array) -> Array:
         """By squared tangents (..., k, groups)."""
-        counts = self.spectrum.beyond[1]
-        drowned = (counts * leaks).sum(-1, keepdims=True)
-        with np.errstate(invalid="ignore"):
-            inside = counts * self.spectrum.gaps * leaks / np.maximum(drowned, 1.0)
+        leaks = self.beyond[1] * leaks
+        inside = self.gaps * leaks / np.maximum(leaks.sum(-1, keepdims=True), 1.0)
         found = inside.sum((-2, -1)) * self.curvature / 2 / self.value
         return np.where(np.isnan(found), np.inf, found)
 
@@ -332,59 +294,54 @@ _SCORES = 1.5
 _EXPLAINED = 0.5
 """Share of the variance of a target that least squares explains."""
 _CURVATURE: Mapping[str, float] = {
-    "spd": -0.5, "spd-log-euclidean": 0.0, "spd-log-cholesky": 0.0, "sphere": 1.0,
-    "lorentz": -1.0, "poincare": -1.0,
+    "spd": -0.5, "spd-log-euclidean": 0.0, "sphere": 1.0, "lorentz": -1.0, "poincare": -1.0,
 }  # fmt: skip
 """The sectional curvature farthest from zero."""
-_DECAY: Mapping[str, float] = {
-    "principal-eigenvector": 2.0, "kpca": 2.0, COMPLETION: 2.0, "least-squares": 1.0,
-    "logistic": 1.0,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Guess:
-    """A landscape, and what of the config's clip a gradient of it needs."""
-
-    landscape: Components | Flat | Cloud
-    clip_share: float = 1.0
-    """A descent's clip over the config's."""
+CLIP_SHARE: Mapping[str, float] = {"kpca": 0.5, "least-squares": 0.5}
+"""What of the config's clip a gradient of a problem needs, where it is not all."""
 
 
 def guess_of(
     config: Experiment, clip: float, shape: tuple[int, ...], decay: float | None
-) -> Guess | None:
+) -> Components | Flat | Cloud | None:
     """The guess for a problem whose points have that shape; None: no kind that one is made for."""
     kind = config.problem.kind
-    fall = decay or _DECAY.get(kind, 1.0)
     if kind in ("principal-eigenvector", "kpca", COMPLETION):
-        return _components(kind, clip, shape, fall)
+        return _components(kind, clip, shape, decay or 2.0)
     if kind in ("frechet-mean", "nearest-mean"):
         return _mean(config, clip, shape)
+    dimension = shape[0]
+    fall = decay or 1.0
     if kind == "least-squares":
-        values = _powers(shape[0], fall, clip * shape[0] / (shape[0] + 1))
-        variance = clip / (shape[0] + 1)
+        values = _powers(dimension, fall, clip * dimension / (dimension + 1))
+        variance = clip / (dimension + 1)
         start = 1.0 if config.problem.start.kind == "random" else 0.0  # of every coordinate
-        away = np.full(shape[0], _EXPLAINED * variance / values.sum() + start)
-        return Guess(Flat(values, away, (1 - _EXPLAINED) / 2 * variance, smoothness=clip), 0.5)
+        away = np.full(dimension, _EXPLAINED * variance / values.sum() + start)
+        sharpest = max(float(values.max()), clip / 2)
+        return Flat(values, away, (1 - _EXPLAINED) / 2 * variance, sharpest)
     if kind == "logistic":
         # the gradient at 0 is half as long as a row
-        return Guess(_logistic(_powers(shape[0], fall, (2.0 * clip) ** 2)))
+        return _logistic(_powers(dimension, fall, (2.0 * clip) ** 2))
     return None
 
 
-def _components(kind: str, clip: float, shape: tuple[int, ...], decay: float) -> Guess:
+def _powers(count: int, decay: float, trace: float) -> Array:
+    """A spectrum that falls as i^-decay, of this trace."""
+    found = np.arange(1, count + 1, dtype=np.float64) ** -decay
+    return trace * found / found.sum()
+
+
+def _components(kind: str, clip: float, shape: tuple[int, ...], decay: float) -> Components:
     k = shape[1] if len(shape) == 2 else 1
+    values = _powers(shape[0], decay, 2 * clip if kind == COMPLETION else clip)
+    best = float(values[:k].sum())
     if kind == COMPLETION:  # what is left over is the cost, and not what is found
-        spectrum = Spectrum(shape[0], k, 2 * clip, decay)
-        return Guess(Components(spectrum, 1.0, (spectrum.trace - spectrum.best) / 2))
-    spectrum = Spectrum(shape[0], k, clip, decay)
-    if kind == "kpca":
-        return Guess(Components(spectrum, 1.0, spectrum.best / 2), 0.5)
-    return Guess(Components(spectrum, 2.0, spectrum.best))
+        return Components(values, k, 1.0, (2 * clip - best) / 2)
+    curvature = 1.0 if kind == "kpca" else 2.0
+    return Components(values, k, curvature, curvature / 2 * best)
 
 
-def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Guess | None:
+def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Cloud | None:
     """Means of points, for several starts and distances; a class has a share of the records.
 
     The mean sectional curvature of m x m matrices is -1 / (2 (m + 1)): that of X and Y is
@@ -392,19 +349,23 @@ def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Guess | No
     directions together.
     """
     problem = config.problem
-    assert isinstance(problem, FrechetMean | NearestMean)
-    if isinstance(problem, NearestMean) and problem.center == "median":
-        return None
-    classes = problem.num_classes if isinstance(problem, NearestMean) else 1
-    place = problem.manifold if isinstance(problem, NearestMean) else name_of(problem.manifold)
+    classes = 1
+    if isinstance(problem, NearestMean):
+        if problem.center == "median":
+            return None
+        place = problem.manifold
+        classes = problem.num_classes
+    else:
+        assert isinstance(problem, FrechetMean)
+        place = name_of(problem.manifold)
     worst = _CURVATURE[place]
     mean = worst if place != "spd" else -0.5 / (shape[-1] + 1)
     dim = problem.build().manifold.dim(shape) // classes
     # of the start and of records from the mean, over the clip of gradients 2 dist, which is exact
     # up to C / 2: every pair is as likely (docs/choosing.md)
-    pairs = product((0.25, 0.5, 0.75, 1.0), (0.25, 0.5))
-    away, spread = (clip * np.array(each) for each in zip(*pairs, strict=True))
-    return Guess(Cloud(away, spread, clip, dim, classes, mean, worst))
+    away = clip * np.repeat((0.25, 0.5, 0.75, 1.0), 2)
+    spread = clip * np.tile((0.25, 0.5), 4)
+    return Cloud(away, spread, clip, dim, classes, mean, worst)
 
 
 def _logistic(values: Array) -> Flat:
@@ -414,6 +375,8 @@ def _logistic(values: Array) -> Flat:
     weights = weights / weights.sum()
     bend = float((weights * chance * (1 - chance)).sum())
     surprise = -chance * np.log(chance) - (1 - chance) * np.log1p(-chance)
-    away = np.full(len(values), _SCORES**2 / values.sum())
-    found = float((weights * surprise).sum())
-    return Flat(bend * values, away, found, smoothness=float(values.sum()) / 4)
+    total = float(values.sum())
+    curvature = bend * values
+    away = np.full(len(values), _SCORES**2 / total)
+    sharpest = max(float(curvature.max()), total / 8)
+    return Flat(curvature, away, float((weights * surprise).sum()), sharpest)

@@ -7,7 +7,9 @@ parts name the field, the value and the bound.
 
 import hashlib
 import json
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -152,8 +154,10 @@ class Experiment(Frozen):
         _follow(found, "evaluation", kind="oracle")
         if getattr(table.get("data"), "kind", part(table, "data").get("kind")) == "file":
             _follow(found, "federation", partition={"kind": "natural"})
-        federation, training = part(table, "federation"), part(table, "training")
-        privacy, kind = part(table, "privacy"), training.get("kind")
+        federation = part(table, "federation")
+        training = part(table, "training")
+        privacy = part(table, "privacy")
+        kind = training.get("kind")
         if "graph" in training and "num_clients" in federation:
             _follow(found, "training", num_nodes=federation["num_clients"])
             has_masks = kind in ("decor", "masked-mean") or is_plugin(kind)
@@ -176,22 +180,10 @@ class Experiment(Frozen):
         """What the server does: the algorithm's own part, or ``strategy`` with training's maps."""
         return self.setting.server_update
 
-    @property
-    def is_at_sites(self) -> bool:
-        """Whether every site has its data at home."""
-        return isinstance(self.data, SiteData)
-
-    @property
-    def has_all_data(self) -> bool:
-        """Whether the config names the data of everybody."""
-        return not isinstance(self.data, SiteData) or bool(self.data.paths)
-
     @model_validator(mode="after")
     def _parts_fit(self) -> "Experiment":
-        self._check_data()
-        self.setting.check()
-        if self.privacy.kind != "none":
-            self._check_records()
+        for said in chain(self._data_faults(), self._record_faults()):
+            raise ValueError(said)
         if self.engine.kind != "inline" and self.engine.execution == "cohort":
             raise ValueError(
                 "engine.execution: 'cohort' runs on engine.kind = 'inline' only, got "
@@ -199,59 +191,61 @@ class Experiment(Frozen):
             )
         return self
 
-    def _check_data(self) -> None:
-        """Refuse streams that are read otherwise than once, in order, and files that do not fit."""
-        data, federation, privacy, held = (
-            self.data, self.federation, self.privacy, self.evaluation.kind
-        )  # fmt: skip
-        sizes, clients, rule = (
-            federation.num_examples, federation.num_clients, federation.partition.kind
-        )  # fmt: skip
+    def _data_faults(self) -> Iterator[str]:
+        """A stream that is read otherwise than once, in order, and files that do not fit."""
+        data = self.data
+        sizes = self.federation.num_examples
+        held = self.evaluation.kind
         is_stream = isinstance(data, StreamData)
         if is_stream and not self.training.is_in_order:
-            raise ValueError(
+            yield (
                 f"data.kind: {data.kind!r} is a stream, of which each record is read once: it "
                 "needs training.kind = 'growing-samples' with samples = 'in-order' and "
                 "on_exhausted = 'stop'"
             )
         if is_stream and held != "oracle":
-            raise ValueError(
-                f"evaluation.kind: a stream holds nothing out, expected 'oracle', got {held!r}"
-            )
-        if (is_stream or self.is_at_sites) and rule != "natural":
-            raise ValueError(
+            yield f"evaluation.kind: a stream holds nothing out, expected 'oracle', got {held!r}"
+        rule = self.federation.partition.kind
+        if (is_stream or isinstance(data, SiteData)) and rule != "natural":
+            yield (
                 f"federation.partition.kind: with data.kind = {data.kind!r} every client has data "
                 f"of its own, expected 'natural', got {rule!r}"
             )
         if not isinstance(data, SiteData):
             if sizes is not None:
-                raise ValueError(
+                yield (
                     "federation.num_examples: expected none with data that the config names (the "
                     f"partition says who has how many), got them with data.kind = {data.kind!r}"
                 )
             if held == "public":
-                raise ValueError(
+                yield (
                     "evaluation.kind: 'public' reads a file as data.kind = 'file' says, got "
                     f"{data.kind!r}"
                 )
             return
         check_pair(self.problem, data)
+        clients = self.federation.num_clients
         for field, given in (("data.paths", data.paths), ("federation.num_examples", sizes)):
             if given and len(given) != clients:
-                raise ValueError(
+                yield (
                     f"{field}: expected one for each of federation.num_clients = {clients}, got "
                     f"{len(given)}"
                 )
+        privacy = self.privacy
         is_target = privacy.kind == "example-level" and privacy.noise.kind == "target"
         if is_target and sizes is None and not data.paths:
-            raise ValueError(
+            yield (
                 "federation.num_examples: required with privacy.noise.kind = 'target', whose noise "
                 "depends on every N_i; list them, or use 'multiplier'"
             )
 
-    def _check_records(self) -> None:
-        """Refuse to protect records that change one another where they are made."""
-        privacy, problem = self.privacy, self.problem
+    def _record_faults(self) -> Iterator[str]:
+        """Parts that do not go together, and records that change one another when made."""
+        self.setting.check()
+        privacy = self.privacy
+        problem = self.problem
+        if privacy.kind == "none":
+            return
         parts: list[tuple[str, Any, str, type[DataSource | ProblemSource]]] = [
             ("data", self.data, "load", DataSource)
         ]
@@ -260,20 +254,20 @@ class Experiment(Frozen):
         for field, made, maker, base in parts:
             is_own = not getattr(type(made), maker).__module__.startswith("manifed.")
             if is_own and type(made).mixes_records is base.mixes_records:
-                raise ValueError(
+                yield (
                     f"{field}.kind: {made.kind!r} has a {maker} of its own; with privacy it needs "
                     "mixes_records() too, which says whether a record can change another there "
                     "(None: it cannot)"
                 )
             if (mixed := made.mixes_records()) is not None:
-                raise ValueError(mixed)
+                yield mixed
         if (
             privacy.kind == "example-level"
             and problem.kind == "hyperbolic-prediction"
-            and self.is_at_sites
+            and isinstance(self.data, SiteData)
             and privacy.neighboring_relation == "add-or-remove"
         ):
-            raise ValueError(
+            yield (
                 "privacy.neighboring_relation: one row more changes the kernel weights of all "
                 "others of its client, expected 'replace-one' with problem.kind = "
                 "'hyperbolic-prediction' on files, got 'add-or-remove'"
@@ -283,6 +277,7 @@ class Experiment(Frozen):
 @lru_cache(maxsize=8)
 def _setting_of(config: Experiment) -> Setting:
     problem = config.problem.build()
+    data = config.data
     return Setting(
         config.federation,
         config.training,
@@ -293,8 +288,8 @@ def _setting_of(config: Experiment) -> Setting:
         config.engine,
         problem,
         config.problem.kind,
-        config.is_at_sites,
-        config.has_all_data,
+        isinstance(data, SiteData),
+        not isinstance(data, SiteData) or bool(data.paths),
     )
 
 

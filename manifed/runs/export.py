@@ -98,7 +98,7 @@ def _manifest(run: Run, config: Experiment, evidence: Evidence) -> dict[str, Any
     manifest = {key: run.manifest[key] for key in MANIFEST if key in run.manifest}
     table = without_paths(config).model_dump(mode="json", include=set(_CONFIG))
     draws_by_seed = config.federation.cohort.kind != "all"
-    is_release = config.privacy.kind != "none" and config.privacy.noise_source == "os"
+    is_release = config.privacy.noise_source == "os"
     if draws_by_seed:  # the hash would let somebody try seeds until the cohorts are found
         manifest.pop("config_sha256", None)
     if is_release or draws_by_seed:

@@ -58,7 +58,6 @@ def manifest_of(
         ledger_run_id: of the ledger beside it.
     """
     table, is_private = dump(placeless(config)), config.privacy.kind != "none"
-    source = "seed" if config.privacy.kind == "none" else config.privacy.noise_source
     runs = [[size, len(list(same))] for size, same in groupby(facts.sizes)]
     return {
         "format": FORMAT,
@@ -67,7 +66,7 @@ def manifest_of(
         "command_line": shlex.join(sys.argv),
         "engine": config.engine.kind,
         "seed": config.federation.seed,
-        "randomness_source": source,
+        "randomness_source": config.privacy.noise_source,
         "privacy": privacy,
         # with privacy a checksum would tell whether a guessed data set is the one
         "data_checksums": {config.data.kind: None if is_private else facts.checksum},

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from manifed.errors import ConfigError
-from manifed.experiment import planner
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import from_toml, load, parse, table_of, to_toml
-from manifed.experiment.planner import Auto, plan, public_numbers
-from manifed.experiment.predictions import Cloud, Components, Descent, Spectrum
+from manifed.experiment.planner import planned, public_numbers, stand_in, with_option
+from manifed.experiment.predictions import Cloud, Components, Descent
 from manifed.experiment.schema import sha256
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
@@ -28,8 +27,8 @@ OWN = CONFIGS / "examples" / "own_principal_components.toml"
 
 
 @lru_cache
-def options(*sets, rounds=100, auto=None):
-    return plan(load(BEST, sets), auto or Auto(), rounds)
+def options(*sets):
+    return planned(table_of(BEST, sets), parse)
 
 
 def gap(config):
@@ -56,20 +55,21 @@ def test_what_is_hashed_and_written_down_is_the_resolved_config():
     assert from_toml(to_toml(config)) == config
 
 
-@pytest.mark.slow
 def test_the_most_rounds_and_the_guess_change_the_plan():
     one, few = (
-        {option.name: option for option in options("privacy.noise.epsilon=1", rounds=rounds)}
-        for rounds in (30, 4)
+        {option.name: option for option in options(f"federation.num_rounds={most}")}
+        for most in (30, 4)
     )
     assert few["rsgd, average"].num_rounds <= 4 < one["rsgd, average"].num_rounds
     assert few["rsgd, average"].gap > one["rsgd, average"].gap
-    steep, flat = (options(auto=Auto(decay=decay), rounds=1)[0].gap for decay in (4.0, 1.0))
-    assert steep < options(rounds=1)[0].gap < flat
+    steep, guessed, flat = (
+        options("federation.num_rounds=1", f"training.decay={decay}")[0].gap for decay in (4, 2, 1)
+    )
+    assert steep < guessed < flat
 
 
 def test_no_plan_asks_for_more_numbers_than_may_go_up():
-    found = options(auto=Auto(numbers_up=20 * 64))
+    found = options("training.numbers_up=1280")
     assert {option.name for option in found} >= {"rsgd", "rsgd, average", "rsgd, momentum"}
     assert all(option.numbers_up <= 20 * 64 for option in found)
     with pytest.raises(ConfigError, match=r"training.numbers_up: expected at least 64, .* got 63"):
@@ -82,15 +82,16 @@ def test_of_several_components_the_release_comes_first_where_it_may_be_sent():
     first, *others = options(two)
     assert first.training.kind == "second-moment"
     assert min(one.gap for one in others) < first.gap
-    assert options(two, auto=Auto(numbers_up=1500))[0].training.kind != "second-moment"
+    assert options(two, "training.numbers_up=1500")[0].training.kind != "second-moment"
 
 
 def test_a_plan_reads_no_record(monkeypatch):
     """Of the data it takes the number of rows and columns; a file of a site stays shut."""
     table = table_of(OWN, ["training={kind='auto'}", "privacy.noise.delta=1e-4"])
-    config = parse(planner.stand_in(table))
+    config = parse(stand_in(table))
     monkeypatch.setattr(type(config.data), "read", lambda *_: pytest.fail("a file was opened"))
-    assert public_numbers(config) == ((60, 40, 80), (4, 2))
+    found = public_numbers(config)
+    assert (found.sizes, found.point_shape) == ((60, 40, 80), (4, 2))
     assert parse(table).training.kind == "second-moment"
 
 
@@ -128,32 +129,37 @@ def test_the_command_prints_the_methods_and_writes_the_best(tmp_path):
 # -- predictions ---------------------------------------------------------------------------------
 def test_noise_of_one_release_is_that_of_its_mechanism():
     config = load(BEST, ["federation.num_rounds=1"])
-    sizes, _ = public_numbers(config)
+    sizes = public_numbers(config).sizes
     (one,) = (o for o in options() if o.training.kind == "second-moment")
     assert example_mechanism(config.setting, sizes).noise.multiplier == one.noise_multiplier
-    spectrum = Spectrum(64, 1, 1.0, 2.0)
+    best, *others = spectrum(64)
     s = one.noise_multiplier * math.sqrt(10) / sum(sizes)
-    first_order = (s**2 / 2 / spectrum.gaps).sum() / spectrum.best
+    first_order = (s**2 / 2 / (best - np.array(others))).sum() / best
     assert one.gap == pytest.approx(first_order, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["scheduled-rsgd, average", "rsgd, momentum, average"])
 def test_noise_of_a_planned_descent_is_that_of_its_mechanism(name):
-    table = table_of(BEST)
     (one,) = (o for o in options() if o.name == name)
-    config = parse(planner.with_option(table, one))
-    sizes, _ = public_numbers(config)
+    config = parse(with_option(table_of(BEST), one))
+    sizes = public_numbers(config).sizes
     (release,) = config.training.in_round(1).releases(
         example_mechanism(config.setting, sizes), sizes[0]
     )
     assert release.noise_multiplier == pytest.approx(one.noise_multiplier, rel=2e-3)
 
 
+def spectrum(dimension):
+    """Of trace 1, falling as i^-2."""
+    found = np.arange(1.0, dimension + 1) ** -2
+    return found / found.sum()
+
+
 def test_a_drowned_component_costs_no_more_than_a_typical_direction():
-    spectrum = Spectrum(20, 2, 1.0, 2.0)
-    found = Components(spectrum, 1.0, spectrum.best / 2)
-    counts = spectrum.beyond[1]
-    lost = float((counts * spectrum.gaps).sum() / counts.sum()) / spectrum.best
+    best = spectrum(20)[:2].sum()
+    found = Components(spectrum(20), 2, 1.0, best / 2)
+    counts = found.beyond[1]
+    lost = float((counts * found.gaps).sum() / counts.sum()) / best
     steps = Descent(np.array([0.1, 100.0]), 10)
     assert found.one_shot_gap(1e6) <= 1.2 * lost
     assert found.descent_gaps(steps, 1e6)[0] <= 1.2 * lost
@@ -238,9 +244,9 @@ def test_a_bent_space_says_nothing_of_settings_that_leave_it():
 @pytest.mark.parametrize(("kind", "smoothness"), [("logistic", 2**2), ("least-squares", 2)])
 def test_no_step_is_so_long_that_a_linear_model_of_such_rows_is_unstable(kind, smoothness):
     sets = [*KINDS[kind], "privacy.noise.delta=1e-4", "privacy.l2_norm_clip=2"]
-    planned = plan(parse(planner.stand_in(table_of(BEST, sets))), Auto(), 100)
-    assert planned
-    for option in planned:
+    found = options(*sets)
+    assert found
+    for option in found:
         assert option.training.step_size <= 2 / smoothness * (1 + 5e-3)
 
 
@@ -282,7 +288,7 @@ def test_auto_serves_every_kind_of_problem(kind):
     config = load(BEST, sets)
     assert config.training.kind != "auto"
     assert config.federation.num_rounds <= 12
-    found = plan(parse(planner.stand_in(table_of(BEST, sets))), Auto(), 12)
+    found = options(*sets)
     assert all(math.isfinite(option.gap) for option in found if option.gap is not None)
     is_safe = [option.gap is None for option in found] == [True]
     assert is_safe == (kind == "geometric-median")
