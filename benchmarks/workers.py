@@ -42,7 +42,7 @@ from manifed.experiment.schema import Experiment
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport, Transport
 from manifed.federation.workers import RayTransport
-from manifed.runs.cohort import cohort_transport
+from manifed.runs.driver import cohort_transport
 
 ROOT = Path(__file__).resolve().parents[1]
 Step = Callable[[], object]

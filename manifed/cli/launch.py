@@ -26,12 +26,11 @@ from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
 from manifed.plan import promise_of
 from manifed.problems.data import SiteData
-from manifed.runs.driver import named_directory, rounds_over, run
-from manifed.runs.evidence import experiment_in
+from manifed.runs.driver import cohort_transport, named_directory, rounds_over, run
+from manifed.runs.evidence import experiment_in, held_or_refused, read_past, to_go_on
 from manifed.runs.folder import RunFolder, is_fresh, printable
 from manifed.runs.interrupt import Ended, ending_signals
 from manifed.runs.places import check_new, real
-from manifed.runs.resume import held_or_refused, read_past, to_go_on
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def _to_go_on(config: Experiment, named: str) -> str:
     """What remains of a run that ended, and how to go on with it."""
     directory = named_directory(config)
     folder = RunFolder(directory)
-    if folder.manifest_path.is_file() and "final" in folder.manifest():
+    if folder.is_finished:
         return f"; {finished(folder)}"
     if not folder.experiment_path.is_file():
         return " before anything was written"
@@ -184,8 +183,6 @@ def launch(request: Request, began: float | None = None) -> RunFolder:
 
 def _inline(config: Experiment, began: float | None) -> None:
     if config.engine.execution == "cohort":
-        from manifed.runs.cohort import cohort_transport
-
         with cohort_transport(config) as transport:
             is_elsewhere = config.engine.workers is not None
             run(config, rounds_over(transport), is_elsewhere=is_elsewhere, began=began)
@@ -211,9 +208,7 @@ def engine(kind: str) -> Callable[..., None]:
         )
     if str(APP_FOLDER) not in sys.path:
         sys.path.insert(0, str(APP_FOLDER))
-    application = importlib.import_module("app.deployment")
-    found: Callable[..., None] = application.simulate if kind == "ray" else application.run
-    return found
+    return importlib.import_module("app.deployment").run
 
 
 def _networked(config: Experiment, request: Request) -> None:
@@ -231,5 +226,6 @@ def _networked(config: Experiment, request: Request) -> None:
         project=APP_FOLDER,
         timeout=config.engine.timeout,
         on_line=lambda line: sys.stderr.write(line + "\n"),
+        is_simulation=kind == "ray",
         **told,
     )

@@ -7,9 +7,10 @@ the metrics as they come, the model and the final numbers at the end.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ from torch import Tensor
 from manifed.algorithms.algorithm import State
 from manifed.durable import remove_drafts, write_atomically
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
-from manifed.experiment.assembly import Facts, facts_of, initial_point, plan_of
+from manifed.experiment.assembly import (
+    Facts,
+    client_side,
+    facts_of,
+    initial_point,
+    outlined_side,
+    plan_of,
+    side_of,
+)
 from manifed.experiment.evaluation import (
     HELD_OUT,
     Evaluator,
@@ -29,22 +38,23 @@ from manifed.experiment.evaluation import (
     oracle_of,
     public_evaluator,
 )
-from manifed.experiment.load import to_toml
+from manifed.experiment.load import from_toml, to_toml
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import run_rounds
-from manifed.federation.stack import Transport
+from manifed.federation.stack import ClientSide, StackTransport, Transport
 from manifed.plan import Sizes
 from manifed.privacy.account import Account, opened
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import COLUMNS, Column, Pace, Tally
+from manifed.runs.evidence import held_or_refused, read_past
 from manifed.runs.folder import LABEL, FolderDamaged, RunFolder
 from manifed.runs.manifest import manifest_of, placeless
-from manifed.runs.progress import Show, is_screen, shown
-from manifed.runs.resume import held_or_refused, read_past
+from manifed.runs.progress import is_screen, shown
 
 log = logging.getLogger("manifed")
 
+_Measured = dict[str, float | None]
 _AskSizes = Callable[[], Sizes]
 """Asks every site for the N_i that it declares, before anything is priced."""
 
@@ -115,50 +125,51 @@ def run(
     """
     began = time.perf_counter() if began is None else began
     has_oracle = config.setting.has_oracle(is_deployment=is_deployment)
-    directory, past, agreed = named_directory(config), None, None
-    folder = RunFolder(directory)
+    folder, agreed = RunFolder(named_directory(config)), None
     if not config.output.resume:
         agreed = _agreed(config, ask_sizes)
-        _claim(directory)
-    with held_or_refused(directory):
+        _claim(folder.directory)
+    with held_or_refused(folder.directory):
+        past = None
         if agreed is None:
-            past = read_past(directory, config)
-            config, declared = past.config, past.declared
-            agreed = _agreed(config, (lambda: declared) if declared else ask_sizes)
+            past = read_past(folder.directory, config)
+            known = past.odometer.terms and past.odometer.terms.num_examples
+            agreed = _agreed(config, (lambda: known) if known else ask_sizes)
         else:
-            _claim(directory)
+            _claim(folder.directory)
             write_atomically(folder.experiment_path, to_toml(placeless(config)).encode())
         facts, plan = agreed
         promise = plan.promise
-        privacy = promise.statement(
-            promise.odometer(), has_oracle=has_oracle, is_declared=is_elsewhere
-        )
         judge = oracle_of(config, facts.sizes) if has_oracle else public_evaluator(config)
-        going = _Run(config, plan, folder, judge, past.checkpoint if past else None)
+        going = _Run(config, plan, folder, judge, past and past.checkpoint)
+        done = going.done
         with opened(
             folder.ledger_path,
             promise,
             header={"config_sha256": sha256(config)},
             block=config.federation.reserve_rounds or 1,
             last_round=config.federation.num_rounds,
-            resumed_at=going.done + 1 if past is not None and past.ledger is not None else None,
+            resumed_at=done + 1 if past and past.ledger else None,
         ) as account:
-            remove_drafts(directory)
+            remove_drafts(folder.directory)
             folder.error_path.unlink(missing_ok=True)
-            if past is None or not past.manifest:
+            if not past or not past.manifest:
+                privacy = promise.statement(
+                    promise.odometer(), has_oracle=has_oracle, is_declared=is_elsewhere
+                )
                 folder.begin(manifest_of(config, facts, folder, privacy, account.ledger.run_id))
-            folder.drop_metrics_after(going.tally.told if going.done else -1)
-            if past is not None and past.odometer.covered > going.done:
+            folder.drop_metrics_after(going.tally.told if done else -1)
+            if past and past.odometer.covered > done:
                 log.warning(
                     "Going on after round %d: rounds %d to %d were charged before the run stopped, "
                     "are made again, and are paid for again",
-                    going.done,
-                    going.done + 1,
+                    done,
+                    done + 1,
                     past.odometer.covered,
                 )
-            job = Job(config, plan, account, going.state, going.done + 1, dict(going.accepted))
+            job = Job(config, plan, account, going.state, done + 1, dict(going.accepted))
             stopped = going.go(rounds(job), account)
-            return going.finish(account, stopped, is_declared=is_elsewhere, began=began)
+            return going.finish(stopped, is_declared=is_elsewhere, began=began)
 
 
 def _agreed(config: Experiment, declared: _AskSizes | None) -> tuple[Facts, Plan]:
@@ -193,20 +204,21 @@ class _Run:
             FolderDamaged: rows of this run cannot follow those of the folder.
         """
         self._config, self._plan, self._folder = config, plan, folder
+        self._update, self._manifold = plan.server_update, plan.manifold
+        self._held, self._last = config.evaluation, config.federation.num_rounds
         self._evaluator, self._pace = evaluator, Pace(config.output.checkpoint_every)
-        self._tick = time.perf_counter()
-        self.tally, self.done, self.accepted = Tally.of_nothing(), 0, dict[int, int]()
-        self._judged, self._whole = Judged(), 0
+        self._tick, self._judged, self._whole = time.perf_counter(), Judged(), 0
         """``_whole``: the newest round whose row, if it has one, is on disk."""
         device = config.engine.server_device
         if saved is None:
-            self.state = plan.server_update.start(initial_point(config).to(device))
+            self.tally, self.done, self.accepted = Tally.of_nothing(), 0, dict[int, int]()
+            self.state = self._update.start(initial_point(config).to(device))
             return
         self.state = {name: t.to(device) for name, t in saved.tensors.items()}
         self.tally, self.done = saved.meta.tally, saved.server_round
         self.accepted = {int(k): v for k, v in saved.meta.last_accepted.items()}
         self._judged = Judged(**saved.meta.judged)
-        columns = set(self._row(dict.fromkeys(COLUMNS, 0), self._measured(None), "", None))
+        columns = {*self._row(dict.fromkeys(COLUMNS, 0), self._measured(None), None)}
         found = set(next(iter(folder.rows()), columns))
         if found != columns:
             expected, others = (",".join(sorted(names)) for names in (columns, found))
@@ -215,36 +227,34 @@ class _Run:
     def go(self, made: Iterator[RoundReport], account: Account) -> str | None:
         """All rounds; why there are fewer than planned, where a budget ran out."""
         self._account, self._saved = account, self.done
-        stopped: str | None = None
         is_rewritten = not self._config.output.plain and is_screen()
-        with shown(self._config.federation.num_rounds, is_rewritten=is_rewritten) as show:
-            self._show: Show = show
+        with shown(self._last, is_rewritten=is_rewritten) as self._show:
             if self.done == 0:
                 self._tell()
             try:
                 for report in made:
                     self._after_round(report)
                     if stopped := self._early_end():
-                        break
+                        return stopped
             except BudgetExhausted as budget:
-                stopped = str(budget)
                 account.note_origins(self.done + 1, budget.noise_origins)
                 if self.tally.told < self.done:
                     self._tell()
+                return str(budget)
             except BaseException as error:
                 self._keep_the_newest()
                 self._folder.keep_error(error)
                 raise
-        return stopped
+        return None
 
     def _after_round(self, report: RoundReport) -> None:
         """The row before the checkpoint: a crash between them leaves a row that is made again."""
         self.tally.add(report)
         self._account.note_origins(report.server_round, report.noise_origins)
-        accepted = self.accepted | dict.fromkeys(report.participants, report.server_round)
-        self.done, self.state, self.accepted = report.server_round, report.state, accepted
-        is_last = self.done == self._config.federation.num_rounds
-        if is_last or self.done % self._config.evaluation.every == 0:
+        self.accepted |= dict.fromkeys(report.participants, report.server_round)
+        self.done, self.state = report.server_round, report.state
+        is_last = self.done == self._last
+        if is_last or self.done % self._held.every == 0:
             self._tell(report.held_out)
         self._whole = self.done
         if is_last or self._pace.is_due(self.done):
@@ -277,76 +287,71 @@ class _Run:
         When it ends depends on what was released, so every planned round is paid for, by the
         cohort that would have made it: draws depend on no release.
         """
-        held, rounds = self._config.evaluation, self._config.federation.num_rounds
-        if held.kind == "oracle" or self.done >= rounds:
+        held, plan = self._held, self._plan
+        if held.kind == "oracle" or self.done >= self._last:
             return None
         if not self._judged.is_over(held.stop_when):
             return None
-        plan = self._plan
         with contextlib.suppress(BudgetExhausted):
-            for r in range(self.done + 1, rounds + 1):
+            for r in range(self.done + 1, self._last + 1):
                 attempt = self._account.attempts(r)
                 cohort = plan.cohort.draw(plan.num_clients, r, attempt, plan.source)
                 self._account.charge(r, attempt, cohort)
         return (
             f"evaluation.stop_when: {self._judged.since} evaluations were no better than that of "
-            f"round {self._judged.best_round}; all {rounds} rounds are paid for"
+            f"round {self._judged.best_round}; all {self._last} rounds are paid for"
         )
 
     # -- what is said of a model -------------------------------------------------------------------
-    def _measured(self, held_out: tuple[Tensor, int] | None) -> dict[str, float | None]:
+    def _measured(self, held_out: tuple[Tensor, int] | None) -> _Measured:
         """What the newest row says of the model, and of the nodes' own models where there are."""
-        held, update, manifold = (
-            self._config.evaluation, self._plan.server_update, self._plan.manifold
-        )  # fmt: skip
-        row = self._seen(update.model(self.state, manifold))
+        held, row = self._held, self._seen(self._update.model(self.state, self._manifold))
         if held.kind == "private":
             row |= dict.fromkeys(HELD_OUT)
             if held_out is not None:
                 row |= held.row(*held_out, held.stddev(self._plan.client_mechanism))
-        models = update.node_models(self.state, manifold)
+        models = self._update.node_models(self.state, self._manifold)
         if models is not None:
             oracle = self._evaluator if isinstance(self._evaluator, Evaluator) else None
-            row |= node_row(models, manifold, oracle)
+            row |= node_row(models, self._manifold, oracle)
         return row
 
-    def _seen(self, model: Tensor) -> dict[str, float | None]:
+    def _seen(self, model: Tensor) -> _Measured:
         return {} if self._evaluator is None else self._evaluator.row(model)
 
-    def _judge(self, row: dict[str, float | None]) -> None:
+    def _judge(self, row: _Measured) -> None:
         """Count the newest evaluation, and keep the best model where that is asked for."""
-        held, before = self._config.evaluation, self._judged
+        held, before = self._held, self._judged
         if held.kind == "oracle" or self.done % held.every:
             return
         self._judged = before.after(self.done, row.get("held_out_loss"))
         if held.keep == "best" and self._judged.best_round > before.best_round:
-            x = self._plan.server_update.model(self.state, self._plan.manifold).to("cpu")
+            x = self._update.model(self.state, self._manifold).to("cpu")
             self._folder.save_tensors("best", {"x": x, "round": torch.tensor(self.done)})
 
     def _output(self) -> Tensor:
         """The model of the last round, or of the one that evaluations liked best."""
-        held, best = self._config.evaluation, self._judged.best_round
+        held, best = self._held, self._judged.best_round
         if held.kind != "oracle" and held.keep == "best" and best > 0:
             kept = self._folder.load_tensors("best")
             if int(kept["round"]) == best:
                 return kept["x"]
             log.warning("Expected the model of round %d in best.safetensors, got another", best)
-        return self._plan.server_update.output(self.state, self._plan.manifold)
+        return self._update.output(self.state, self._manifold)
 
     def _row(
-        self, tally: Mapping[Column, int], measured: dict[str, Any], label: str, spent: float | None
+        self, tally: Mapping[Column, int], measured: _Measured, spent: float | None, label: str = ""
     ) -> dict[str, Any]:
-        now = time.perf_counter()
-        seconds, self._tick = now - self._tick, now
+        before, self._tick = self._tick, time.perf_counter()
         uploads = self.done * self._plan.matrices_up
         return {"round": self.done, **measured, LABEL: label, "epsilon": spent, "uploads": uploads,
-                **tally, "seconds": seconds}  # fmt: skip
+                **tally, "seconds": self._tick - before}  # fmt: skip
 
     def _tell(self, held_out: tuple[Tensor, int] | None = None) -> None:
         measured = self._measured(held_out)
         self._judge(measured)
         spent = self._plan.promise.headline(self._account.odometer)
-        row = self._row(self.tally.take(self.done), measured, self._label, spent)
+        row = self._row(self.tally.take(self.done), measured, spent, self._label)
         self._folder.append_metrics(row)
         self._show(self.done, row)
 
@@ -356,19 +361,18 @@ class _Run:
         is_charged = self._account.odometer.rounds_counted > 0
         return self._plan.promise.label(self._account.noise_origins, is_charged=is_charged)
 
-    def finish(
-        self, account: Account, stopped: str | None, *, is_declared: bool, began: float
-    ) -> RunFolder:
+    def finish(self, stopped: str | None, *, is_declared: bool, began: float) -> RunFolder:
         """Write the model and the final numbers."""
-        model, promise = self._output(), self._plan.promise
+        model, promise, account = self._output(), self._plan.promise, self._account
+        folder = self._folder
         if not bool(torch.isfinite(model).all()):
             said = f"Expected a finite model after round {self.done}, got another"
             bad = RoundFailed(said, is_computed=True)
-            self._folder.keep_error(bad)
+            folder.keep_error(bad)
             raise bad
-        if self._saved < self.done or not self._folder.checkpoint_path.exists():
+        if self._saved < self.done or not folder.checkpoint_path.exists():
             self._save_checkpoint()
-        self._folder.save_tensors("model", {"x": model})
+        folder.save_tensors("model", {"x": model})
         row = self._seen(model)
         final: dict[str, Any] = {
             "label": self._label,
@@ -392,5 +396,47 @@ class _Run:
             "stopped": stopped,
             "replies": self.tally.summary(),
         }
-        self._folder.finish(final, measured)
-        return self._folder
+        folder.finish(final, measured)
+        return folder
+
+
+# -- the transport of a cohort in stacks -----------------------------------------------------------
+@contextlib.contextmanager
+def cohort_transport(config: Experiment) -> Generator[Transport, None, None]:
+    """The transport that ``engine`` asks for; its workers end with the context.
+
+    Raises:
+        ConfigError: the memory budget is too small, or as `RayTransport`.
+    """
+    engine = config.engine
+    budget, at_once = engine.memory_budget_mb, engine.chunk_clients
+    if engine.workers is None:
+        yield StackTransport(
+            client_side(config), at_once=at_once, device=engine.device, memory_budget_mb=budget
+        )
+        return
+    from manifed.federation.workers import RayTransport
+
+    facts = facts_of(config)
+    with RayTransport(
+        partial(_share, to_toml(config), facts.sizes, facts.point_shape),
+        outlined_side(config),
+        workers=engine.workers,
+        address=engine.address or "local",
+        device=engine.device,
+        memory_budget_mb=budget,
+        at_once=at_once,
+        timeout=config.federation.replies.timeout,
+    ) as workers:
+        yield workers
+
+
+def _share(text: str, sizes: Sizes, point_shape: tuple[int, ...], members: range) -> ClientSide:
+    """`side_of` neighbours, in a worker that is sent a config's text."""
+    return side_of(_experiment_of(text), sizes, point_shape, members)
+
+
+@lru_cache(maxsize=1)
+def _experiment_of(text: str) -> Experiment:
+    """The one config of all stacks of a worker."""
+    return from_toml(text)

@@ -8,45 +8,58 @@ file alone is refuted by the others, and a reader refuses the folder with what c
 What cannot be excluded is said: whoever can write the folder can rewrite all of an unkeyed one
 consistently (manifed/privacy/ledger.py). `Evidence.doubts` has a sentence for each such thing, and
 every reader shows them beside the label of the run (manifed/privacy/events.py).
+
+A run that is gone on with is judged by the same check and by a few more (`read_past`). Reading
+writes nothing: a refusal leaves every byte of the folder as it was. The order in which a run writes
+decides what a crash can leave: experiment.toml, ledger.jsonl, manifest.json, then each round's
+charge, row and checkpoint. So a folder without a manifest has released nothing, and one with a
+manifest has a ledger.
 """
 
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Collection, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
+from manifed.durable import held, is_draft
 from manifed.errors import ConfigError, one_line
+from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import dump, load, parse
 from manifed.experiment.plugins import allowed_here, packages_in
 from manifed.experiment.schema import Experiment, sha256
+from manifed.federation.rounds import CLIP
 from manifed.plan import is_scheduled, promise_of
 from manifed.privacy import events
 from manifed.privacy.account import anchors_of, ledger_key
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import named
-from manifed.privacy.ledger import RESTORE, Entry, Head, Ledger, LedgerDamaged, Verified
+from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Verified
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import Terms
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Checkpoint
 from manifed.runs.folder import FolderDamaged, RunFolder, check_regular
+from manifed.runs.manifest import LIBRARY
 
 _ALIKE: Final = 1e-3
 _PRICED: Final = 1e-2
 """Relative; another machine or version may calibrate a noise, and price it, so much otherwise."""
+_Manifest = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What the files of a folder say together, none of it contradicted by another."""
 
-    readable: Experiment | str
-    """The config, or why it cannot be read."""
-    manifest: Mapping[str, Any]
+    manifest: _Manifest
     """{} before the run has begun; until then nothing was released."""
     label: str
     """Whether the noise protects anybody (`manifed.privacy.events`)."""
@@ -56,27 +69,6 @@ class Evidence:
     """What all of the ledger's entries spent."""
     ledger: Verified | None
     checkpoint: Checkpoint | None
-
-    @property
-    def config(self) -> Experiment:
-        """The config.
-
-        Raises:
-            ConfigError: this machine cannot read it.
-        """
-        if isinstance(self.readable, str):
-            raise ConfigError(self.readable)
-        return self.readable
-
-    @property
-    def declared(self) -> tuple[int, ...]:
-        """N_i that the sites declared and the ledger was charged for."""
-        return () if self.odometer.terms is None else self.odometer.terms.num_examples
-
-    @property
-    def last_round(self) -> int:
-        """The round after which the run goes on; 0 before the first checkpoint."""
-        return self.checkpoint.server_round if self.checkpoint else 0
 
 
 def evidence_of(
@@ -91,8 +83,8 @@ def evidence_of(
         ConfigError, FolderDamaged, LedgerDamaged: a file is damaged, or one
             contradicts another; one line.
     """
-    folder, doubts, is_given, why = RunFolder(directory), list[str](), config is not None, ""
-    path = folder.ledger_path
+    folder, doubts, is_given = RunFolder(directory), list[str](), config is not None
+    path, found, digest = folder.ledger_path, None, None
     manifest = folder.manifest() if os.path.lexists(folder.manifest_path) else {}
     if os.path.lexists(folder.experiment_path) and manifest.get("experiment_sha256") is not None:
         folder.check_unedited(manifest["experiment_sha256"])
@@ -101,15 +93,20 @@ def evidence_of(
     except ConfigError as error:
         why = one_line(str(error), 300)
         doubts.append(f"nothing was compared with the config, which cannot be read here: {why}")
-    saved = (
-        checkpoint.load(folder.checkpoint_path) if os.path.lexists(folder.checkpoint_path) else None
-    )
+    at = folder.checkpoint_path
+    saved = checkpoint.load(at) if os.path.lexists(at) else None
     kept = config and config.output.ledger_head, saved and saved.meta.ledger_head
     anchors = anchors_of(head for head in (*kept, manifest.get("ledger_head")) if head)
-    charged, found, digest = _Charged(config, anchors), None, None
+    charged = _Charged(is_by_round=config is not None and is_scheduled(config.setting))
+    left, odometer = set(anchors), charged.odometer
+
+    def feed(entry: Entry) -> None:
+        charged.feed(entry)
+        left.discard(Head(entry.sequence, entry.sha256))
+
     if os.path.lexists(path):
         check_regular(path, "a ledger", most=1 << 40)
-        found = Ledger.verify(path, key=key or ledger_key(), feed=charged.feed)
+        found = Ledger.verify(path, key=key or ledger_key(), feed=feed)
         digest = str(found.header.get("config_sha256"))
     elif manifest.get("ledger_run_id") is not None and is_private(manifest):
         raise refused(directory, f"expected the run's {path.name}", "none; restore it")
@@ -125,33 +122,30 @@ def evidence_of(
             "of manifed or of a plug-in reads it otherwise"
         )
     _check_names(folder, config, manifest, saved, found)
-    charged.check_anchors(path)
-    if config is not None and config.privacy.kind != "none" and found is not None:
-        doubts += _unlike(folder, config, manifest, charged) if is_of_config else []
+    for head in left:  # rolled back, or another's
+        what = "is not the line that was written, or is missing (rolled back?)"
+        raise LedgerDamaged(path, head.sequence + 1, what)
+    promises = is_private(manifest) if config is None else config.privacy.kind != "none"
+    if config is not None and promises and found is not None:
+        doubts += _unlike(path, config, manifest, charged) if is_of_config else []
         if "final" in manifest and manifest.get("config_sha256") == digest:
-            _check_numbers(folder, manifest, charged.odometer)
+            _check_numbers(folder, manifest, odometer)
     if "final" in manifest and saved is None:
         doubts.append("no checkpoint of this run is there, which would hold a head of the ledger")
     if found is not None:
         doubts.append(f"the ledger is {events.AUTHENTICITY[found.authenticity]}")
-    word = _label(config, manifest, charged.odometer)
+    source = config and getattr(config.privacy, "noise_source", None)
+    is_charged = odometer.rounds_counted > 0
+    word = events.label_of(
+        source, odometer.noise_origins, is_charged=is_charged, is_private=promises
+    )
     if word == events.RELEASE and not is_of_config:
         word = events.UNKNOWN
     told = () if word == events.NOT_PRIVATE else tuple(doubts)
-    return Evidence(config or why, manifest, word, told, charged.odometer, found, saved)
+    return Evidence(manifest, word, told, odometer, found, saved)
 
 
-def _label(config: Experiment | None, manifest: Mapping[str, Any], odometer: Odometer) -> str:
-    privacy = config and config.privacy
-    return events.label_of(
-        getattr(privacy, "noise_source", None),
-        odometer.noise_origins,
-        is_charged=odometer.rounds_counted > 0,
-        is_private=is_private(manifest) if privacy is None else privacy.kind != "none",
-    )
-
-
-def with_evidence(manifest: Mapping[str, Any], found: Evidence) -> dict[str, Any]:
+def with_evidence(manifest: _Manifest, found: Evidence) -> dict[str, Any]:
     """A private manifest with what the folder proves, and what it cannot exclude."""
     said = {key: value for key, value in manifest["privacy"].items() if key != "label"}
     said["noise_origins"] = sorted(found.odometer.noise_origins or said.get("noise_origins", ()))
@@ -159,12 +153,12 @@ def with_evidence(manifest: Mapping[str, Any], found: Evidence) -> dict[str, Any
     return {**manifest, "privacy": {"label": found.label, **said}}
 
 
-def is_private(manifest: Mapping[str, Any]) -> bool:
+def is_private(manifest: _Manifest) -> bool:
     """Whether the run promises anything to anybody."""
     return (manifest.get("privacy") or {"kind": "none"})["kind"] != "none"
 
 
-# -- the config -----------------------------------------------------------------------------------
+# -- the config ------------------------------------------------------------------------------------
 def experiment_in(directory: Path) -> Path:
     """The experiment.toml of a run folder.
 
@@ -196,17 +190,16 @@ def refused(directory: Path, expected: str, found: str) -> ConfigError:
 
 
 # -- what the files say of each other --------------------------------------------------------------
-def _agree(path: Path, fact: str, found: object, known: Iterable[object], where: str) -> None:
-    """Refuse a fact in the file ``path`` that is none of those ``known`` from elsewhere."""
-    if found not in (known := tuple(known)):
-        expected = f"for {fact} {' or '.join(map(repr, known))}, as {where} says"
-        raise FolderDamaged(path, expected, repr(found))
+def _agree(path: Path, fact: str, found: object, known: object, where: str) -> None:
+    """Refuse a fact in the file ``path`` that is another elsewhere."""
+    if found != known:
+        raise FolderDamaged(path, f"for {fact} {known!r}, as {where} says", repr(found))
 
 
 def _check_names(
     folder: RunFolder,
     config: Experiment | None,
-    manifest: Mapping[str, Any],
+    manifest: _Manifest,
     saved: Checkpoint | None,
     ledger: Verified | None,
 ) -> None:
@@ -218,69 +211,50 @@ def _check_names(
     path = folder.manifest_path
     if ledger is not None:
         digest = str(ledger.header.get("config_sha256"))
-        for fact, said in (("config_sha256", digest), ("ledger_run_id", ledger.run_id)):
-            known = (said,)
+        for fact, known in (("config_sha256", digest), ("ledger_run_id", ledger.run_id)):
             if manifest.get(fact) is not None:
                 _agree(path, fact, manifest[fact], known, "the ledger")
             if saved is not None:
-                found = getattr(saved.meta, fact)
-                _agree(folder.checkpoint_path, fact, found, known, "the ledger")
+                _agree(folder.checkpoint_path, fact, getattr(saved.meta, fact), known, "the ledger")
     if config is None or manifest.get("config") is None:
         return
     try:
         own = sha256(parse(manifest["config"], packages_in(dump(config))))
     except ConfigError as error:
         raise FolderDamaged(path, "the config of the run", str(error)) from None
-    _agree(path, "the hash of config", own, (sha256(config),), "experiment.toml")
+    _agree(path, "the hash of config", own, sha256(config), "experiment.toml")
     told, privacy = manifest.get("privacy") or {"kind": "none"}, config.privacy
     for name in ("kind",) if privacy.kind == "none" else ("kind", "noise_source"):
-        known = getattr(privacy, name)
-        _agree(path, f"privacy.{name}", told.get(name), (known,), "the config")
+        _agree(path, f"privacy.{name}", told.get(name), getattr(privacy, name), "the config")
 
 
 # -- what was charged ------------------------------------------------------------------------------
 class _Charged:
     """What a ledger was charged, and under which terms, entry by entry."""
 
-    def __init__(self, config: Experiment | None, anchors: Sequence[Head]) -> None:
-        """``config`` says whether terms depend on the round."""
+    def __init__(self, *, is_by_round: bool) -> None:
+        """``is_by_round``: whether the terms that a config asks for depend on the round."""
         self.odometer = Odometer()
         self.found: dict[tuple[int, int, int], tuple[Terms, int]] = {}
         """Terms and the first line with them, by their number and, where it matters, rounds."""
-        self._is_by_round = config is not None and is_scheduled(config.setting)
-        self._left = set(anchors)
-        self._number, self._before = 0, (-1, -1)
+        self._is_by_round, self._number, self._before = is_by_round, 0, (-1, -1)
 
     def feed(self, entry: Entry) -> None:
         """Take the next entry; errors as `Odometer.feed`."""
         self.odometer.feed(entry)
-        self._left.discard(Head(entry.sequence, entry.sha256))
         self._number += entry.terms is not None
-        if entry.reserves is None:
+        if (paid := entry.reserves) is None:
             return
-        first, last = entry.reserves.first, entry.reserves.last
-        attempt = (first, entry.reserves.attempt)
+        attempt, terms = (paid.first, paid.attempt), self.odometer.terms
         if attempt == self._before:  # masks of silent nodes, paid besides the round itself
             return
+        assert terms is not None
+        first, last = (paid.first, paid.last) if self._is_by_round else (0, 0)
+        self.found.setdefault((self._number, first, last), (terms, entry.sequence + 1))
         self._before = attempt
-        assert self.odometer.terms is not None
-        key = (self._number, first, last) if self._is_by_round else (self._number, 0, 0)
-        self.found.setdefault(key, (self.odometer.terms, entry.sequence + 1))
-
-    def check_anchors(self, path: Path) -> None:
-        """Refuse a ledger without a head that was kept elsewhere: rolled back, or another's.
-
-        Raises:
-            LedgerDamaged: with the line of the head.
-        """
-        for head in self._left:
-            what = "is not the line that was written, or is missing (rolled back?)"
-            raise LedgerDamaged(path, head.sequence + 1, what, RESTORE)
 
 
-def _unlike(
-    folder: RunFolder, config: Experiment, manifest: Mapping[str, Any], charged: _Charged
-) -> list[str]:
+def _unlike(path: Path, config: Experiment, manifest: _Manifest, charged: _Charged) -> list[str]:
     """Refuse charges under other terms than the config's; a doubt where they cannot be compared.
 
     Raises:
@@ -289,29 +263,27 @@ def _unlike(
     sizes, last = _sizes(config, manifest, charged.odometer), config.federation.num_rounds
     why = "the manifest does not say how many examples each client has"
     try:
-        promise = None if sizes is None else _promise(config, sizes)
+        promise = _promise(config, sizes) if sizes else None
     except ConfigError as error:
         promise, why = None, str(error)
-    if promise is None:
+    if not promise:
         return [f"the ledger's terms were not compared with the config: {why}"]
     for (_, first, end), (terms, line) in charged.found.items():
         for server_round in range(first, min(end, last) + 1):
             if not _alike(_bare(terms), _bare(promise.tariff.of(server_round))):
                 what = "was charged under other terms than those of the run's config"
-                raise LedgerDamaged(folder.ledger_path, line, what, RESTORE)
+                raise LedgerDamaged(path, line, what)
     return []
 
 
-def _sizes(
-    config: Experiment, manifest: Mapping[str, Any], odometer: Odometer
-) -> tuple[int, ...] | None:
+def _sizes(config: Experiment, manifest: _Manifest, odometer: Odometer) -> tuple[int, ...]:
     """N_i of every client, all public, from the config, the ledger's terms, or the manifest."""
     runs, declared = manifest.get("num_examples") or (), config.federation.num_examples
     if declared is None and odometer.terms is not None:
         declared = odometer.terms.num_examples
     if not declared and sum(times for _, times in runs) == config.federation.num_clients:
         declared = tuple(size for size, times in runs for _ in range(times))
-    return declared or None
+    return declared or ()
 
 
 @lru_cache(maxsize=8)
@@ -337,12 +309,12 @@ def _alike(one: Any, other: Any) -> bool:
             return one == other
 
 
-def _check_numbers(folder: RunFolder, manifest: Mapping[str, Any], odometer: Odometer) -> None:
+def _check_numbers(folder: RunFolder, manifest: _Manifest, odometer: Odometer) -> None:
     """Refuse a finished run's statement that the ledger contradicts."""
     said, path = manifest["privacy"], folder.manifest_path
     if origins := sorted(odometer.noise_origins):
         found = sorted({*said.get("noise_origins", ())})
-        _agree(path, "privacy.noise_origins", found, (origins,), "its ledger")
+        _agree(path, "privacy.noise_origins", found, origins, "its ledger")
     for one in said["adversaries"]:
         if one["name"] == "published":
             continue
@@ -353,3 +325,83 @@ def _check_numbers(folder: RunFolder, manifest: Mapping[str, Any], odometer: Odo
         if not math.isclose(float(one["epsilon"]), priced, rel_tol=_PRICED):
             expected = f"against {one['name']} epsilon {priced:.6g}, as its ledger says"
             raise FolderDamaged(path, expected, str(one["epsilon"]))
+
+
+# -- a run that is gone on with --------------------------------------------------------------------
+_WRITTEN = (
+    *("experiment.toml", "manifest.json", "metrics.csv", "ledger.jsonl", "ledger.jsonl.head"),
+    *("checkpoint.safetensors", "model.safetensors", "error.json"),
+)
+
+
+def read_past(directory: Path, config: Experiment) -> Evidence:
+    """The past of the run in ``directory``, which the caller holds (`manifed.durable.held`).
+
+    Raises:
+        ConfigError: it is no run folder, or the run is finished, of another config, or edited.
+        FolderDamaged, LedgerDamaged: a file of it cannot be trusted.
+    """
+    folder = RunFolder(experiment_in(directory).parent)
+    named = [directory / name for name in _WRITTEN]
+    for one in [*named, *filter(is_draft, directory.iterdir())]:
+        if os.path.lexists(one):  # no write of a run can replace a folder, a pipe, a dead link
+            check_regular(one, "a regular file", most=1 << 40)
+    past, rows = evidence_of(directory, config), folder.metrics().get("round", [])
+    saved, ledger, covered = past.checkpoint, past.ledger, past.odometer.covered
+    if not past.manifest:
+        if rows or saved or (ledger is not None and ledger.head.sequence > 0):
+            raise refused(directory, "expected the manifest.json of what was released", "none")
+        return past
+    if "final" in past.manifest:
+        raise refused(directory, "expected an unfinished run", "a finished one")
+    if ledger is None:
+        name = folder.ledger_path.name
+        raise refused(directory, f"expected the run's {name}", "none; restore it")
+    if saved is None:
+        return past
+    last, rounds = saved.server_round, config.federation.num_rounds
+    if config.training.setup_phases:
+        raise ConfigError(
+            "output.resume: expected a run without exchanges before round 1, got "
+            f"training.kind = {config.training.kind!r}, which has some: its clients would go "
+            "on without what they learnt there; start a new run"
+        )
+    like = config.server_update.start(initial_point(config))
+    if CLIP in saved.tensors and getattr(config.privacy, "adaptive", None) is not None:
+        like[CLIP] = torch.zeros((), dtype=torch.float64)  # a round before this adapted it
+    checkpoint.check(folder.checkpoint_path, saved, like, config.federation.num_clients)
+    if last > rounds:
+        raise refused(directory, f"expected a checkpoint of a round <= {rounds}", f"{last}")
+    if config.privacy.kind != "none" and covered < last:
+        expected, found = f"expected rounds 1 to {last} in the ledger", f"1 to {covered}"
+        raise refused(directory, expected, f"{found}; restore it")
+    if (told := saved.meta.tally.told) not in rows:  # it is older than the checkpoint
+        found = f"rows up to {int(rows[-1] or 0)}" if rows else "no row"
+        expected = f"the row of round {told}"
+        raise FolderDamaged(folder.metrics_path, expected, f"{found}; restore it")
+    return past
+
+
+@contextmanager
+def held_or_refused(directory: Path) -> Generator[None, None, None]:
+    """Hold the folder for this process.
+
+    Raises:
+        ConfigError: there is none, or another process runs in it.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(directory))
+        except BlockingIOError:
+            expected, found = "expected a run that nobody runs", "one that another process holds"
+            raise refused(directory, expected, found) from None
+        except OSError as error:
+            raise refused(directory, "expected a run folder", str(error.strerror)) from None
+        yield
+
+
+def to_go_on(words: str) -> str:
+    """The command that goes on with a run: the one that was used, where that can be known."""
+    is_clone = (LIBRARY.parent / "simulation.py").is_file()
+    is_installed = Path(sys.argv[0]).name == "manifed" or not is_clone
+    return f"{'manifed run' if is_installed else 'python simulation.py'} {words}"

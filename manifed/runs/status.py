@@ -17,10 +17,9 @@ from manifed.experiment.schema import sha256
 from manifed.federation.replies import KINDS
 from manifed.plan import budget_of, reporting_delta
 from manifed.privacy.composition import NoValidBound
-from manifed.runs.evidence import evidence_of, saved_config
+from manifed.runs.evidence import evidence_of, saved_config, to_go_on
 from manifed.runs.folder import RunFolder, json_object
 from manifed.runs.places import real
-from manifed.runs.resume import to_go_on
 
 
 def status_of(directory: Path) -> dict[str, Any]:
@@ -31,10 +30,10 @@ def status_of(directory: Path) -> dict[str, Any]:
             in it is not what a run writes; one line with the file.
     """
     directory = real("--resume", directory)
-    experiment = saved_config(directory)
+    config = saved_config(directory)
     folder, holder = RunFolder(directory), holder_of(directory)
-    found = evidence_of(directory, experiment)
-    config, saved, final = found.config, found.checkpoint, found.manifest.get("final", {})
+    found = evidence_of(directory, config)
+    saved, final = found.checkpoint, found.manifest.get("final", {})
     metrics, is_finished = folder.metrics(final.get("rounds")), bool(final)
     delta, budget = reporting_delta(config.setting), budget_of(config.setting)
     try:

@@ -11,7 +11,7 @@ import torch
 
 from manifed.experiment.load import parse
 from manifed.federation import workers
-from manifed.runs.cohort import cohort_transport
+from manifed.runs.driver import cohort_transport
 from tests.federation.test_workers import (
     FRAMES,
     PRIVATE,
