@@ -33,7 +33,6 @@ from manifed.problems.module_checks import (
     OwnRows,
     as_point,
     check_forward,
-    check_layers,
     laid_out,
 )
 from manifed.problems.module_ghost import (
@@ -107,7 +106,6 @@ class ModuleProblem(Problem):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-        check_layers(model)
         if isinstance(loss, str) and loss not in _LOSSES:
             raise ConfigError(
                 f"loss: expected one of {sorted(_LOSSES)} or a function, got {loss!r}"

@@ -21,7 +21,6 @@ from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import SIMULATION, experiment_of, run_config_of
 from manifed.plan import planned_statement
 from manifed.privacy.statement import audit_ledger
-from manifed.problems.shards import DATA_VARIABLE
 from manifed.runs import driver
 from manifed.runs.folder import RunFolder
 from tests.experiment.own_rows import SIZES, config_of, write
@@ -57,7 +56,7 @@ def model(folder):
 @pytest.fixture
 def blind(monkeypatch):
     """A server with no folder of data sets, which loads no data at all."""
-    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    monkeypatch.delenv("MANIFED_DATA", raising=False)
     monkeypatch.setattr(assembly, "load_shards", lambda _: pytest.fail("data were loaded"))
     return monkeypatch
 
