@@ -25,7 +25,7 @@ from manifed.experiment.assembly import Facts
 from manifed.experiment.load import dump
 from manifed.experiment.plugins import note_of
 from manifed.experiment.schema import Experiment, sha256
-from manifed.runs.folder import FORMAT, RunFolder, experiment_digest
+from manifed.runs.folder import FORMAT, RunFolder
 
 _PACKAGES = (
     "torch",
@@ -72,7 +72,7 @@ def manifest_of(
         "data_checksums": {config.data.kind: None if is_private else facts.checksum},
         "num_examples": runs,
         "ledger_run_id": ledger_run_id,
-        "experiment_sha256": experiment_digest(folder.experiment_path.read_bytes()),
+        "experiment_sha256": hashlib.sha256(folder.experiment_path.read_bytes()).hexdigest(),
         "config_sha256": sha256(config),
         "config": table,
         "git": git_state(LIBRARY.parent),
