@@ -25,6 +25,7 @@ from manifed.experiment.assembly import Facts
 from manifed.experiment.load import dump
 from manifed.experiment.plugins import note_of
 from manifed.experiment.schema import Experiment, sha256
+from manifed.problems.data import source_sha256
 from manifed.runs.folder import FORMAT, RunFolder
 
 _PACKAGES = (
@@ -110,20 +111,10 @@ def process_began() -> float:
     return now - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
-def source_sha256(package: Path) -> str:
-    """Hash of the sorted names and the contents of all Python files under ``package``."""
-    digest = hashlib.sha256()
-    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
-    for name, path in sorted(files.items()):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{content}  {name}\n".encode())
-    return digest.hexdigest()
-
-
 @cache
 def code_sha256() -> str:
-    """`source_sha256` of the imported ``manifed``."""
-    return source_sha256(LIBRARY)
+    """Hash of the names and contents of the Python files of the imported ``manifed``."""
+    return source_sha256("manifed")
 
 
 def git_state(source: Path) -> dict[str, str | bool] | None:
