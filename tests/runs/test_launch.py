@@ -29,49 +29,6 @@ SETS = (
 )
 
 
-def ran(monkeypatch, request):
-    """What each side of an inline run reads."""
-    seen = []
-    run, node_of = apps.run, node.node_of
-
-    def server(grid, config, **more):
-        seen.append(config)
-        return run(grid, config, **more)
-
-    def client(context, config):
-        seen.append(config)
-        return node_of(context, config)
-
-    monkeypatch.setattr(apps, "run", server)
-    monkeypatch.setattr(node, "node_of", client)
-    return launch(request), seen
-
-
-@pytest.mark.parametrize(
-    ("text", "sets"),
-    [
-        ("[draft", ("privacy.noise.epsilon=0.1",)),
-        ("{draft", ("privacy.noise.epsilon=0.1",)),
-        ("it's", ("privacy.noise.epsilon=0.1",)),
-        ("try privacy={kind='none'}", ()),
-        ("x output.directory='/elsewhere'", ()),
-    ],
-)
-def test_a_description_changes_nothing_else(tmp_path, monkeypatch, text, sets):
-    request = Request(
-        QUICKSTART, (f"description={text}", *SETS, *sets), out=tmp_path / "run", plain=True
-    )
-    wanted = load(QUICKSTART, [*SETS, *sets])
-    folder, seen = ran(monkeypatch, request)
-    assert folder.directory == tmp_path / "run"
-    assert [os.fspath(p.name) for p in tmp_path.iterdir()] == ["run"]
-    assert len(seen) == 5
-    for config in seen:
-        assert config.description == text
-        assert config.privacy == wanted.privacy
-        assert sha256(config) == sha256(wanted) == folder.manifest()["config_sha256"]
-
-
 NAMES = [
     "it's",
     'say "x"',
