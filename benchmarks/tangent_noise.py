@@ -26,13 +26,13 @@ from manifed.manifolds import (
     Lorentz,
     Manifold,
     PoincareBall,
-    SPDBuresWasserstein,
-    SPDLogCholesky,
     SPDLogEuclidean,
     Sphere,
     Stiefel,
 )
+from manifed_extras.log_cholesky import SPDLogCholesky
 from reproduction import printed_samplers as paper
+from reproduction.bures_wasserstein import SPDBuresWasserstein
 from reproduction.tangent_samplers import Basis, Metropolis, normals_from
 
 CHAIN_STEPS = 10_010

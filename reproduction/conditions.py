@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from manifed.schedules.schedule import Schedule, TimeVarying
-from reproduction.powers import Power, power_of
+from manifed.schedules import Schedule, TimeVarying
+from reproduction.powers import Power, polynomial, power_of
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def corollary_3(accuracy: float, a1: float = 0.5) -> tuple[TimeVarying, float, C
     if not 0 < accuracy < 0.125:
         raise ValueError(f"accuracy: expected a number in (0, 1/8), got {accuracy:g}")
     one = _exact(accuracy)
-    schedules = TimeVarying.polynomial(
+    schedules = polynomial(
         a1=a1, alpha=float(1 - one), beta=float(Fraction(1, 2) + one), gamma=accuracy, eta=accuracy
     )
     return schedules, float((1 + one) / (Fraction(1, 2) - 4 * one)), theorem_5(schedules)

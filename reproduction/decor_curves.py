@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from manifed.graphs.specs import Ring
+from manifed.graphs import Ring
 from manifed.privacy.secldp import Correlated, Rounds, worst
 from manifed.runs.report import COLORS, STYLE
 from reproduction.decor_prices import paper_slope, paper_total, public_code_epsilon

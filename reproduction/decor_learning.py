@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from manifed.graphs.graph import Graph, metropolis_hastings
+from manifed.graphs import Graph, metropolis_hastings
 from manifed.privacy.secldp import calibrate_masks
 
 Array = NDArray[np.floating]

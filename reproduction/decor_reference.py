@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from manifed.graphs.graph import Graph, metropolis_hastings
+from manifed.graphs import Graph, metropolis_hastings
 
 Array = NDArray[np.float64]
 Gradients = Callable[[Array], Array]

@@ -22,9 +22,9 @@ import numpy as np
 
 from manifed.privacy import series
 from manifed.privacy.series import MOST_TERMS, ROUNDING, epsilon_of_rho
-from manifed.schedules.schedule import EXAMPLES, Geometric, Schedule
+from manifed.schedules import Geometric, Schedule
 from reproduction.conditions import ProblemConstants, checks
-from reproduction.powers import WHOLE_SLACK, Power, power_of
+from reproduction.powers import EXAMPLES, WHOLE_SLACK, Power, power_of
 
 _LEAST_EXCESS: Final = 1e-9
 """An exponent no more than this above 1 counts as one whose sum diverges."""

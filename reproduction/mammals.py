@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from manifed.durable import MOST_BYTES
 from manifed.problems.data import Dataset, DataSource, ExampleKind, build, generator
-from manifed.problems.real import MOST_BYTES, DataDamaged, content, find
+from manifed.problems.real import DataDamaged, content, find
 from reproduction import trees
 
 

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from manifed.schedules.schedule import TimeVarying
+from manifed.schedules import TimeVarying
 
 Array = NDArray[np.float64]
 

@@ -15,7 +15,6 @@ from manifed.manifolds import (
     Grassmann,
     Lorentz,
     Manifold,
-    Oblique,
     PoincareBall,
     Sphere,
     Stiefel,
@@ -180,15 +179,6 @@ def _spheres(n: int) -> list[Place]:
             (n,),
             operations,
             geoopt.Sphere(),
-        ),
-        Place(
-            f"oblique_{n}x5",
-            Oblique(),
-            (n, 5),
-            ("proju", "retr", "expmap", "logmap", "dist"),
-            None,
-            lambda k: pymanopt.Oblique(n, 5),
-            batches=(1,),
         ),
     ]
 

@@ -25,8 +25,16 @@ from numpy.typing import NDArray
 
 from benchmarks.common.page import Page
 from benchmarks.common.stopwatch import table
-from manifed.graphs.graph import Graph, metropolis_hastings
-from manifed.graphs.specs import Complete, ErdosRenyi, Exponential, Ring, Star, Torus
+from manifed.graphs import (
+    Complete,
+    ErdosRenyi,
+    Exponential,
+    Graph,
+    Ring,
+    Star,
+    Torus,
+    metropolis_hastings,
+)
 from manifed.privacy import secldp
 from manifed_extras.stationary import (
     WHITE,

@@ -30,7 +30,7 @@ from manifed.manifolds.base import Manifold
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.privacy.composition import gaussian_epsilon as epsilon_of
-from manifed.schedules.schedule import AnySchedule, Constant, Geometric, Polynomial, TimeVarying
+from manifed.schedules import AnySchedule, Constant, Geometric, Polynomial, TimeVarying
 from manifed_extras.stationary import largest_mu
 from reproduction.endless import Releases
 

@@ -30,7 +30,7 @@ from manifed.experiment.load import load
 from manifed.federation.stack import StackTransport
 from manifed.oracles.minibatch import Full
 from manifed.problems.pca import second_moment
-from manifed.schedules.schedule import Geometric
+from manifed.schedules import Geometric
 from manifed_extras.correlated import CorrelatedRSGD
 from manifed_extras.correlation import Banded, BandedInverse
 from manifed_extras.stationary import largest_mu

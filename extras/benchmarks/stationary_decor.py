@@ -27,8 +27,7 @@ from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
 from manifed.federation.rounds import free, run_rounds
 from manifed.federation.stack import StackTransport
-from manifed.graphs.graph import Graph, metropolis_hastings
-from manifed.graphs.specs import ErdosRenyi, Ring, Torus
+from manifed.graphs import ErdosRenyi, Graph, Ring, Torus, metropolis_hastings
 from manifed.plan import planned_statement
 from manifed_extras.stationary import (
     StationaryNoise,

@@ -31,7 +31,7 @@ from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
 from manifed.oracles.minibatch import Full, Minibatch, Poisson, Query, WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.schedules.schedule import AnySchedule, factor_of, whole
+from manifed.schedules import AnySchedule, factor_of, whole
 
 
 class Schedules(ClientUpdate):

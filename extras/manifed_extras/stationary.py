@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 from torch import Tensor
 
-from manifed.graphs.graph import MOST_SUBSETS, Graph, Matrix
+from manifed.graphs import MOST_SUBSETS, Graph, Matrix
 from manifed.privacy.composition import gaussian_delta
 from manifed.privacy.secldp import Worst
 

@@ -25,7 +25,7 @@ import numpy as np
 import scipy.optimize
 from numpy.typing import NDArray
 
-from manifed.graphs.graph import Graph, Matrix
+from manifed.graphs import Graph, Matrix
 from manifed_extras.stationary import Shape, StationaryNoise, against
 
 Array = NDArray[np.float64]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manifed.audit.examples import ExampleAttack
+from manifed.audit.attacks import ExampleAttack
 from manifed.privacy import accountant
 from manifed_extras.correlated import CorrelatedRSGD
 from manifed_extras.correlation import sensitivity

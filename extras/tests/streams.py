@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manifed.audit.attacks import Nodes
 from manifed.audit.bound import Audited, Scores
-from manifed.audit.masks import Nodes
-from manifed.graphs.graph import Graph
-from manifed.graphs.specs import EdgeList, GraphSpec, Ring
+from manifed.graphs import EdgeList, Graph, GraphSpec, Ring
 from manifed.oracles.minibatch import Full
 from manifed.privacy import accountant
 from manifed.privacy.mechanism import Noise

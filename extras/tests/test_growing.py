@@ -25,7 +25,7 @@ from manifed.privacy.noise import NoiseSource
 from manifed.privacy.statement import audit_ledger
 from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
-from manifed.schedules.schedule import Geometric, Polynomial
+from manifed.schedules import Geometric, Polynomial
 from manifed_extras.growing import GrowingProjected, GrowingRSGD
 from reproduction.endless import epsilon_of_rho
 

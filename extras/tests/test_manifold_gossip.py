@@ -8,7 +8,7 @@ from manifed.algorithms.payloads import Point
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import plan_of
 from manifed.experiment.load import dump, parse
-from manifed.graphs.specs import Ring
+from manifed.graphs import Ring
 from manifed.manifolds import Euclidean, Sphere, Stiefel
 from manifed_extras.manifold_gossip import ManifoldGossip
 from tests.algorithms.gossip_runs import WAYS, experiment, models_of, reports_of

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifed.graphs.graph import Graph, metropolis_hastings
-from manifed.graphs.specs import ErdosRenyi, Ring, Star, Torus
+from manifed.graphs import ErdosRenyi, Graph, Ring, Star, Torus, metropolis_hastings
 from manifed.privacy import secldp
 from manifed.privacy.composition import gaussian_epsilon
 from manifed_extras.stationary import (

@@ -6,8 +6,8 @@ import pytest
 
 from extras.tests.correlated import CorrelatedAttack
 from extras.tests.streams import stream_faults, stream_mechanisms
+from manifed.audit.attacks import SHORT_STEP, worst_case
 from manifed.audit.bound import Audited, find
-from manifed.audit.examples import SHORT_STEP, worst_case
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed_extras.correlated import CorrelatedRSGD

@@ -32,8 +32,7 @@ from manifed.algorithms.algorithm import (
     Weighting,
 )
 from manifed.algorithms.payloads import Down, PerClient, Point
-from manifed.graphs.graph import Graph, Weights, metropolis_hastings
-from manifed.graphs.specs import GraphSpec
+from manifed.graphs import Graph, GraphSpec, Weights, metropolis_hastings
 from manifed.manifolds.base import Manifold
 from manifed.oracles.oracle import Oracle
 

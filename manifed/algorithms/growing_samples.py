@@ -38,7 +38,7 @@ from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import Stream
 from manifed.privacy.series import Releases
 from manifed.problems.linear import LinearModel
-from manifed.schedules.schedule import Array, TimeVarying
+from manifed.schedules import Array, TimeVarying
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from manifed.algorithms.algorithm import Here, Memory, Phase, ServerUpdate, Stat
 from manifed.algorithms.gossip import ByGraph
 from manifed.algorithms.payloads import Down, Layout, Payload, PerClient, Point, sized
 from manifed.errors import RoundFailed
-from manifed.graphs.graph import Graph
+from manifed.graphs import Graph
 from manifed.oracles.minibatch import Ask
 from manifed.oracles.oracle import Draws
 from manifed.privacy.masks import (
@@ -424,12 +424,12 @@ class Masking(ByGraph, ServerUpdate):
         """What ``used`` is after this question; errors as `masked_now`."""
         if self.pair_keys == "seeded":
             return memory.used
-        now = draws.server_round, draws.attempt
+        now = [draws.server_round, draws.attempt]
         used = memory.used.reshape(-1, 3).tolist()
-        if dropped is None and any(now <= (last[0], last[1]) for last in used):
+        if dropped is None and now <= (newest := max(used)[:2]):
             raise MaskUsed(
-                f"Expected a round and attempt after {max(map(tuple, used))}, got {now}: those "
-                "masks were used, and two messages under one mask would show their difference"
+                f"Expected a round and attempt after {newest}, got {now}: those masks were used, "
+                "and two messages under one mask would show their difference"
             )
         if dropped is not None and any(last != [*now, 0] for last in used):
             raise MaskUsed(
@@ -500,11 +500,13 @@ def _edges_at(
     An end is a place among the nodes, and after the last where it is none of them.
     """
     mine = {node: place for place, node in enumerate(nodes)}
-    edges = [edge for edge in graph.edges if edge[0] in mine or edge[1] in mine]
-    if dropped is not None:
-        edges = [edge for edge in edges if edge[0] in dropped or edge[1] in dropped]
-    ends = [(mine.get(i, len(nodes)), mine.get(j, len(nodes))) for i, j in edges]
-    return tuple(edges), torch.tensor(ends, dtype=torch.int64).reshape(-1, 2)
+    edges = tuple(
+        edge
+        for edge in graph.edges
+        if mine.keys() & edge and (dropped is None or dropped.intersection(edge))
+    )
+    ends = [[mine.get(node, len(nodes)) for node in edge] for edge in edges]
+    return edges, torch.tensor(ends, dtype=torch.int64).reshape(-1, 2)
 
 
 def _tensor(content: bytes) -> Tensor:

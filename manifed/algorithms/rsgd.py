@@ -19,7 +19,7 @@ from manifed.manifolds.base import MapChoice
 from manifed.oracles.minibatch import Minibatch, Poisson, Query
 from manifed.oracles.oracle import Oracle
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.schedules.schedule import AnySchedule, factor_of
+from manifed.schedules import AnySchedule, factor_of
 
 Option = Literal["last-iterate", "random-iterate"]
 """Options 1 and 2 of Algorithms 2 and 3."""

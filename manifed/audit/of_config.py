@@ -1,16 +1,14 @@
 """The attacks on a config's own mechanism: on a client's examples, on its masks, on the server."""
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 from manifed.algorithms.algorithm import ClientUpdate
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.growing_samples import GrowingSamples
 from manifed.algorithms.one_shot import OneShot
+from manifed.audit.attacks import ClientAttack, ExampleAttack, MaskedAttack, worst_case
 from manifed.audit.bound import Attack, Audited
-from manifed.audit.examples import ExampleAttack, worst_case
-from manifed.audit.masks import MaskedAttack
-from manifed.audit.server import ClientAttack
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import (
     facts_of,
@@ -34,7 +32,6 @@ a claim of nearly nothing cannot be told from nothing by a few thousand runs."""
 _MOST_MASKED_ROUNDS = 16
 _Found = list[tuple[Attack, str]]
 """Attacks, each with what it does in words."""
-_T = TypeVar("_T", ExampleAttack, MaskedAttack)
 
 
 def attacks_of(config: Experiment, trials: int) -> list[Audited]:
@@ -69,7 +66,7 @@ def costliest_round(
     return max(range(1, num_rounds + 1), key=cost)
 
 
-def _enough(attack: _T, most: int) -> _T:
+def _enough(attack: Any, most: int) -> Any:
     """The attack over so many rounds that enough is claimed, ``most`` at most."""
     while attack.num_rounds < most and attack.claim(_SEEN_AT) < _ENOUGH:
         attack = replace(attack, num_rounds=min(2 * attack.num_rounds, most))

@@ -47,7 +47,7 @@ from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full
 from manifed.plan import example_mechanism
 from manifed.privacy.events import Frozen
-from manifed.schedules.schedule import Geometric
+from manifed.schedules import Geometric
 
 
 class _Auto(Frozen):

@@ -294,8 +294,7 @@ _SCORES = 1.5
 _EXPLAINED = 0.5
 """Share of the variance of a target that least squares explains."""
 _CURVATURE: Mapping[str, float] = {
-    "spd": -0.5, "spd-log-euclidean": 0.0, "spd-log-cholesky": 0.0, "sphere": 1.0,
-    "lorentz": -1.0, "poincare": -1.0,
+    "spd": -0.5, "spd-log-euclidean": 0.0, "sphere": 1.0, "lorentz": -1.0, "poincare": -1.0,
 }  # fmt: skip
 """The sectional curvature farthest from zero."""
 CLIP_SHARE: Mapping[str, float] = {"kpca": 0.5, "least-squares": 0.5}

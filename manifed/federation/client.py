@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from manifed.algorithms.algorithm import ClientUpdate, Memory, Phase
 from manifed.algorithms.broadcast import check_broadcast
-from manifed.algorithms.payloads import Payload
+from manifed.algorithms.payloads import P, Payload
 from manifed.federation.held_out import EVALUATE, LABEL, PrivateEvaluation
 from manifed.federation.memory import Kept, remembered
 from manifed.federation.replies import BadMessage, Header
@@ -173,9 +173,6 @@ def releases_in(
         return update.releases(mechanism, num_examples)
     own = update.releases(mechanism, evaluation.trained_on(num_examples))
     return (*own, evaluation.release(mechanism)) if evaluation.is_due(server_round) else own
-
-
-P = TypeVar("P", bound=Payload)
 
 
 def _plain(record: P) -> P:

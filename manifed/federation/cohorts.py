@@ -23,8 +23,6 @@ from manifed.privacy.noise import NoiseSource, Stream
 
 _Probabilities = tuple[Annotated[float, Field(gt=0, le=1)], ...]
 """p_i of every client, where they differ; () where one number says them all."""
-_SERVER = 0
-"""The partition field of the server's own draws; its streams are never a client's."""
 
 
 class _Cohort(Frozen):
@@ -55,7 +53,7 @@ class _Cohort(Frozen):
         uniforms = source.uniforms(
             (num_clients,),
             stream=Stream.COHORT,
-            partition=_SERVER,
+            partition=0,  # its streams are never a client's
             server_round=server_round,
             attempt=attempt,
         )

@@ -39,12 +39,9 @@ from manifed.problems.problem import Problem
 
 LABEL = "evaluation"
 """The label of the release that an evaluation is charged as."""
-_NORMAL_95 = 1.959963984540054
-"""The standard normal is this far from 0 with probability 5 %."""
-FALSE_ALARM = 1e-9
-"""At most so probable is it that an honest site's totals of one evaluation are refused."""
-_FAR = -NormalDist().inv_cdf(FALSE_ALARM / 6)
-"""The standard normal is above it with a sixth of this probability: six bounds are looked at."""
+_FAR = -NormalDist().inv_cdf(1e-9 / 6)
+"""An honest site's totals of one evaluation are refused with probability 1e-9 at most: the standard
+normal is above it with a sixth of that, and six bounds are looked at."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +127,8 @@ class PrivateEvaluation(_HeldOut):
 
     def multiplier(self, mechanism: ExampleMechanism) -> float:
         """Noise relative to the sensitivity."""
-        if self.noise_multiplier is not None:
-            return self.noise_multiplier
-        return mechanism.noise.multiplier
+        own = self.noise_multiplier
+        return mechanism.noise.multiplier if own is None else own
 
     def stddev(self, mechanism: ExampleMechanism) -> float:
         """The deviation of the noise on each of the three sums."""
@@ -170,7 +166,7 @@ class PrivateEvaluation(_HeldOut):
         totals: Tensor,
         partitions: tuple[int, ...],
     ) -> dict[int, str]:
-        """Who sent totals that no hold-out of its size has, but for noise of `FALSE_ALARM`.
+        """Who sent totals that no hold-out of its size has, but for noise of probability 1e-9.
 
         Every record adds 1 to the count, and at most 1 to what the other two sums are in size.
 
@@ -183,8 +179,7 @@ class PrivateEvaluation(_HeldOut):
         found, off = dict[int, str](), _FAR * self.stddev(mechanism)
         rounding = 64 * torch.finfo(totals.dtype).eps
         for i, (t, c, count) in zip(partitions, totals.tolist(), strict=True):
-            most = num_examples[i] - self.trained_on(num_examples[i])
-            least = most
+            least = most = num_examples[i] - self.trained_on(num_examples[i])
             if mechanism.neighboring_relation == "add-or-remove":
                 # equal records are on one side: it may be none of them or all
                 least, most = 0, num_examples[i]
@@ -223,11 +218,12 @@ def ratio(total: float, count: float, noise: float) -> tuple[float | None, float
     All theta with |total - theta count| <= 1.96 noise sqrt(1 + theta^2) (Fieller 1954): exact.
     None, and all of [-1, 1], where the count is not told from 0.
     """
-    spread = (_NORMAL_95 * noise) ** 2
+    normal = 1.959963984540054  # the standard normal is farther from 0 with probability 5 %
+    spread = (normal * noise) ** 2
     lead = count**2 - spread
     if lead <= 0 or count <= 0:
         return None, -1.0, 1.0
-    root = _NORMAL_95 * noise * math.sqrt(max(total**2 + lead, 0.0))
+    root = normal * noise * math.sqrt(max(total**2 + lead, 0.0))
     ends = ((total * count - root) / lead, (total * count + root) / lead)
     middle, low, high = (min(1.0, max(-1.0, value)) for value in (total / count, *ends))
     return middle, low, high
@@ -285,11 +281,11 @@ def judged(
 
 def _hashes(examples: Examples, seed: int) -> list[float]:
     """A number in [0, 1) of each record, by its own entries and the public seed."""
-    names = sorted(examples.tensors)
-    arrays = [examples[key].to(torch.float64).reshape(len(examples), -1).numpy() for key in names]
+    n = len(examples)
+    columns = [examples[key].to(torch.float64).reshape(n, -1) for key in sorted(examples.tensors)]
     key = f"hold-out {seed}".encode()
-    found: list[float] = []
-    for j in range(len(examples)):
-        digest = hashlib.blake2b(b"".join(a[j].tobytes() for a in arrays), key=key, digest_size=8)
-        found.append(int.from_bytes(digest.digest(), "little") / 2.0**64)
-    return found
+    digests = [
+        hashlib.blake2b(row.tobytes(), key=key, digest_size=8).digest()
+        for row in torch.cat(columns, 1).numpy()
+    ]
+    return [int.from_bytes(digest, "little") / 2.0**64 for digest in digests]

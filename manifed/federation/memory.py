@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -28,7 +28,7 @@ from manifed.federation.replies import Header
 
 log = logging.getLogger("manifed")
 
-MOST_RUNS: Final = 16
+_MOST_RUNS: Final = 16
 """Files kept of one client: a new run removes those that were not written for longest."""
 _MAGIC: Final = b"manifed-memory-2 "
 _SUFFIX: Final = ".memory"
@@ -92,17 +92,21 @@ class MemoryStore:
         """What this client kept in this run; None, and a line in the log, for anything else."""
         path = self.path(run, partition)
         try:
-            found = _parsed(_bytes_of(path))
+            head, _, rest = _bytes_of(path).partition(b"\n")
+            if head != _MAGIC + hashlib.sha256(rest).hexdigest().encode():
+                raise ValueError("its content does not match its SHA-256")
+            tag, _, tensors = rest.partition(b"\n")
+            its_run, header = _TAG.validate_json(tag, strict=True)
+            if (its_run, header.partition_id) != (run, partition):
+                raise ValueError("it is of another run or another client")
+            return Kept(header, load(tensors))
         except FileNotFoundError:
             return None
+        except (SafetensorError, ValidationError) as error:  # whose text would show the file
+            _tell("not used", path, ValueError(f"another format: {type(error).__name__}"))
         except (OSError, ValueError) as error:
             _tell("not used", path, error)
-            return None
-        its_run, kept = found
-        if (its_run, kept.header.partition_id) != (run, partition):
-            _tell("not used", path, ValueError("it is of another run or another client"))
-            return None
-        return kept
+        return None
 
     def write(self, run: str, partition: int, kept: Kept, *, lasts: bool = False) -> None:
         """Replace what this client kept; a disk that refuses leaves a line in the log.
@@ -134,7 +138,7 @@ class MemoryStore:
             return
         files = list(self.folder.glob(f"{partition}-*{_SUFFIX}"))
         files.sort(key=lambda p: p.lstat().st_mtime)
-        for old in files[: max(0, len(files) + 1 - MOST_RUNS)]:
+        for old in files[: max(0, len(files) + 1 - _MOST_RUNS)]:
             old.unlink(missing_ok=True)
 
 
@@ -152,19 +156,6 @@ def _bytes_of(path: Path) -> bytes:
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise ValueError("another user owns it or may write it")
         return file.read(MOST_BYTES)
-
-
-def _parsed(content: bytes) -> tuple[str, Kept]:
-    """The run, and what was kept in it; ValueError for bytes that are not what was written."""
-    head, _, rest = content.partition(b"\n")
-    if head != _MAGIC + hashlib.sha256(rest).hexdigest().encode():
-        raise ValueError("its content does not match its SHA-256")
-    tag, _, tensors = rest.partition(b"\n")
-    try:
-        run, header = _TAG.validate_json(tag, strict=True)
-        return run, Kept(header, load(tensors))
-    except (SafetensorError, ValueError) as error:
-        raise ValueError(f"another format: {type(error).__name__}") from None
 
 
 def _tell(what: str, path: Path, error: Exception) -> None:

@@ -69,8 +69,7 @@ def run_rounds(
 
     def exchange() -> RoundReport | None:
         now = course.opened()
-        asked = Asked(now.header, now.phase, sent(now), now.asked, course.accepted)
-        came = transport.exchange(asked)
+        came = transport.exchange(course.asked(sent(now)))
         return course.moved(course.judged(came))
 
     while course.round <= num_rounds:
@@ -362,9 +361,6 @@ def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
 
 
 # -- a run ---------------------------------------------------------------------------------------
-_NOTHING = RoundReport(0, {}, ())
-
-
 class Course:
     """A run between two exchanges: its state, its next round, and the attempt that is under way."""
 
@@ -397,7 +393,7 @@ class Course:
         self.now: Attempt | None = None
         """The attempt that is under way; None begins another one."""
         self._attempts, self._tried, self._before = attempts, 0, 0
-        self._seen = _NOTHING
+        self._seen = RoundReport(0, {}, ())
         """What all attempts of the round sent and got."""
 
     def opened(self) -> Attempt:
@@ -445,12 +441,19 @@ class Course:
             budget.noise_origins = self._seen.noise_origins
             raise
 
+    def asked(self, down: Down) -> Asked:
+        """The exchange of the attempt that is under way; an evaluation is sent the model."""
+        now = self.now
+        assert now is not None
+        down = sent(now) if now.phase is EVALUATE else down
+        return Asked(now.header, now.phase, down, now.asked, self.accepted)
+
     def judged(self, replies: Replies) -> Replies:
         """The replies without the uploads that no step could use; who was dropped is logged."""
         now, seen = self.now, self._seen
         assert now is not None
         plan, phase, update = now.plan, now.phase, now.plan.server_update
-        base, names = update.base(now.state, plan.manifold), phase.up.names()
+        base, names = update.base(now.state, plan.manifold), vars(replies.uploads)
         places = dict(zip(names, phase.uploads or (update.space,) * len(names), strict=True))
         found = Expectation(base, places, plan.manifold).checked(replies)
         totals, who = found.uploads, found.partitions
@@ -458,7 +461,8 @@ class Course:
             why = plan.evaluation.refused(plan.client_mechanism, plan.num_examples, totals.u, who)
         else:
             why = update.refused(now.state, phase.name, totals, who)
-        found = found.without({i: found.told(i, Failure("unusable", why[i])) for i in why})
+        if why:
+            found = found.without({i: found.told(i, Failure("unusable", why[i])) for i in why})
         _tell_who_was_dropped(now, found)
         # with a mechanism of the server its noise is all that protects
         clients = found.noise_origins if plan.mechanism is None else frozenset[str]()
@@ -496,7 +500,7 @@ class Course:
             held_out=now.held_out,
         )
         self.accepted |= dict.fromkeys(report.participants, self.round)
-        self.state, self._seen, self._tried = now.state, _NOTHING, 0
+        self.state, self._seen, self._tried = now.state, RoundReport(0, {}, ()), 0
         self.round += 1
         return report if report.server_round else None
 

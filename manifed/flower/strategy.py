@@ -23,15 +23,9 @@ from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate, State
 from manifed.algorithms.payloads import Down
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.cohorts import Cohort, Everyone
-from manifed.federation.held_out import EVALUATE
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.replies import Replies, ReplyPolicy
-from manifed.federation.rounds import (
-    Attempt,
-    Course,
-    Mean,
-    sent,
-)
+from manifed.federation.rounds import Attempt, Course, Mean
 from manifed.federation.stack import Asked
 from manifed.flower.records import tensors_from_record, tensors_to_record
 from manifed.flower.transport import MessageTransport
@@ -213,11 +207,8 @@ class ManifoldStrategy(Strategy):
 
     def messages(self, server_round: int, down: Down) -> list[Message]:
         """A message to everybody who is asked; an evaluation is sent the model instead."""
-        now, wire = self.course.now, self._wire
-        assert now is not None
+        wire, asked = self._wire, self.course.asked(down)
         assert wire is not None
-        down = sent(now) if now.phase is EVALUATE else down
-        asked = Asked(now.header, now.phase, down, now.asked, self.course.accepted)
         made = wire.messages(asked)
         self._sent = (server_round, asked, made)
         return made

@@ -7,11 +7,10 @@ if TYPE_CHECKING:
     from manifed.manifolds.base import Manifold
     from manifed.manifolds.euclidean import Euclidean
     from manifed.manifolds.grassmann import Grassmann
-    from manifed.manifolds.hyperbolic import Lorentz
-    from manifed.manifolds.poincare import PoincareBall
+    from manifed.manifolds.hyperbolic import Lorentz, PoincareBall
     from manifed.manifolds.product import Power, Product, Scaled
-    from manifed.manifolds.spd import SPD, SPDBuresWasserstein, SPDLogCholesky, SPDLogEuclidean
-    from manifed.manifolds.sphere import Oblique, Sphere
+    from manifed.manifolds.spd import SPD, SPDLogEuclidean
+    from manifed.manifolds.sphere import Sphere
     from manifed.manifolds.stiefel import Stiefel
 
 __all__ = [
@@ -20,12 +19,9 @@ __all__ = [
     "Grassmann",
     "Lorentz",
     "Manifold",
-    "Oblique",
     "PoincareBall",
     "Power",
     "Product",
-    "SPDBuresWasserstein",
-    "SPDLogCholesky",
     "SPDLogEuclidean",
     "Scaled",
     "Sphere",
@@ -34,12 +30,10 @@ __all__ = [
 
 _HOME = {
     **{name: name.lower() for name in ("Euclidean", "Grassmann", "Sphere", "Stiefel")},
-    "Lorentz": "hyperbolic",
     "Manifold": "base",
-    "Oblique": "sphere",
-    "PoincareBall": "poincare",
+    **dict.fromkeys(("Lorentz", "PoincareBall"), "hyperbolic"),
     **dict.fromkeys(("Power", "Product", "Scaled"), "product"),
-    **dict.fromkeys(("SPD", "SPDBuresWasserstein", "SPDLogCholesky", "SPDLogEuclidean"), "spd"),
+    **dict.fromkeys(("SPD", "SPDLogEuclidean"), "spd"),
 }
 
 

@@ -40,7 +40,7 @@ from geoopt import ManifoldTensor
 from geoopt.utils import size2shape
 from torch import Tensor
 
-from manifed.manifolds.linalg import above_zero, standard_normal
+from manifed.manifolds.linalg import above_zero, identity_like, polar, standard_normal
 
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -77,17 +77,15 @@ def largest_entry(a: Tensor, ndim: int) -> Tensor:
 
 def frobenius(a: Tensor, ndim: int) -> Tensor:
     """The Euclidean norm over the last ``ndim`` dimensions, shape (...,), without overflow."""
-    largest = largest_entry(a, ndim)
+    flat, largest = a.flatten(-ndim), largest_entry(a, ndim)
     unit = torch.where(largest > 0, largest, 1.0)
-    parts = a / unit.reshape(*unit.shape, *[1] * ndim)
-    return unit * torch.linalg.vector_norm(parts, dim=tuple(range(-ndim, 0)))
+    return unit * torch.linalg.vector_norm(flat / unit.unsqueeze(-1), dim=-1)
 
 
 def gram_defect(x: Tensor) -> Tensor:
     """|x^T x - I| / (2 sqrt k) of n x k matrices, shape (...,): their relative distance, nearly."""
     k = x.shape[-1]
-    gap = x.mT @ x - torch.eye(k, dtype=x.dtype, device=x.device)
-    return torch.linalg.vector_norm(gap, dim=(-2, -1)) / (2 * k**0.5)
+    return torch.linalg.matrix_norm(x.mT @ x - identity_like(x)) / (2 * k**0.5)
 
 
 MapChoice = Literal["exact", "retraction"]
@@ -109,13 +107,13 @@ class Maps(NamedTuple):
 class Manifold(geoopt.Manifold):
     """A Riemannian manifold with a metric; points have ``ndim`` trailing dimensions.
 
-    A subclass gives ``dim``, ``from_coords``, ``inner``, ``projx``, ``proju``, ``egrad2rgrad``,
-    ``expmap``, ``logmap``, ``transp``, ``dist``, and the two measures behind the defects.
+    A subclass gives ``dim``, ``from_coords``, ``inner`` (or ``flattened``), ``projx``, ``proju``,
+    ``egrad2rgrad``, ``expmap``, ``logmap``, ``transp``, ``dist``, and the two measures behind the
+    defects.
     """
 
     name: str = "manifold"
     ndim: int = 1
-    reversible: bool = False
     form: str = "(..., *point)"
     """The shape of a point, in words; ``fits`` is the rule."""
     has_logmap: bool = True
@@ -234,10 +232,9 @@ class Manifold(geoopt.Manifold):
                 units of rounding.
         """
         tolerance = max(tolerance, 8 * torch.finfo(points.dtype).eps)
-        count = points.shape[0]
         if weights is None:
-            weights = points.new_full((count,), 1.0 / count)
-        share = (weights / weights.sum()).reshape(count, *[1] * (points.dim() - 1))
+            weights = points.new_full((len(points),), 1.0 / len(points))
+        share = (weights / weights.sum()).reshape(-1, *[1] * (points.dim() - 1))
         x, step, last = points[0], points.new_ones(()), math.inf
         previous: tuple[Tensor, Tensor] | None = None
         for _ in range(max_iterations):
@@ -283,15 +280,36 @@ class Manifold(geoopt.Manifold):
         defect = torch.where(normal == 0, normal, normal / (size / scale + length))
         return _or_infinite(defect, torch.isfinite(length) & torch.isfinite(size))
 
-    @abstractmethod
     def _off_manifold(self, x: Tensor) -> Tensor:
         """`membership_defect` of finite x; may overflow to anything that is not finite."""
+        raise NotImplementedError(f"{self.name} does not say how far a point is off it")
 
-    @abstractmethod
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
         """Ambient norm of the part of u normal at x, shape (...,), for |entries| of u <= 1e100."""
+        raise NotImplementedError(f"{self.name} does not say what is normal to it")
 
     # -- shared by all -----------------------------------------------------------------------
+    def flattened(self, x: Tensor, u: Tensor) -> Tensor:
+        """Numbers whose products, summed, are the metric at x, where a subclass has them."""
+        raise NotImplementedError(f"{self.name} defines neither inner nor flattened")
+
+    def inner(
+        self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
+    ) -> Tensor:
+        """<u, v>_x, of u with itself where there is no v; shape ``(...)``."""
+        left = self.flattened(x, u)
+        right = left if v is None or v is u else self.flattened(x, v)
+        return (left * right).sum(self.point_dims(), keepdim=keepdim)
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """The length of the shortest geodesic from x to y, shape ``(...)``."""
+        found = self._distance(x, y)
+        return found if keepdim else found.flatten(-self.ndim).squeeze(-1)
+
+    def _distance(self, x: Tensor, y: Tensor) -> Tensor:
+        """What `dist` returns with ``keepdim``."""
+        raise NotImplementedError(f"{self.name} has no dist")
+
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """Metric norm of u at x; never NaN, and its gradient at u = 0 is 0."""
         return safe_sqrt(self.inner(x, u, u, keepdim=keepdim))
@@ -311,17 +329,15 @@ class Manifold(geoopt.Manifold):
             scale = torch.where(scale > 0, scale, 1.0)
             scaled = self.norm(x, u / scale) * scale.squeeze(self.point_dims())
             norms = torch.where(is_safe, norms, scaled)
-        slack = self.norm_slack(x)
-        return norms if isinstance(slack, float) and slack == 0.0 else norms * (1.0 + slack)
+        return norms * (1.0 + self.norm_slack(x))
 
-    def norm_slack(self, x: Tensor) -> Tensor | float:
-        """Relative rounding error of a norm at x beyond dim * eps, shape ``(...,)`` or a number.
+    def norm_slack(self, x: Tensor) -> Tensor:
+        """Relative rounding error of a norm at x beyond dim * eps, shape ``(...,)``.
 
         The metric at x may stretch the rounding of stored entries: by x_0 on the hyperboloid, by
         1 / (1 - |x|^2) on the ball, by the condition number of a matrix.
         """
-        del x
-        return 0.0
+        return x.new_zeros(x.shape[: x.dim() - self.ndim])
 
     def tangent_part(self, x: Tensor, u: Tensor) -> Tensor:
         """The tangent vector that u, tangent up to rounding, stands for; linear, never longer.
@@ -368,9 +384,8 @@ class Manifold(geoopt.Manifold):
         """A random point; a ``torch.Generator`` must be handed in (no global randomness)."""
         shape = size2shape(*size)
         self._assert_check_shape(shape, "size")
-        lead, point = shape[: -self.ndim], shape[-self.ndim :]
-        size = (*lead, *self.coords_shape(point))
-        return self.of_normals(standard_normal(size, generator, dtype, device))
+        drawn = (*shape[: -self.ndim], *self.coords_shape(shape[-self.ndim :]))
+        return self.of_normals(standard_normal(drawn, generator, dtype, device))
 
     def of_normals(self, z: Tensor) -> Tensor:
         """The random point that standard normals z (..., *coords) stand for; uniform if any is."""
@@ -414,7 +429,7 @@ class Manifold(geoopt.Manifold):
 class Submanifold(Manifold):
     """A set in a space of vectors or matrices with the metric tr(u^T v) of that space."""
 
-    reach = 1.0
+    reach: float | None = 1.0
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The orthogonal projection of the Euclidean gradient u."""
@@ -424,11 +439,28 @@ class Submanifold(Manifold):
         """The orthogonal projection of ambient normals c, of the shape of a point."""
         return self.proju(x, c)
 
-    def inner(
-        self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
-    ) -> Tensor:
-        """tr(u^T v), shape ``(...)``."""
-        return (u * (u if v is None else v)).sum(self.point_dims(), keepdim=keepdim)
+    def flattened(self, x: Tensor, u: Tensor) -> Tensor:
+        """The vector itself."""
+        del x
+        return u
+
+
+class Frames(Submanifold):
+    """Orthonormal n x k matrices; a subclass says what they stand for."""
+
+    ndim = 2
+    form = "(..., n, k), n >= k"
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether matrices are tall or square."""
+        return shape[-2] >= shape[-1]
+
+    def projx(self, x: Tensor) -> Tensor:
+        """The polar factor, the nearest orthonormal matrix."""
+        return polar(x)
+
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        return gram_defect(x)
 
 
 def as_point(x: Tensor, manifold: Manifold) -> ManifoldTensor:

@@ -19,7 +19,6 @@ class Euclidean(Submanifold):
     name = "Euclidean"
     looks_at_all_pairs = False
     carries_rows_apart = True
-    reversible = True
     reach = math.inf
     is_whole_space = True
 
@@ -44,7 +43,7 @@ class Euclidean(Submanifold):
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector itself."""
         # numpy's: torch.broadcast_shapes imports sympy, which takes as long as torch itself.
-        return u if x.shape == u.shape else u.expand(np.broadcast_shapes(x.shape, u.shape))
+        return u.expand(np.broadcast_shapes(x.shape, u.shape))
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """Frobenius norm, shape (...,)."""
@@ -58,9 +57,9 @@ class Euclidean(Submanifold):
         """The vector y - x."""
         return y - x
 
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Frobenius norm of the difference, shape (...,)."""
-        return self.norm(x, x - y, keepdim=keepdim)
+    def _distance(self, x: Tensor, y: Tensor) -> Tensor:
+        """Frobenius norm of the difference."""
+        return self.norm(x, x - y, keepdim=True)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """The vector itself (parallel)."""
@@ -70,9 +69,6 @@ class Euclidean(Submanifold):
         """Zero."""
         return zeros
 
-    def _off_manifold(self, x: Tensor) -> Tensor:
-        return torch.zeros_like(x[(..., *[0] * self.ndim)])
-
     def membership_defect(self, x: Tensor) -> Tensor:
         """Zero, or infinite where x is not finite, shape (...,)."""
         products = (0.0 * x).sum(self.point_dims())  # 0 times infinity is NaN
@@ -81,6 +77,3 @@ class Euclidean(Submanifold):
     def tangency_defect(self, x: Tensor, u: Tensor) -> Tensor:
         """Zero, or infinite where x or u is not finite, shape (...,)."""
         return self.membership_defect(x) + self.membership_defect(u)
-
-    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        return self._off_manifold(x + u)

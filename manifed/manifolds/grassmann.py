@@ -11,42 +11,29 @@ Compare points by their projectors or ``dist``, never entry by entry.
 import torch
 from torch import Tensor
 
-from manifed.manifolds.base import Submanifold, gram_defect
-from manifed.manifolds.linalg import above_zero, expm, identity_like, length, polar, quotient
+from manifed.manifolds.base import Frames
+from manifed.manifolds.linalg import above_zero, expm, identity_like, length, quotient
 
 
-class Grassmann(Submanifold):
+class Grassmann(Frames):
     """k-dimensional subspaces of R^n; points have shape ``(..., n, k)``, orthonormal columns."""
 
     name = "Grassmann"
-    ndim = 2
-    form = "(..., n, k), n >= k"
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """k(n - k) for points of shape ``(n, k)``."""
         return shape[-1] * (shape[-2] - shape[-1])
 
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether matrices are tall or square."""
-        return shape[-2] >= shape[-1]
-
-    def projx(self, x: Tensor) -> Tensor:
-        """The polar factor of x, the nearest orthonormal basis of its column space."""
-        return polar(x)
-
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The horizontal part u - x x^T u."""
         return u - x @ (x.mT @ u)
 
-    def _off_manifold(self, x: Tensor) -> Tensor:
-        return gram_defect(x)
-
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(x.mT @ u, dim=(-2, -1))
+        return torch.linalg.matrix_norm(x.mT @ u)
 
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+    def _distance(self, x: Tensor, y: Tensor) -> Tensor:
         """The norm of the principal angles atan2(s, c), accurate at 0 and pi/2."""
-        return torch.linalg.vector_norm(_principal(x, y)[0], dim=(-2, -1), keepdim=keepdim)
+        return torch.linalg.matrix_norm(_principal(x, y)[0], keepdim=True)
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The basis x cos(sqrt G) + u sinc(sqrt G), one Newton-Schulz step to rounding."""

@@ -171,11 +171,8 @@ def sym_function(a: Tensor, function: ScalarFunction) -> Tensor:
 
     Only the lower triangle of ``a`` is read.
     """
-    if a.requires_grad:
-        found: Any = _SymFunction.apply(a, function)
-        return found[0]
-    w, v = torch.linalg.eigh(a)
-    return (v * function.value(w).unsqueeze(-2)) @ v.mT
+    found: Any = _SymFunction.apply(a, function)
+    return found[0]
 
 
 def congruence(factor: Tensor, a: Tensor, function: ScalarFunction) -> Tensor:
@@ -281,18 +278,6 @@ def packed_size(order: int) -> int:
     return order * (order + 1) // 2
 
 
-def _order_of(size: int) -> int:
-    """The d of d(d+1)/2 coordinates.
-
-    Raises:
-        ValueError: for a number of coordinates that no Sym(d) has.
-    """
-    order = (math.isqrt(8 * size + 1) - 1) // 2
-    if packed_size(order) != size:
-        raise ValueError(f"Expected d(d+1)/2 coordinates of a symmetric matrix, got {size}")
-    return order
-
-
 def packed(s: Tensor) -> Tensor:
     """The coordinates of symmetric matrices (..., d, d), shape (..., d(d+1)/2).
 
@@ -305,8 +290,15 @@ def packed(s: Tensor) -> Tensor:
 
 
 def unpacked(c: Tensor) -> Tensor:
-    """The symmetric matrices of coordinates (..., d(d+1)/2), shape (..., d, d)."""
-    order = _order_of(c.shape[-1])
+    """The symmetric matrices of coordinates (..., d(d+1)/2), shape (..., d, d).
+
+    Raises:
+        ValueError: for a number of coordinates that no Sym(d) has.
+    """
+    size = c.shape[-1]
+    order = (math.isqrt(8 * size + 1) - 1) // 2
+    if packed_size(order) != size:
+        raise ValueError(f"Expected d(d+1)/2 coordinates of a symmetric matrix, got {size}")
     rows, columns = torch.triu_indices(order, order, device=c.device)
     entries = torch.where(rows == columns, c, c / _ROOT_TWO)
     s = c.new_zeros(*c.shape[:-1], order, order)

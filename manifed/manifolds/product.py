@@ -6,9 +6,8 @@ are stored and what becomes of the metric.
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,15 +66,14 @@ class _Composed(Manifold):
         total = self.measured(lambda m, *a: m.inner(*a), *tensors).sum(-1)
         return self.expand_scalar(total) if keepdim else total
 
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """The root of the sum of the parts' squared distances, shape ``(...)``."""
+    def _distance(self, x: Tensor, y: Tensor) -> Tensor:
+        """The root of the sum of the parts' squared distances."""
         distances = self.measured(lambda m, a, b: m.dist(a, b), x, y)
-        total = torch.linalg.vector_norm(distances, dim=-1)
-        return self.expand_scalar(total) if keepdim else total
+        return self.expand_scalar(torch.linalg.vector_norm(distances, dim=-1))
 
     def norm_slack(self, x: Tensor) -> Tensor:
         """The largest of the parts', shape ``(...)``."""
-        return self.measured(_slack, x).amax(-1)
+        return self.measured(lambda m, a: m.norm_slack(a), x).amax(-1)
 
     # -- checks ------------------------------------------------------------------------------
     def membership_defect(self, x: Tensor) -> Tensor:
@@ -86,37 +84,14 @@ class _Composed(Manifold):
         """The parts' largest, shape (...,)."""
         return self.measured(lambda m, a, b: m.tangency_defect(a, b), x, u).amax(-1)
 
-    def _off_manifold(self, x: Tensor) -> Tensor:
-        return self.membership_defect(x)
-
-    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        raise NotImplementedError("Expected the parts' own normal parts: call tangency_defect")
-
-
-def _slack(manifold: Manifold, x: Tensor) -> Tensor:
-    """The manifold's `norm_slack` as a tensor, shape (...)."""
-    shape = x.shape[: x.dim() - manifold.ndim]
-    return torch.as_tensor(manifold.norm_slack(x), dtype=x.dtype, device=x.device).expand(shape)
-
 
 # -- a product ---------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Factor:
+class Factor(NamedTuple):
     """One factor: its name, its manifold and the shape of one of its points."""
 
     name: str
     manifold: Manifold
     shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of entries of a point."""
-        return prod(self.shape)
-
-    @property
-    def num_coords(self) -> int:
-        """Number of normals that one draw of noise consumes."""
-        return prod(self.manifold.coords_shape(self.shape))
 
 
 class Product(_Composed):
@@ -156,7 +131,7 @@ class Product(_Composed):
     @property
     def point_shape(self) -> tuple[int]:
         """The shape of one packed point."""
-        return (sum(f.size for f in self.factors),)
+        return (sum(prod(f.shape) for f in self.factors),)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether all factors are there."""
@@ -171,9 +146,8 @@ class Product(_Composed):
 
     def unpack(self, x: Tensor) -> dict[str, Tensor]:
         """The named points (or tangents) of the factors, shapes ``(..., *factor shape)``."""
-        parts = x.split([f.size for f in self.factors], dim=-1)
-        zipped = zip(self.factors, parts, strict=True)
-        return {f.name: part.reshape(*part.shape[:-1], *f.shape) for f, part in zipped}
+        parts = _split(x, [f.shape for f in self.factors])
+        return {f.name: part for f, part in zip(self.factors, parts, strict=True)}
 
     def _join(self, parts: list[Tensor]) -> Tensor:
         zipped = zip(self.factors, parts, strict=True)
@@ -200,27 +174,31 @@ class Product(_Composed):
 
     def coords_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """One vector: the factors' coordinates, joined."""
-        return (sum(f.num_coords for f in self.factors),)
+        return (sum(map(prod, self._coords_shapes())),)
 
-    def _split(self, c: Tensor) -> list[Tensor]:
-        """Every factor's coordinates out of the joined ones."""
-        parts = c.split([f.num_coords for f in self.factors], dim=-1)
-        zipped = zip(self.factors, parts, strict=True)
-        return [part.unflatten(-1, f.manifold.coords_shape(f.shape)) for f, part in zipped]
+    def _coords_shapes(self) -> list[tuple[int, ...]]:
+        return [f.manifold.coords_shape(f.shape) for f in self.factors]
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """``from_coords`` on every factor, with independent coordinates."""
-        zipped = zip(self.factors, self.unpack(x).values(), self._split(c), strict=True)
+        parts = self.unpack(x), _split(c, self._coords_shapes())
+        zipped = zip(self.factors, parts[0].values(), parts[1], strict=True)
         return self._join([f.manifold.from_coords(point, own) for f, point, own in zipped])
 
     def of_normals(self, z: Tensor) -> Tensor:
         """Independent random points of the factors."""
-        zipped = zip(self.factors, self._split(z), strict=True)
+        zipped = zip(self.factors, _split(z, self._coords_shapes()), strict=True)
         return self._join([f.manifold.of_normals(own) for f, own in zipped])
 
     def frechet_mean(self, points: Tensor, weights: Tensor | None = None, **how: Any) -> Tensor:
         """The factors' Fréchet means: the sum of squared distances splits."""
         return self.joined(lambda m, a: m.frechet_mean(a, weights, **how), points)
+
+
+def _split(flat: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    """Tensors (..., *shape) out of one vector (..., total size)."""
+    parts = flat.split([prod(shape) for shape in shapes], dim=-1)
+    return [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 # -- one manifold, many times or in another scale ------------------------------------------------

@@ -1,79 +1,22 @@
-"""The unit sphere S^{n-1} in R^n, and the oblique manifold: matrices whose columns have length one.
+"""The unit sphere S^{n-1} in R^n.
 
 Every angle is an atan2 of two norms, so distances and logarithms keep full relative accuracy
 from 1e-9 to pi - 1e-6 (an arccos of an inner product loses half of the digits at both ends).
 Antipodal points have no unique geodesic: there ``logmap`` is 0 and ``transp`` is not finite.
-Oblique matrices: Absil and Gallivan (2006); Absil, Mahony, Sepulchre (2008).
 """
 
 import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Submanifold
-from manifed.manifolds.linalg import TINY
+from manifed.manifolds.linalg import above_zero, dot, length
 
 
-class _UnitVectors(Submanifold):
-    """Vectors of length one along one dimension of a tensor, each moved by itself."""
-
-    looks_at_all_pairs = False
-    axis = -1
-
-    def _dot(self, u: Tensor, v: Tensor) -> Tensor:
-        return (u * v).sum(self.axis, keepdim=True)
-
-    def _length(self, u: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(u, dim=self.axis, keepdim=True)
-
-    def projx(self, x: Tensor) -> Tensor:
-        """The point x / |x|, the nearest one; NaN for x = 0, where it is not unique."""
-        return x / self._length(x)
-
-    def proju(self, x: Tensor, u: Tensor) -> Tensor:
-        """The orthogonal projection u - <x, u> x."""
-        return torch.addcmul(u, self._dot(x, u), x, value=-1.0)
-
-    egrad2rgrad = proju
-
-    def retr(self, x: Tensor, u: Tensor) -> Tensor:
-        """The point (x + u) / |x + u|, of second order."""
-        return self.projx(x + u)
-
-    def invretr(self, x: Tensor, y: Tensor) -> Tensor:
-        """The vector y / <x, y> - x, for <x, y> > 0."""
-        return y / self._dot(x, y) - x
-
-    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """The point cos|u| x + sin|u| u / |u|, renormalised."""
-        t = self._length(u).clamp_min(TINY[u.dtype])
-        return self.projx(t.cos() * x + (t.sin() / t) * u)
-
-    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """The shortest tangent vector u with expmap(x, u) = y, |u| <= pi."""
-        w = y - x
-        v = w - self._dot(x, w) * x
-        s = self._length(v).clamp_min(TINY[v.dtype])
-        return v * (torch.atan2(s, self._dot(x, y)) / s)
-
-    def _angles(self, x: Tensor, y: Tensor) -> Tensor:
-        return 2 * torch.atan2(self._length(x - y), self._length(x + y))
-
-    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Parallel transport v - <y, v> / (1 + <x, y>) (x + y)."""
-        return v - (self._dot(y, v) / (1 + self._dot(x, y))) * (x + y)
-
-    def _off_manifold(self, x: Tensor) -> Tensor:
-        return (self._length(x) - 1).abs().flatten(-self.ndim).amax(-1)
-
-    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        along = self._dot(x, u) / self._length(x)
-        return torch.linalg.vector_norm(along.flatten(-self.ndim), dim=-1)
-
-
-class Sphere(_UnitVectors):
+class Sphere(Submanifold):
     """Unit vectors of R^n; dimension n - 1, injectivity radius pi."""
 
     name = "Sphere"
+    looks_at_all_pairs = False
     carries_rows_apart = True
 
     def dim(self, shape: tuple[int, ...]) -> int:
@@ -82,41 +25,55 @@ class Sphere(_UnitVectors):
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The orthogonal projection of n ambient normals."""
-        return c - self._dot(x, c) * x
+        return c - dot(x, c) * x
+
+    def projx(self, x: Tensor) -> Tensor:
+        """The point x / |x|, the nearest one; NaN for x = 0, where it is not unique."""
+        return x / length(x)
+
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        """The orthogonal projection u - <x, u> x."""
+        return torch.addcmul(u, dot(x, u), x, value=-1.0)
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """Euclidean norm, shape (...,)."""
         return torch.linalg.vector_norm(u, dim=-1, keepdim=keepdim)
 
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """The angle 2 atan2(|x - y|, |x + y|), shape (...,)."""
-        angle = self._angles(x, y)
-        return angle if keepdim else angle.squeeze(-1)
+    def retr(self, x: Tensor, u: Tensor) -> Tensor:
+        """The point (x + u) / |x + u|, of second order."""
+        return self.projx(x + u)
+
+    def invretr(self, x: Tensor, y: Tensor) -> Tensor:
+        """The vector y / <x, y> - x, for <x, y> > 0."""
+        return y / dot(x, y) - x
+
+    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
+        """The point cos|u| x + sin|u| u / |u|, renormalised."""
+        t = above_zero(length(u))
+        return self.projx(t.cos() * x + (t.sin() / t) * u)
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """The shortest tangent vector u with expmap(x, u) = y, |u| <= pi."""
+        w = y - x
+        v = w - dot(x, w) * x
+        s = above_zero(length(v))
+        return v * (torch.atan2(s, dot(x, y)) / s)
+
+    def _distance(self, x: Tensor, y: Tensor) -> Tensor:
+        """The angle 2 atan2(|x - y|, |x + y|)."""
+        return 2 * torch.atan2(length(x - y), length(x + y))
+
+    def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """Parallel transport v - <y, v> / (1 + <x, y>) (x + y)."""
+        return v - (dot(y, v) / (1 + dot(x, y))) * (x + y)
 
     def of_zeros(self, zeros: Tensor) -> Tensor:
         """The first unit vector."""
         zeros[..., 0] = 1
         return zeros
 
+    def _off_manifold(self, x: Tensor) -> Tensor:
+        return (torch.linalg.vector_norm(x, dim=-1) - 1).abs()
 
-class Oblique(_UnitVectors):
-    """Matrices of k unit columns, a product of k spheres; points have shape ``(..., n, k)``."""
-
-    name = "Oblique"
-    ndim = 2
-    axis = -2
-
-    def dim(self, shape: tuple[int, ...]) -> int:
-        """k(n-1) for points of shape ``(n, k)``."""
-        return shape[-1] * (shape[-2] - 1)
-
-    def projx(self, x: Tensor) -> Tensor:
-        """The columns of x, normalised; a zero column becomes the first unit vector."""
-        lengths = self._length(x)
-        unit = x / lengths.clamp_min(TINY[x.dtype])
-        unit[..., :1, :].add_(lengths == 0)
-        return unit
-
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """The root of the sum of the columns' squared angles, shape (...,)."""
-        return torch.linalg.vector_norm(self._angles(x, y), dim=(-2, -1), keepdim=keepdim)
+    def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
+        return (dot(x, u) / length(x)).abs().squeeze(-1)

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold, gram_defect, safe_sqrt
+from manifed.manifolds.base import Frames
 from manifed.manifolds.linalg import (
     RSQRT,
     above_zero,
@@ -160,7 +160,7 @@ def _largest_norm(a: Tensor) -> float:
 
 
 # -- the manifold ------------------------------------------------------------------------------
-class Stiefel(Manifold):
+class Stiefel(Frames):
     """Orthonormal k-frames of R^n; dimension n k - k (k + 1) / 2.
 
     ``transp`` is the rotation of the inverse Cayley transform: isometric, not parallel.
@@ -170,8 +170,6 @@ class Stiefel(Manifold):
     """
 
     name = "Stiefel"
-    ndim = 2
-    form = "(..., n, k), n >= k"
     is_transp_parallel = False
 
     def __init__(self, metric: Metric = "euclidean") -> None:
@@ -192,20 +190,12 @@ class Stiefel(Manifold):
         n, k = shape[-2:]
         return n * k - k * (k + 1) // 2
 
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether matrices are tall or square."""
-        return shape[-2] >= shape[-1]
-
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The projection of n k ambient coordinates, its skew part over sqrt(beta)."""
         if self._beta == 1:
             return self.proju(x, c)
         along = x.mT @ c
         return c - x @ (along - math.sqrt(2.0) * skew(along))
-
-    def projx(self, x: Tensor) -> Tensor:
-        """The polar factor, the nearest orthonormal matrix."""
-        return polar(x)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector u - x sym(x^T u), the orthogonal projection in both metrics."""
@@ -221,19 +211,18 @@ class Stiefel(Manifold):
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
     ) -> Tensor:
         """tr(u^T v) - (1 - beta) tr((x^T u)^T x^T v), shape (...,)."""
-        other = u if v is None else v
-        product = (u * other).sum((-2, -1), keepdim=keepdim)
+        product = super().inner(x, u, v, keepdim=keepdim)
         if self._beta == 1:
             return product
-        xtu = x.mT @ u
-        xtv = xtu if v is None else x.mT @ other
-        return product - 0.5 * (xtu * xtv).sum((-2, -1), keepdim=keepdim)
+        return product - 0.5 * super().inner(
+            x, x.mT @ u, None if v is None else x.mT @ v, keepdim=keepdim
+        )
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """The metric norm, shape (...,)."""
         if self._beta == 1:
-            return torch.linalg.vector_norm(u, dim=(-2, -1), keepdim=keepdim)
-        return safe_sqrt(self.inner(x, u, keepdim=keepdim))
+            return torch.linalg.matrix_norm(u, keepdim=keepdim)
+        return super().norm(x, u, keepdim=keepdim)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """(x + u)(I + u^T u)^{-1/2}, of second order for the Euclidean metric."""
@@ -257,7 +246,7 @@ class Stiefel(Manifold):
         """
         a, g = x.mT @ u, u.mT @ u
         k = a.shape[-1]
-        s = above_zero(torch.linalg.vector_norm(u, dim=(-2, -1), keepdim=True))
+        s = above_zero(torch.linalg.matrix_norm(u, keepdim=True))
         a = skew(a)
         top = torch.cat((2 * self._beta * a, -(g + a @ a) / s), -1)
         bottom = s * torch.eye(k, 2 * k, dtype=u.dtype, device=u.device)
@@ -280,20 +269,19 @@ class Stiefel(Manifold):
             )
         return _tangent_of_logarithm(x, y, self._beta)
 
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """The norm of the logarithm, shape (...,); differentiable away from x = y."""
+    def _distance(self, x: Tensor, y: Tensor) -> Tensor:
+        """The norm of the logarithm; differentiable away from x = y."""
+        is_tracked = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
         with torch.no_grad():
             forward = _tangent_of_logarithm(x, y, self._beta)
             length = self.norm(x, forward, keepdim=True)
-            result = length if keepdim else length[..., 0, 0]
-        if not (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)):
-            return result
-        with torch.no_grad():
+            if not is_tracked:
+                return length
             scale = torch.where(length > 0, -1 / length, 0.0)
             at_x = self._lower(x, forward) * scale
             at_y = self._lower(y, _tangent_of_logarithm(y, x, self._beta)) * scale
-        change = (at_x * (x - x.detach()) + at_y * (y - y.detach())).sum((-2, -1), keepdim=keepdim)
-        return result + change
+        change = at_x * (x - x.detach()) + at_y * (y - y.detach())
+        return length + change.sum((-2, -1), keepdim=True)
 
     def _lower(self, x: Tensor, u: Tensor) -> Tensor:
         """The Euclidean gradient whose Riemannian gradient is ``u``."""
@@ -318,8 +306,5 @@ class Stiefel(Manifold):
         zeros.diagonal(dim1=-2, dim2=-1).fill_(1.0)
         return zeros
 
-    def _off_manifold(self, x: Tensor) -> Tensor:
-        return gram_defect(x)
-
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(sym(x.mT @ u), dim=(-2, -1))
+        return torch.linalg.matrix_norm(sym(x.mT @ u))

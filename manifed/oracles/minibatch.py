@@ -87,13 +87,10 @@ def rows_of(chosen: Array) -> tuple[Array, Array] | None:
     size = max(int(counts.max()), 1)
     if 2 * size > chosen.shape[-1]:
         return None
-    found = np.flatnonzero(chosen) % chosen.shape[-1]
-    if not len(found):
-        found = np.zeros(1, dtype=np.int64)
-    slot, count = np.arange(size), counts[..., None]
-    first = (np.cumsum(counts) - counts).reshape(counts.shape)[..., None]
-    places = np.clip(first + np.minimum(slot, count - 1), 0, len(found) - 1)
-    return found[places], (slot < count).astype(np.float64)
+    found = np.argsort(~chosen, axis=-1, kind="stable")[..., :size]
+    slot, count = np.arange(size), np.asarray(counts)[..., None]
+    places = np.minimum(slot, np.maximum(count - 1, 0))
+    return np.take_along_axis(found, places, axis=-1), (slot < count).astype(np.float64)
 
 
 def rows_of_least(words: Array, present: Array, size: int) -> tuple[Array, Array]:

@@ -35,8 +35,6 @@ _LARGEST_BESIDE_NOISE = 1e9
 STEPS_PER_PHASE = 1 << 20
 """Oracle queries that one phase of one update may ask."""
 
-Batch = tuple[Tensor | None, Tensor]
-"""Positions (..., b) or None for the whole shard; weights (..., b) of 0 and 1, padding has 0."""
 _Each = float | Tensor
 """A number of every client: one for all, or (C,) where they differ."""
 
@@ -136,8 +134,12 @@ class Asked:
             column([query.stddev for query in queries]),
         )
 
-    def batch(self, rows: Tensor, longest: int, draws: Draws, step: int, lap: int = 0) -> Batch:
+    def batch(
+        self, rows: Tensor, longest: int, draws: Draws, step: int, lap: int = 0
+    ) -> tuple[Tensor | None, Tensor]:
         """A batch as it is charged, from shards of ``rows`` (...) padded to ``longest``.
+
+        Positions (..., b) or None for the whole shard; weights (..., b) of 0 and 1, padding has 0.
 
         A query in order takes the rows from its first on, each at most once; ``lap`` says how many
         times as many rows of a stream were set aside for earlier attempts.
@@ -146,7 +148,7 @@ class Asked:
             steps, count = torch.arange(self.subset, device=rows.device), rows.unsqueeze(-1)
             positions = (self.query.first + steps) % count.clamp_min(1) + lap * count
             return positions, (steps < count).to(torch.float64)
-        scheme, present = self.query.sampling.kind, all_present(rows, longest)
+        scheme, present = self.query.sampling.kind, _all_present(rows, longest)
         if scheme == "unsampled":
             return None, present.to(torch.float64)
         if scheme == "poisson":
@@ -329,11 +331,8 @@ class Oracle:
             return manifold.transp(anchor, x, mean)
         start, end = anchor.to(torch.float64), x.to(torch.float64)
         moved = manifold.transp(start, end, mean.to(torch.float64))
-        here, there = (
-            torch.as_tensor(manifold.norm_slack(p), dtype=end.dtype, device=end.device)
-            for p in (end, start)
-        )
-        slack = manifold.expand_scalar(torch.maximum(here, there))
+        larger = torch.maximum(manifold.norm_slack(end), manifold.norm_slack(start))
+        slack = manifold.expand_scalar(larger)
         return narrowed(torch.where(slack <= 1.0, moved / (1 + slack), 0.0), x.dtype)
 
     # -- the parts ---------------------------------------------------------------------------
@@ -369,7 +368,7 @@ class Oracle:
         return manifold.from_coords(x.to(normals.dtype), normals)
 
 
-def all_present(rows: Tensor, longest: int) -> Tensor:
+def _all_present(rows: Tensor, longest: int) -> Tensor:
     """Which of ``longest`` rows are no padding, bool (..., longest), where each has ``rows``."""
     return torch.arange(longest, device=rows.device) < rows.unsqueeze(-1)
 

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("manifed")
 
 
-class _NotIsolated(ValueError):
-    """A device on which nobody has tested that records are computed apart."""
-
-
 class Vectors(NamedTuple):
     """The vectors of some examples, in whatever form they are summed."""
 
@@ -118,11 +114,11 @@ def sum_of_good(
     released (`narrowed`), never what noise is added to.
 
     Raises:
-        NotIsolated: the point is not on the CPU.
+        ValueError: the point is not on the CPU.
         torch.linalg.LinAlgError: the metric at a point itself cannot be evaluated.
     """
     if not points[0].is_cpu:
-        raise _NotIsolated(
+        raise ValueError(
             f"device: expected 'cpu' for clipped sums, got {points[0].device.type!r}: whether a "
             "record's numbers there have the same bits whatever is computed beside it has not been "
             "tested"
@@ -159,11 +155,11 @@ def _together(
         return total
     good = vectors.are_finite()
     weights = torch.where(good, weights, 0.0)
+    if not bool(weights.any()):
+        say_that_nothing_counts(type(problem).__name__)
+        return torch.zeros_like(total)
     total = rule(problem, query, points, _blanked(examples, good)).sum(weights)
-    if bool(weights.any()):
-        return torch.where(torch.isfinite(total), total, 0.0)
-    say_that_nothing_counts(type(problem).__name__)
-    return torch.zeros_like(total)
+    return torch.where(torch.isfinite(total), total, 0.0)
 
 
 def _blanked(examples: Examples, good: Tensor) -> Examples:

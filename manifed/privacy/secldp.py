@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from manifed.graphs.graph import MOST_SUBSETS, Graph, Matrix, connectivity_bound
+from manifed.graphs import MOST_SUBSETS, Graph, Matrix, connectivity_bound
 from manifed.privacy import accountant
 from manifed.privacy.events import (
     Frozen,

@@ -26,7 +26,7 @@ from pydantic import Field
 
 from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.events import Frozen
-from manifed.schedules.schedule import Array, TimeVarying
+from manifed.schedules import Array, TimeVarying
 
 ROUNDING: Final = 2.0**-44
 """Allowed, relatively, to each term and each step of a recursion: some hundred ulps."""

@@ -43,7 +43,7 @@ class NearestMean(ProblemSource):
     kind: Literal["nearest-mean"] = "nearest-mean"
     needs: ClassVar[ExampleKind] = "labelled-spd-matrices"
     start: Start = OriginStart()
-    manifold: Literal["spd", "spd-log-euclidean", "spd-log-cholesky"] = "spd"
+    manifold: Literal["spd", "spd-log-euclidean"] = "spd"
     """Which metric measures between covariance matrices."""
     num_classes: int = Field(ge=2, le=1000)
     """Classes of the labels, which are 0, 1, ... ."""
@@ -134,9 +134,8 @@ class ClassMeans(Problem):
         """X_{y_j} of every example, shape ``(..., n, *point)``."""
         label, ndim = class_numbers(examples["label"], self.num_classes), self.base.ndim
         lead = np.broadcast_shapes(x.shape[: -1 - ndim], label.shape[:-1])
-        shape = x.shape[-ndim:]
-        index = label.reshape(*label.shape, *[1] * ndim).expand(*lead, label.shape[-1], *shape)
-        return x.expand(*lead, *x.shape[-1 - ndim :]).gather(-1 - ndim, index)
+        index = label.expand(*lead, -1).reshape(*lead, -1, *[1] * ndim)
+        return x.expand(*lead, *x.shape[-1 - ndim :]).take_along_dim(index, -1 - ndim)
 
 
 @dataclass(frozen=True)

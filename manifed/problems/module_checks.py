@@ -27,9 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from manifed.errors import one_line
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.hyperbolic import Lorentz
+from manifed.manifolds.hyperbolic import Lorentz, PoincareBall
 from manifed.manifolds.linalg import standard_normal
-from manifed.manifolds.poincare import PoincareBall
 from manifed.manifolds.product import Power, Product, Scaled
 from manifed.manifolds.spd import SPD, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
@@ -68,7 +67,7 @@ _ADVICE: tuple[tuple[type[nn.Module], str], ...] = (
 )
 
 
-def check_layers(model: nn.Module) -> None:
+def _check_layers(model: nn.Module) -> None:
     """Refuse layers by what they are.
 
     Raises:
@@ -234,7 +233,7 @@ _KNOWN = (
 )
 
 
-def manifold_of(parameter: Tensor, name: str) -> Manifold:
+def _manifold_of(parameter: Tensor, name: str) -> Manifold:
     """The manifold of this library that a parameter lives on, of as many dimensions as it has.
 
     Raises:
@@ -291,13 +290,15 @@ def laid_out(model: nn.Module) -> Product:
     """The parameters that are trained, by their first names, each on its manifold.
 
     Raises:
+        NotPrivate: a layer mixes examples or keeps them.
         ValueError: nothing is trained, or a parameter is off its manifold or on an unknown one.
     """
+    _check_layers(model)
     factors = dict[str, tuple[Manifold, tuple[int, ...]]]()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        manifold, point = manifold_of(parameter, name), as_point(parameter)
+        manifold, point = _manifold_of(parameter, name), as_point(parameter)
         if not manifold.check_point_on_manifold(point, atol=1e-4, rtol=1e-4):
             raise ValueError(
                 f"model: parameter {name!r} is no point of {manifold.name}; project it in the "

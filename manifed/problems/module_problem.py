@@ -23,7 +23,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
 from manifed.errors import ConfigError, one_line
-from manifed.layers.dropout import KeyedDropout, keyed
+from manifed.layers import KeyedDropout, keyed
 from manifed.manifolds.linalg import standard_normal
 from manifed.manifolds.product import Product
 from manifed.problems.data import ExampleKind, named
@@ -33,7 +33,6 @@ from manifed.problems.module_checks import (
     OwnRows,
     as_point,
     check_forward,
-    check_layers,
     laid_out,
 )
 from manifed.problems.module_ghost import (
@@ -107,7 +106,6 @@ class ModuleProblem(Problem):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-        check_layers(model)
         if isinstance(loss, str) and loss not in _LOSSES:
             raise ConfigError(
                 f"loss: expected one of {sorted(_LOSSES)} or a function, got {loss!r}"

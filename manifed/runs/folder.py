@@ -9,7 +9,7 @@
     error.json              why the last part ended before its end; gone once the run goes on
     *.png                   figures, drawn from this folder alone (runs/report.py)
 
-A row of metrics has the round, what was measured, epsilon with its label (privacy/label.py) before
+A row of metrics has the round, what was measured, epsilon with its label (privacy/events.py) before
 it, and sums over the rounds since the row before. JSON knows neither NaN nor infinity: NaN is
 written as null, infinities as "infinity" and "-infinity" (no noise was added).
 
@@ -197,6 +197,11 @@ class RunFolder:
                 "a run has written"
             )
         return folder
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the whole run is in it."""
+        return self.manifest_path.is_file() and "final" in self.manifest()
 
     # -- manifest --
     def begin(self, manifest: Mapping[str, Any]) -> None:

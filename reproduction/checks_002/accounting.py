@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from manifed.schedules.schedule import Constant
+from manifed.schedules import Constant
 from reproduction.checks_002.settings import RING, releases, schedules
 from reproduction.conditions import (
     ProblemConstants,

@@ -11,8 +11,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from manifed.graphs.graph import metropolis_hastings
-from manifed.graphs.specs import Ring
+from manifed.graphs import Ring, metropolis_hastings
 from reproduction.checks_002.network import AGENTS, SCHEDULES, Learner, accuracies, task
 from reproduction.endless import Releases
 from reproduction.time_varying_reference import Array

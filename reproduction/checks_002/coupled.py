@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from manifed.schedules.schedule import TimeVarying
+from manifed.schedules import TimeVarying
 from reproduction.checks_002.settings import (
     COVARIANCE,
     DIM,

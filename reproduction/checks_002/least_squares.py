@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from manifed.schedules.schedule import Polynomial
+from manifed.schedules import Polynomial
 from reproduction.checks_002.settings import (
     COVARIANCE,
     NODES,

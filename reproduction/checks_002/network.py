@@ -14,15 +14,14 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from manifed.graphs.graph import metropolis_hastings
-from manifed.graphs.specs import Ring
+from manifed.graphs import Ring, metropolis_hastings
 from manifed.problems.real import mnist
 from manifed.problems.shards import data_folder
-from manifed.schedules.schedule import TimeVarying
 from reproduction.findings import Finding, verdict_of
+from reproduction.powers import polynomial
 
 AGENTS = 5
-SCHEDULES = TimeVarying.polynomial(a1=0.01, a2=2.0, alpha=0.76, beta=0.51, gamma=1.4, eta=0.01)
+SCHEDULES = polynomial(a1=0.01, a2=2.0, alpha=0.76, beta=0.51, gamma=1.4, eta=0.01)
 READINGS = ("averaged", "summed", "fixed")
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from manifed.graphs.graph import metropolis_hastings
-from manifed.graphs.specs import Complete, Ring
-from manifed.schedules.schedule import EXAMPLES, Constant, TimeVarying
+from manifed.graphs import Complete, Ring, metropolis_hastings
+from manifed.schedules import Constant, TimeVarying
 from reproduction.endless import Releases
+from reproduction.powers import EXAMPLES, polynomial
 from reproduction.time_varying_reference import Array
 
 NODES, DIM = 6, 6
@@ -40,7 +40,7 @@ def schedules(number: int, **exponents: float) -> TimeVarying:
     """The schedules of Example 1 or 2, with other exponents or constants where given."""
     own = {1: {"alpha": 0.9, "beta": 0.6, "gamma": 1.1, "eta": 0.05},
            2: {"alpha": 0.8, "beta": 0.5, "gamma": 1.2, "eta": 0.1}}[number]  # fmt: skip
-    return TimeVarying.polynomial(**{**own, **exponents})
+    return polynomial(**{**own, **exponents})
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from manifed.manifolds import (
     Lorentz,
     Manifold,
     PoincareBall,
-    SPDBuresWasserstein,
     SPDLogEuclidean,
     Sphere,
     Stiefel,
@@ -22,6 +21,7 @@ from manifed.manifolds import (
 from manifed.privacy.mechanism import clipped
 from manifed.privacy.noise import NoiseSource, Stream
 from reproduction import printed_samplers as paper
+from reproduction.bures_wasserstein import SPDBuresWasserstein
 from reproduction.findings import Finding, verdict_of
 from reproduction.tangent_samplers import Metropolis, StuckChainError, normals_from
 

@@ -6,8 +6,7 @@ import math
 import numpy as np
 from scipy.stats import norm
 
-from manifed.graphs.graph import Graph, connectivity_bound
-from manifed.graphs.specs import Complete, Ring, Star, Torus
+from manifed.graphs import Complete, Graph, Ring, Star, Torus, connectivity_bound
 from manifed.privacy.secldp import (
     Correlated,
     Rounds,

@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 
 from manifed.algorithms.decor import Decor
+from manifed.audit.attacks import MaskedAttack
 from manifed.audit.bound import Audited, find
-from manifed.audit.masks import MaskedAttack
 from manifed.experiment.load import parse
-from manifed.graphs.specs import Ring, Torus
+from manifed.graphs import Ring, Torus
 from manifed.oracles.oracle import Draws
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.privacy.secldp import Correlated

@@ -3,14 +3,17 @@
 import numpy as np
 import torch
 
-from manifed.graphs.graph import (
+from manifed.graphs import (
+    Complete,
     Graph,
+    Ring,
+    Star,
+    Torus,
     Weights,
     algebraic_connectivity,
     connectivity_without,
     metropolis_hastings,
 )
-from manifed.graphs.specs import Complete, Ring, Star, Torus
 from manifed.privacy.masks import Agreement, masks
 from reproduction.decor_reference import LeastSquares, Setting, run
 from reproduction.findings import Finding, verdict_of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from manifed.graphs.specs import Complete, Ring, Torus
+from manifed.graphs import Complete, Ring, Torus
 from manifed.privacy.secldp import Rounds, Worst
 from manifed.problems import real
 from manifed.problems.data import Dirichlet, build

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from manifed.graphs.specs import Complete, Ring, Torus
+from manifed.graphs import Complete, Ring, Torus
 from manifed.privacy.secldp import calibrate_masks
 from reproduction.decor_prices import paper_slope
 from reproduction.decor_reference import LeastSquares, Setting, run

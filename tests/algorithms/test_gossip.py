@@ -12,7 +12,7 @@ import torch
 from manifed.algorithms.gossip import Gossip
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import initial_point, load_shards, plan_of
-from manifed.graphs.specs import (
+from manifed.graphs import (
     ErdosRenyi,
     Exponential,
     RandomRegular,

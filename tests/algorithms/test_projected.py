@@ -8,7 +8,7 @@ import torch
 from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.manifolds.sphere import Oblique, Sphere
+from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full, WithoutReplacement
 from manifed.problems.examples import Examples
@@ -94,7 +94,6 @@ def heterogeneous(shape, clients=4, rows=3, seed=1):
     [
         (Sphere(), (5,)),
         (Stiefel(), (6, 2)),
-        (Oblique(), (4, 3)),
         pytest.param(SpecialOrthogonal(), (3, 3), marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", ""),

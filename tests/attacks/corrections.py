@@ -10,8 +10,8 @@ from torch import Tensor
 
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.audit.attacks import SHORT_STEP, ExampleAttack
 from manifed.audit.bound import Attack
-from manifed.audit.examples import SHORT_STEP, ExampleAttack
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy import accountant
 from manifed.privacy.mechanism import ExampleMechanism

@@ -16,7 +16,7 @@ from manifed.algorithms.growing_samples import GrowingSamples, OwnAndMixed, OwnM
 from manifed.algorithms.payloads import Point
 from manifed.audit.bound import Attack, Audited
 from manifed.federation.client import ClientSetup, Seat, run_update
-from manifed.graphs.specs import Ring
+from manifed.graphs import Ring
 from manifed.oracles.minibatch import Query
 from manifed.privacy import accountant
 from manifed.privacy.events import Release
@@ -26,8 +26,8 @@ from manifed.privacy.series import Releases
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares
 from manifed.problems.rows import row_products
-from manifed.schedules.schedule import EXAMPLES
 from reproduction.endless import printed_epsilon
+from reproduction.powers import EXAMPLES
 
 
 class _Hill(LeastSquares):

@@ -15,12 +15,10 @@ from manifed.algorithms.decor import Decor
 from manifed.algorithms.one_shot import SecondMoment
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.audit.attacks import SHORT_STEP, ClientAttack, ExampleAttack, MaskedAttack, worst_case
 from manifed.audit.bound import Attack, Audited, find_all
-from manifed.audit.examples import SHORT_STEP, ExampleAttack, worst_case
-from manifed.audit.masks import MaskedAttack
-from manifed.audit.server import ClientAttack
 from manifed.federation.cohorts import FixedSize
-from manifed.graphs.specs import Ring, Torus
+from manifed.graphs import Ring, Torus
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.privacy import accountant

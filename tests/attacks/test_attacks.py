@@ -9,8 +9,8 @@ from scipy import stats
 
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.audit.attacks import SHORT_STEP, ExampleAttack, worst_case
 from manifed.audit.bound import Audited, Finding, Verdict, audit, clopper_pearson, find, find_all
-from manifed.audit.examples import SHORT_STEP, ExampleAttack, worst_case
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement

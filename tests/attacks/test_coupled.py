@@ -10,7 +10,7 @@ from manifed.audit.of_config import attacks_of
 from manifed.errors import ConfigError
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
-from manifed.schedules.schedule import EXAMPLES
+from reproduction.powers import EXAMPLES
 from tests.algorithms.test_growing_samples import experiment
 from tests.attacks.coupled import (
     CoupledAttack,

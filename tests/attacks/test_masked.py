@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from manifed.audit.masks import MaskedAttack
+from manifed.audit.attacks import MaskedAttack
 from manifed.audit.of_config import attacks_of
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
-from manifed.graphs.specs import Ring
+from manifed.graphs import Ring
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.secldp import Correlated, against
 from tests.attacks.shipped import NOISE, MasksUsedTwice, as_a

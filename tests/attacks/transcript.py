@@ -16,7 +16,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from manifed.graphs.graph import Graph
+from manifed.graphs import Graph
 from manifed.privacy.secldp import Correlated
 
 FALSE_POSITIVE = 1e-6

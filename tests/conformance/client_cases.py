@@ -18,12 +18,12 @@ from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.minibatch import Ask, Full, Minibatch, Poisson, Query, WithoutReplacement
-from manifed.oracles.oracle import Asked, Batch, Draws
+from manifed.oracles.oracle import Asked, Draws
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
-from manifed.schedules.schedule import Geometric
+from manifed.schedules import Geometric
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def start(dim: int = 6) -> torch.Tensor:
     return x / x.norm()
 
 
-def batch(scheme: Minibatch, sizes: Sequence[int], draws: Draws, step: int = 0) -> Batch:
+def batch(scheme: Minibatch, sizes: Sequence[int], draws: Draws, step: int = 0):
     """A batch as the oracle draws it, for clients of these public sizes."""
     queries = [Query.of(ExampleMechanism(), Ask(scheme), size) for size in sizes]
     rows = torch.tensor(sizes[0] if isinstance(draws.partition, int) else sizes)

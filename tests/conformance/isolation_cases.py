@@ -6,12 +6,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from manifed.layers.dropout import KeyedDropout
-from manifed.layers.orthogonal import OrthogonalLinear
-from manifed.layers.spdnet import BiMap, LogEig, ReEig
-from manifed.manifolds.hyperbolic import Lorentz
-from manifed.manifolds.poincare import PoincareBall
-from manifed.manifolds.spd import SPD, SPDBuresWasserstein, SPDLogCholesky, SPDLogEuclidean
+from manifed.layers import BiMap, KeyedDropout, LogEig, OrthogonalLinear, ReEig
+from manifed.manifolds.hyperbolic import Lorentz, PoincareBall
+from manifed.manifolds.spd import SPD, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.sums import Rule, Vectors
 from manifed.problems.class_means import ClassMeans
@@ -22,7 +19,9 @@ from manifed.problems.module_problem import ModuleProblem, made
 from manifed.problems.pca import KPCA, PrincipalEigenvector
 from manifed.problems.problem import Problem
 from manifed.problems.statistics import GramMatrices, LabelledGrams, LogSums, SecondMoments
+from manifed_extras.log_cholesky import SPDLogCholesky
 from manifed_extras.rotations import SpecialOrthogonal
+from reproduction.bures_wasserstein import SPDBuresWasserstein
 from reproduction.matrix_completion import MatrixCompletion
 from reproduction.mlp import MLP
 

@@ -16,7 +16,7 @@ from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards, plan_of
 from manifed.experiment.load import load
-from manifed.graphs.specs import Ring
+from manifed.graphs import Ring
 from manifed.manifolds.sphere import Sphere
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.frechet import FrechetMean

@@ -7,9 +7,8 @@ import pytest
 import torch
 from flwr.app import Error, Message
 
-from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError, RoundFailed
-from manifed.experiment.assembly import client_side, initial_point, plan_of
+from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.federation.rounds import CLIP, run_rounds
 from manifed.flower.client import client_app_of
@@ -17,7 +16,6 @@ from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_to_record
 from manifed.flower.transport import MessageTransport
 from manifed.privacy.mechanism import ClientMechanism
-from tests.conformance.federated_loop import broken, stacked
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 VICTIM = 1
@@ -151,18 +149,6 @@ def test_a_phase_of_several_exchanges_asks_everybody_in_each():
     assert_equal_views(zero, seen)
     assert grid.asked == 2 * ROUNDS
     assert reports[-1].participants == (0, 2, 3)
-
-
-@pytest.mark.parametrize("error", [None, RuntimeError("boom\n\x1b[2J")])
-def test_a_stacked_cohort_does_alike(error, monkeypatch):
-    config = config_of(*COHORTS["poisson"])
-    (zero, _), _ = outsider_sees(config, "zero")
-    broken(monkeypatch, RSGD, {VICTIM}, error)
-    seen, reports = watched(plan_of(config), config, stacked(client_side(config)))
-    assert_equal_views(zero, seen, atol=1e-12)
-    reasons = [failure.text for report in reports for failure in report.failures.values()]
-    assert reasons
-    assert all(reason.isprintable() for reason in reasons)
 
 
 @pytest.mark.parametrize("policy", ["retry", "abort"])

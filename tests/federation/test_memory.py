@@ -231,7 +231,7 @@ def test_memory_of_this_attempt_is_used_and_a_client_that_was_never_accepted_say
 
 
 def test_a_folder_keeps_the_newest_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "MOST_RUNS", 3)
+    monkeypatch.setattr(memory, "_MOST_RUNS", 3)
     store = MemoryStore(tmp_path)
     for i in range(5):
         store.write(f"run {i}", CLIENT, KEPT)

@@ -19,7 +19,6 @@ from manifed.federation import workers
 from manifed.federation.rounds import free, run_rounds
 from manifed.federation.stack import Chunking
 from manifed.privacy.noise import Stream
-from manifed.problems import shards
 from manifed.problems.own_files import FileData
 from manifed.problems.pca import KPCA
 from manifed.problems.problem import InvalidRecord
@@ -259,19 +258,6 @@ def test_files_are_opened_by_workers_and_once_more_where_nobody_says_how_long_th
     with cohort_transport(config) as transport:
         assert len(reports_of(config, transport)) == 3
     assert sorted(read) == sorted(times * ["north.csv", "middle.csv", "south.csv"])
-
-
-@pytest.mark.usefixtures("ray")
-def test_of_a_named_data_set_the_driver_keeps_sizes_alone(monkeypatch):
-    expected = played(table(*CASES["private frames"]))
-    shards.shards.cache_clear()
-    monkeypatch.setattr(assembly, "load_shards", lambda _: pytest.fail("the driver loads data"))
-    config = parse(table(*CASES["private frames"], workers=2) | OFF)
-    check_parts(config)
-    with cohort_transport(config) as transport:
-        assert_same(reports_of(config, transport), expected)
-    caches = shards.dataset, shards.shards
-    assert [cache.cache_info().currsize for cache in caches] == [0, 0]
 
 
 FOUR_BYTES = {**LINES, "data": {**LINES["data"], "rows": 500}}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from manifed.graphs.specs import Complete, Ring
+from manifed.graphs import Complete, Ring
 from manifed.oracles.minibatch import Ask, Query
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism

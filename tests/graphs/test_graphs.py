@@ -9,23 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from manifed.graphs.graph import (
-    Graph,
-    algebraic_connectivity,
-    connectivity_bound,
-    connectivity_without,
-    metropolis_hastings,
-)
-from manifed.graphs.specs import (
+from manifed.graphs import (
     Complete,
     EdgeList,
     ErdosRenyi,
     Exponential,
+    Graph,
     GraphSpec,
     RandomRegular,
     Ring,
     Star,
     Torus,
+    algebraic_connectivity,
+    connectivity_bound,
+    connectivity_without,
+    metropolis_hastings,
 )
 
 SPECS = (

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from manifed.algorithms.rsgd import RSGD
-from manifed.layers import KeyedDropout
-from manifed.layers.dropout import keyed
+from manifed.layers import KeyedDropout, keyed
 from manifed.oracles.minibatch import Full, Poisson
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism

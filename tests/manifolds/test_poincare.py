@@ -6,7 +6,7 @@ import geoopt
 import pytest
 import torch
 
-from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.hyperbolic import PoincareBall
 
 BALL = PoincareBall()
 ORIGIN = torch.zeros(5, dtype=torch.float64)

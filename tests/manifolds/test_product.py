@@ -5,10 +5,10 @@ import torch
 
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.grassmann import Grassmann
-from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.hyperbolic import PoincareBall
 from manifed.manifolds.product import Product
-from manifed.manifolds.spd import SPDBuresWasserstein
 from manifed_extras.fixed_rank import FixedRank
+from reproduction.bures_wasserstein import SPDBuresWasserstein
 
 PARTS = {
     "basis": (Grassmann(), (6, 2)),

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.poincare import PoincareBall
+from manifed.manifolds.hyperbolic import PoincareBall
 from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
 from reproduction.tangent_samplers import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from manifed.graphs.specs import Complete, Ring
+from manifed.graphs import Complete, Ring
 from manifed.privacy.masks import (
     Agreement,
     BadOffer,

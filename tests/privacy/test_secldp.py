@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from manifed.graphs.graph import Graph, connectivity_bound
-from manifed.graphs.specs import Complete, ErdosRenyi, RandomRegular, Ring, Star, Torus
+from manifed.graphs import (
+    Complete,
+    ErdosRenyi,
+    Graph,
+    RandomRegular,
+    Ring,
+    Star,
+    Torus,
+    connectivity_bound,
+)
 from manifed.privacy.secldp import (
     Correlated,
     Rounds,

@@ -8,16 +8,15 @@ import pytest
 
 from manifed.privacy import accountant
 from manifed.privacy.events import Release
-from manifed.schedules.schedule import (
-    EXAMPLES,
+from manifed.schedules import (
     Constant,
     Geometric,
     Hyperbolic,
     Polynomial,
-    TimeVarying,
 )
 from reproduction import endless
 from reproduction.endless import Releases, epsilon_of_rho, printed_sum
+from reproduction.powers import EXAMPLES, polynomial
 from tests.command import invoke
 
 TERMS = 20_000
@@ -33,7 +32,7 @@ def example(number, **changes):
 
 def with_(algorithm="gradient", noise="laplace", lipschitz=0.0, **exponents):
     given = {"alpha": 0.9, "beta": 0.6, "gamma": 1.1, "eta": 0.05, **exponents}
-    schedules = TimeVarying.polynomial(**given)
+    schedules = polynomial(**given)
     return Releases(
         algorithm=algorithm, schedules=schedules, sensitivity=0.2, noise=noise, lipschitz=lipschitz
     )

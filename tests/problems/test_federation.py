@@ -34,7 +34,7 @@ PAIRS = [
     (MEAN, LOGNORMAL, "equal"),
     (MEAN | {"manifold": "sphere"}, {"kind": f"{ROOM}SphereCloud"}, "equal"),
     (MEAN | {"manifold": "lorentz"}, {"kind": f"{ROOM}HyperbolicCloud"}, "equal"),
-    (MEAN | {"manifold": "spd-log-cholesky"}, LOGNORMAL, "equal"),
+    (MEAN | {"manifold": "spd-log-euclidean"}, LOGNORMAL, "equal"),
     ({"kind": "geometric-median"}, LOGNORMAL, "equal"),
     ({"kind": "nearest-mean", "num_classes": 2},
      {"kind": f"{ROOM}SPDClasses", "num_examples": 64}, "equal"),
@@ -77,16 +77,6 @@ def test_every_pair_gives_shards_that_its_problem_can_read(problem, data, partit
     assert found.gradient_norm <= 1e-8 * (1 + abs(found.value))
     metrics = built.metrics(x, found, sharding.dataset(specs[1], 0).meta)
     assert all(np.isfinite(value) for value in metrics.values())
-
-
-def test_the_same_arguments_give_the_same_objects_and_another_seed_another_split():
-    specs = parse({"kind": "principal-eigenvector"}, {"kind": "digits"})
-    first = sharding.shards(*specs, 10, 0)
-    assert sharding.shards(*specs, 10, 0) is first
-    other = sharding.shards(*specs, 10, 1)
-    assert not torch.equal(first[0]["z"], other[0]["z"])
-    whole = sharding.dataset(specs[1], 0).checksum
-    assert whole == sharding.dataset(specs[1], 1).checksum
 
 
 @pytest.mark.data

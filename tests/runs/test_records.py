@@ -54,7 +54,7 @@ def mean_on(manifold: str) -> dict[str, Any]:
 
 FAULTS = {
     "rank-deficient, log-Cholesky": Fault(
-        mean_on("spd-log-cholesky"), "z", lambda _: spd(BAD, 0.0), "lambda_min/lambda_max"
+        mean_on("spd-log-euclidean"), "z", lambda _: spd(BAD, 0.0), "lambda_min/lambda_max"
     ),
     "1e308 I, affine-invariant": Fault(
         mean_on("spd"), "z", lambda z: 1e308 * torch.eye(2).to(z), "<= 1e+60"

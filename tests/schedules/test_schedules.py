@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from manifed.schedules.schedule import (
-    EXAMPLES,
+from manifed.schedules import (
     AnySchedule,
     Constant,
     Geometric,
@@ -27,14 +26,14 @@ from reproduction.conditions import (
     theorem_5,
     theorem_7,
 )
-from reproduction.powers import power_of
+from reproduction.powers import EXAMPLES, polynomial, power_of
 
 RING_6 = ProblemConstants(1.0, 96**0.5, 2 / 3, 6)
 K = np.arange(2000, dtype=np.float64)
 
 
 def of(alpha=0.9, beta=0.6, gamma=1.1, eta=0.05, **constants):
-    return TimeVarying.polynomial(alpha=alpha, beta=beta, gamma=gamma, eta=eta, **constants)
+    return polynomial(alpha=alpha, beta=beta, gamma=gamma, eta=eta, **constants)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,10 @@ The four schedules of stochastic optimisation with growing samples, as one table
 Wang and Zhang, *Differentially Private Distributed Stochastic Optimization with Time-Varying Sample
 Sizes* (2024).
 
-Symbols: alpha_k step_size, beta_k mixing, gamma_k sample_size, sigma_k noise_scale; a1, a2, a3, b
-and the exponents alpha, beta, gamma, eta of `TimeVarying.polynomial`.
+Symbols: alpha_k step_size, beta_k mixing, gamma_k sample_size, sigma_k noise_scale.
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -20,9 +18,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Array = NDArray[np.float64]
-_GUARD = 1e-9, 1e-12
-"""What a value may lie above an integer, absolutely and relatively, and still count as it: the
-rounding of a power is not a sample more, on whatever processor."""
 
 
 class Schedule(BaseModel):
@@ -33,7 +28,7 @@ class Schedule(BaseModel):
     @abstractmethod
     def values(self, k: Array) -> Array:
         """The values at rounds ``k`` >= 0, of its shape, float64."""
-        raise NotImplementedError
+        ...
 
     def __call__(self, k: int) -> float:
         """The value at round k."""
@@ -107,9 +102,12 @@ AnySchedule = Annotated[
 
 
 def whole(values: Array) -> Array:
-    """The least integers >= ``values``, and at least 1; one rounding above n counts as n."""
-    absolute, relative = _GUARD
-    return np.maximum(1.0, np.ceil(values * (1.0 - relative) - absolute))
+    """The least integers >= ``values``, and at least 1; one rounding above n counts as n.
+
+    A value may lie 1e-9 or a part of 1e-12 above an integer and still count as it: the rounding of
+    a power is not a sample more, on whatever processor.
+    """
+    return np.maximum(1.0, np.ceil(values * (1.0 - 1e-12) - 1e-9))
 
 
 _LARGEST_FACTOR = 1e9
@@ -159,27 +157,6 @@ class TimeVarying(BaseModel):
                                  f"goes from {values[0]:g} to {values[-1]:g}")  # fmt: skip
         return self
 
-    @classmethod
-    def polynomial(
-        cls,
-        *,
-        a1: float = 0.5,
-        a2: float = 1.0,
-        a3: float = 1.0,
-        b: float = 1.0,
-        alpha: float,
-        beta: float,
-        gamma: float,
-        eta: float,
-    ) -> "TimeVarying":
-        """The paper's schedules, in its own letters."""
-        return cls(
-            step_size=Polynomial(scale=a1, offset=a2, exponent=-alpha),
-            mixing=Polynomial(scale=a1, offset=a2, exponent=-beta),
-            sample_size=_CeilPolynomial(scale=a3, offset=a2, exponent=gamma),
-            noise_scale=Polynomial(scale=b, offset=a2, exponent=eta),
-        )
-
     def sizes(self, k: Array) -> Array:
         """gamma_k: integers >= 1, as float64."""
         return whole(self.sample_size.values(k))
@@ -191,27 +168,3 @@ class TimeVarying(BaseModel):
     def samples(self, rounds: int) -> int:
         """How many examples a node uses up in the first ``rounds`` rounds."""
         return int(self.sizes(np.arange(rounds, dtype=np.float64)).sum())
-
-
-@dataclass(frozen=True)
-class _Example:
-    """Schedules that the paper uses, and what it says of them."""
-
-    algorithm: Literal["output", "gradient"]
-    """Algorithm 1 or 2."""
-    schedules: TimeVarying
-    sensitivity: float
-    """C, an L1 bound on how far apart two examples' gradients are."""
-    printed: float
-    """The total epsilon in the paper's text; no formula of the paper gives it."""
-
-
-EXAMPLES = {
-    1: _Example(
-        "output", TimeVarying.polynomial(alpha=0.9, beta=0.6, gamma=1.1, eta=0.05), 0.2, 0.864
-    ),
-    2: _Example(
-        "gradient", TimeVarying.polynomial(alpha=0.8, beta=0.5, gamma=1.2, eta=0.1), 0.2, 0.488
-    ),
-}
-"""Section 5 of the paper, by number."""

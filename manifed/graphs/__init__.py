@@ -1,1 +1,0 @@
-"""Communication graphs of decentralised learning: how they are made, weighed and measured."""
