@@ -21,11 +21,14 @@ from typing import Final
 import numpy as np
 
 from manifed.privacy import series
-from manifed.privacy.series import MOST_TERMS, ROUNDING, epsilon_of_rho
+from manifed.privacy.series import epsilon_of_rho
 from manifed.schedules import Geometric, Schedule
 from reproduction.conditions import ProblemConstants, checks
 from reproduction.powers import EXAMPLES, WHOLE_SLACK, Power, power_of
 
+ROUNDING: Final = 2.0**-44
+"""Allowed, relatively, to each term and each step of a recursion, as manifed/privacy/series.py."""
+MOST_TERMS: Final = 10**7
 _LEAST_EXCESS: Final = 1e-9
 """An exponent no more than this above 1 counts as one whose sum diverges."""
 
