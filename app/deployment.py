@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.credentials import TLSFiles, found_or_made
-from app.processes import LOOPBACK, PrivateFlower, Service, free_ports, private_flower
-from app.superlink import CONNECTION, START_SECONDS, start_superlink, submit
+from app.processes import CONNECTION, LOOPBACK, PrivateFlower, Service, free_ports, private_flower
+from app.superlink import START_SECONDS, start_superlink, submit
 from manifed.errors import ConfigError
 from manifed.flower.run_config import SIMULATION
 
@@ -33,6 +33,7 @@ def run(
     project: Path,
     timeout: float,
     on_line: Callable[[str], None],
+    is_simulation: bool = False,
     is_insecure: bool = False,
     credentials: Path | None = None,
     data_paths: Sequence[Path] | None = None,
@@ -45,6 +46,7 @@ def run(
         project: the folder with the Flower app's ``pyproject.toml``.
         timeout: seconds from the submission to the end of the run.
         on_line: called with each line of the run's log.
+        is_simulation: the SuperNodes are virtual, one CPU each, under Ray.
         is_insecure: neither TLS nor node authentication.
         credentials: a folder with the keys and certificates, which are made if it has none; left
             out, they are made for this run only and removed with its temporary folder.
@@ -56,43 +58,30 @@ def run(
         EngineFailed: the run did not end as finished:completed, or a process of it ended.
     """
     configs = node_configs(num_supernodes, data_paths)
-    with private_flower(project) as flower:
-        if is_insecure:
-            on_line(INSECURE)
-        folder = credentials or flower.home / "credentials"
-        tls = None if is_insecure else found_or_made(folder, num_supernodes)
-        link, address = start_superlink(flower, link_options(tls))
-        flower.connect(CONNECTION, address, tls.ca_certificate if tls else None)
-        if tls is not None:
-            for key in tls.supernode_keys:
+    with private_flower(project, {SIMULATION: "1"} if is_simulation else None) as flower:
+        if is_simulation:
+            alone = ["--insecure", "--simulation", "--isolation", "subprocess"]
+            link, address = start_superlink(flower, alone)
+            flower.connect(address)
+            nodes = f"num-supernodes={num_supernodes} client-resources-num-cpus=1"
+            options, checks = ["--federation-config", nodes], [link.check]
+        else:
+            if is_insecure:
+                on_line(INSECURE)
+            folder = credentials or flower.home / "credentials"
+            tls = None if is_insecure else found_or_made(folder, num_supernodes)
+            link, address = start_superlink(flower, link_options(tls))
+            flower.connect(address, tls.ca_certificate if tls else None)
+            for key in tls.supernode_keys if tls else ():
                 flower.call("flwr", "supernode", "register", str(key) + ".pub", CONNECTION)
-        nodes = start_nodes(flower, address, configs, tls, on_line)
+            nodes = start_nodes(flower, address, configs, tls, on_line)
+            options, checks = [], [link.check, nodes.restart_those_that_ended]
 
         def check() -> None:
-            link.check()
-            nodes.restart_those_that_ended()
+            for one in checks:
+                one()
 
-        submit(flower, run_config, (), timeout=timeout, on_line=on_line, check=check)
-
-
-def simulate(
-    *,
-    run_config: Mapping[str, str],
-    num_supernodes: int,
-    project: Path,
-    timeout: float,
-    on_line: Callable[[str], None],
-) -> None:
-    """Runs the app with so many virtual clients, one CPU each, under Ray; arguments as `run`."""
-    options = ["--insecure", "--simulation", "--isolation", "subprocess"]
-    federation = f"num-supernodes={num_supernodes} client-resources-num-cpus=1"
-    with private_flower(project, {SIMULATION: "1"}) as flower:
-        link, address = start_superlink(flower, options)
-        flower.connect(CONNECTION, address)
-        submit(
-            flower, run_config, ["--federation-config", federation],
-            timeout=timeout, on_line=on_line, check=link.check,
-        )  # fmt: skip
+        submit(flower, run_config, options, timeout=timeout, on_line=on_line, check=check)
 
 
 def node_configs(num_supernodes: int, data_paths: Sequence[Path] | None) -> list[str]:

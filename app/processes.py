@@ -22,12 +22,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import tomli_w
+
 from app.process_tree import end_family, heir
 from manifed.errors import EngineFailed
 from manifed.runs.interrupt import ENDING, ending_signals
 
 MARK = "MANIFED_ENGINE_MARK"
 LOOPBACK = "127.0.0.1"
+CONNECTION = "manifed"
+"""What Flower's commands call the SuperLink of a run."""
 _GRACE_SECONDS = 4.0
 _FLOWER_SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -142,17 +146,15 @@ class PrivateFlower:
             raise EngineFailed("not-started", f"{' '.join(arguments)}: {said}")
         return process.stdout
 
-    def connect(self, name: str, address: str, root_certificates: Path | None = None) -> None:
-        """Writes the private ``config.toml`` with one SuperLink connection called ``name``."""
-        security = "insecure = true"
+    def connect(self, address: str, root_certificates: Path | None = None) -> None:
+        """Writes the private ``config.toml`` with one SuperLink connection, `CONNECTION`."""
+        link: dict[str, str | bool] = {"address": address, "insecure": True}
         if root_certificates is not None:
-            security = f'root-certificates = "{root_certificates.absolute()}"'
+            link = {"address": address, "root-certificates": str(root_certificates.absolute())}
         config = self.home / "flwr" / "config.toml"
         config.parent.mkdir(exist_ok=True)
-        config.write_text(
-            f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\n'
-            f'address = "{address}"\n{security}\n'
-        )
+        table = {"superlink": {"default": CONNECTION, CONNECTION: link}}
+        config.write_text(tomli_w.dumps(table), encoding="utf-8")
 
 
 def stage(project: Path, target: Path) -> Path:

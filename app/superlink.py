@@ -16,7 +16,15 @@ from typing import Annotated, NoReturn
 import tomli_w
 from typer import Argument, Option, echo
 
-from app.processes import LOOPBACK, PrivateFlower, Service, free_ports, private_flower, tail
+from app.processes import (
+    CONNECTION,
+    LOOPBACK,
+    PrivateFlower,
+    Service,
+    free_ports,
+    private_flower,
+    tail,
+)
 from manifed.cli.main import call_alone
 from manifed.cli.options import Sets
 from manifed.errors import ConfigError, EngineFailed, one_line
@@ -26,7 +34,6 @@ from manifed.flower.run_config import find, run_config_of
 from manifed.runs.driver import named_directory
 from manifed.runs.evidence import held_or_refused, read_past
 
-CONNECTION = "manifed"
 COMPLETED = "finished:completed"
 _LOST = "lost"
 """Our status of a run whose SuperLink does not answer."""
@@ -175,7 +182,7 @@ def _submitted(
     config = load(find(str(experiment)), tuple(sets or ()), where)
     _check_past(config)
     with private_flower(project) as flower:
-        flower.connect(CONNECTION, address, root_certificates)
+        flower.connect(address, root_certificates)
         submit(flower, run_config_of(config), (), timeout=timeout, on_line=echo)
 
 

@@ -52,7 +52,7 @@ def _to_go_on(config: Experiment, named: str) -> str:
     """What remains of a run that ended, and how to go on with it."""
     directory = named_directory(config)
     folder = RunFolder(directory)
-    if folder.manifest_path.is_file() and "final" in folder.manifest():
+    if folder.is_finished:
         return f"; {finished(folder)}"
     if not folder.experiment_path.is_file():
         return " before anything was written"
@@ -208,9 +208,7 @@ def engine(kind: str) -> Callable[..., None]:
         )
     if str(APP_FOLDER) not in sys.path:
         sys.path.insert(0, str(APP_FOLDER))
-    application = importlib.import_module("app.deployment")
-    found: Callable[..., None] = application.simulate if kind == "ray" else application.run
-    return found
+    return importlib.import_module("app.deployment").run
 
 
 def _networked(config: Experiment, request: Request) -> None:
@@ -228,5 +226,6 @@ def _networked(config: Experiment, request: Request) -> None:
         project=APP_FOLDER,
         timeout=config.engine.timeout,
         on_line=lambda line: sys.stderr.write(line + "\n"),
+        is_simulation=kind == "ray",
         **told,
     )

@@ -101,7 +101,7 @@ SHARE = Number(0, 1, min_open=True, max_open=True)
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a table in Markdown, a row a mapping, its columns as wide as their widest cells."""
-    from manifed.runs.report import said
+    from manifed.runs.statement import said
 
     table = [[key.replace("_", " ") for key in rows[0]]]
     table += [[said(cell).replace("|", "/") for cell in row.values()] for row in rows]

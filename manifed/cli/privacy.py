@@ -283,10 +283,9 @@ def secldp(
     table = {"step_size": 1.0, "num_nodes": nodes, "graph": named}
     try:
         network = Decor.model_validate(table).secret_graph
-    except ValidationError as error:
-        raise ConfigError(f"--graph: {fault(error, Decor)}") from None
     except ValueError as error:
-        raise ConfigError(f"--graph: {error}") from None
+        said = fault(error, Decor) if isinstance(error, ValidationError) else error
+        raise ConfigError(f"--graph: {said}") from None
     noise, slope = Correlated(sigma_cdp, sigma_cor), 2 * clip**2
     met, bound = worst(network, noise, collusion), slope * theorem_bound(network, noise, collusion)
     kind = 3 if collusion == nodes - 1 else min(collusion, 2)

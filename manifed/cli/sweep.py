@@ -59,12 +59,6 @@ class Trial:
     """What is set in it and not in every run, as written."""
 
     @property
-    def is_finished(self) -> bool:
-        """Whether its folder holds the whole run."""
-        folder = RunFolder(self.directory)
-        return folder.manifest_path.is_file() and "final" in folder.manifest()
-
-    @property
     def label(self) -> str:
         """``step_size=0.1, clip=2``: what a legend and a table call the setting."""
         words = [name + "=" + value.strip('"') for name, value in self.setting.items()]
@@ -74,7 +68,7 @@ class Trial:
 def sweep(
     path: Path, sets: Sequence[str], seeds: str, jobs: int, out: Path | None, measure: str | None
 ) -> None:
-    """The command, whose options `manifed.cli.commands.sweep` explains."""
+    """The command, whose options `manifed.cli.main.sweep` explains."""
     folder = real("--out", out or Path("runs") / f"sweep-{path.stem}")
     trials = trials_of(path, sets, seeds_of(seeds), folder)
     for trial in {trial.label: trial for trial in trials}.values():
@@ -174,20 +168,17 @@ def trials_of(path: Path, sets: Sequence[str], seeds: Sequence[int], out: Path) 
         given[_SEED] = seed
         sets = ("output.plots=false", *map("=".join, given.items()))
         config, request = load(path, sets), Request(str(path), sets, out=directory, plain=True)
+        other = None if is_fresh(directory) else "one that is no run's"
         if RunFolder(directory).experiment_path.is_file():
             request = Request(str(path), resume=directory, plain=True)
-            evidence_of(directory, saved := saved_config(directory))
-            if sha256(saved) != sha256(config):
-                raise _taken(directory, "a run of this config", "one of another config")
-        elif not is_fresh(directory):
-            raise _taken(directory, "a new folder", "one that is no run's")
+            evidence_of(directory, begun := saved_config(directory))
+            other = None if sha256(begun) == sha256(config) else "one of another config"
+        if other is not None:
+            remedy = "move it away, or name another place with --out"
+            expected = "expected a new folder, or a run of this config"
+            raise refused(directory, expected, f"{other}; {remedy}")
         found.append(Trial(directory, request, config, setting))
     return found
-
-
-def _taken(directory: Path, expected: str, found: str) -> ConfigError:
-    remedy = "move it away, or name another place with --out"
-    return refused(directory, f"expected {expected}", f"{found}; {remedy}")
 
 
 def rows_of(
@@ -230,7 +221,7 @@ def run_all(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, str | N
     Raises:
         BrokenProcessPool: a process died. Runs that had begun come last the next time.
     """
-    waiting = [trial for trial in trials if not trial.is_finished]
+    waiting = [trial for trial in trials if not RunFolder(trial.directory).is_finished]
     yield from ((trial, None) for trial in trials if trial not in waiting)
     waiting.sort(key=lambda trial: trial.directory.exists())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
@@ -240,12 +231,8 @@ def run_all(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, str | N
             for future in as_completed(playing):
                 yield playing[future], future.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            ending = active_children()
-            for process in ending:
+            for process in active_children():
                 process.terminate()
-            for process in ending:
-                process.join()
             raise
 
 

@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import TextIO
 
 _LINES = 20
 _WIDTH = 20
@@ -23,10 +22,9 @@ _Row = Mapping[str, float | int | str | None]
 Show = Callable[[int, _Row], None]
 
 
-def is_screen(stream: TextIO | None = None) -> bool:
-    """Whether a stream (standard error) is a notebook's, or a terminal that can rewrite a line."""
-    target = sys.stderr if stream is None else stream
-    is_terminal = target.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
+def is_screen() -> bool:
+    """Whether standard error is a notebook's, or a terminal that can rewrite a line."""
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
     return is_terminal or "ipykernel" in sys.modules
 
 
@@ -36,7 +34,6 @@ def shown(
     *,
     is_rewritten: bool = False,
     is_of_all: bool = False,
-    stream: TextIO | None = None,
 ) -> Generator[Show, None, None]:
     """What finished rounds and their rows are told to; each epsilon has its label before it.
 
@@ -44,9 +41,8 @@ def shown(
         num_rounds: how many there are to be.
         is_rewritten: one line with a bar; else lines for the first, the last and about `_LINES`.
         is_of_all: every number of a row; else cost, gradient norm and epsilon.
-        stream: where; None: standard error.
     """
-    target, due, longest = sys.stderr if stream is None else stream, 0, 0
+    target, due, longest = sys.stderr, 0, 0
     every, width = max(1, math.ceil(num_rounds / _LINES)), len(str(num_rounds))
 
     def show(server_round: int, row: _Row) -> None:

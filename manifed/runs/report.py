@@ -25,7 +25,7 @@ from manifed.durable import write_atomically
 from manifed.errors import RunEnded, one_line
 from manifed.runs.folder import RunFolder, with_label
 from manifed.runs.interrupt import Ended
-from manifed.runs.statement import label_in, label_in_manifest, statement_of
+from manifed.runs.statement import label_in, label_in_manifest, said, statement_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -285,13 +285,6 @@ def rows_of(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
             told = label_in_manifest(run.manifest, row["epsilon"])
             found.append((run, with_label(row, told)))
     return found
-
-
-def said(value: object) -> str:
-    """Four digits of a number; what does not apply, is not known or may not be shown as "-"."""
-    if value is None or value != value:  # noqa: PLR0124  # a NaN
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def page_of(runs: Sequence[Run], *, is_server_view: bool = False) -> str:

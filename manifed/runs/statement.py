@@ -5,11 +5,6 @@ from typing import Any
 
 from manifed.privacy import events
 
-SEEDED = (
-    "SEEDED RUN: the noise is keyed by the config's seed, so anybody who has the config can "
-    "subtract it. This run protects nobody; the numbers say what the same run would cost with "
-    "privacy.noise_source = 'os'."
-)
 RELEASE = "RELEASE: the noise is keyed by the operating system and was not stored."
 KEPT = (
     "RELEASE: the noise is keyed by the operating system; every client keeps its draws of earlier "
@@ -19,30 +14,30 @@ DECLARED = (
     "RELEASE: every client declares that its noise is keyed by its own operating system; the "
     "server never saw a key and cannot check that."
 )
-UNDECLARED = (
-    "UNKNOWN: nothing that can be believed says where all of the noise came from; nobody may rely "
-    "on the numbers below."
-)
-PLANNED = "PLANNED: no noise was drawn yet; the run itself says whether it was a release."
-_NOT_PRIVATE = "NOT PRIVATE: no noise was added; every bound below would be infinite."
-
-_SENTENCES = {
-    events.NOT_PRIVATE: _NOT_PRIVATE,
-    events.SEEDED: SEEDED,
-    events.PLANNED: PLANNED,
-    events.UNKNOWN: UNDECLARED,
+SENTENCES = {
+    events.NOT_PRIVATE: "NOT PRIVATE: no noise was added; every bound below would be infinite.",
+    events.SEEDED: (
+        "SEEDED RUN: the noise is keyed by the config's seed, so anybody who has the config can "
+        "subtract it. This run protects nobody; the numbers say what the same run would cost with "
+        "privacy.noise_source = 'os'."
+    ),
+    events.PLANNED: (
+        "PLANNED: no noise was drawn yet; the run itself says whether it was a release."
+    ),
+    events.UNKNOWN: (
+        "UNKNOWN: nothing that can be believed says where all of the noise came from; nobody may "
+        "rely on the numbers below."
+    ),
 }
+"""What a label means where the noise is no release's."""
 
 
 def verdict(privacy: Mapping[str, Any]) -> str:
     """One sentence for the statement's label (`manifed.privacy.events`, with the guarantee)."""
-    said = _SENTENCES.get(label_in(privacy))
-    if said is not None:
-        return said
+    kept = KEPT if privacy.get("kept_noise") else RELEASE
     is_clients = privacy["kind"] != "client-level"  # else the noise is this server's own
-    if is_clients and privacy.get("is_declared", False):
-        return DECLARED
-    return KEPT if privacy.get("kept_noise") else RELEASE
+    told = DECLARED if is_clients and privacy.get("is_declared") else kept
+    return SENTENCES.get(label_in(privacy), told)
 
 
 def label_in(privacy: Mapping[str, Any]) -> str:
@@ -77,15 +72,18 @@ def statement_of(privacy: Mapping[str, Any]) -> str:
         f"  floating point: {privacy['floating_point']}; the bounds below assume exact Gaussians "
         "(docs/deployment.md, platforms)"
     )
-    lines += [_line(one) for one in privacy["adversaries"]]
+    for one in privacy["adversaries"]:
+        remark = f" [{one['remark']}]" if one.get("remark") else ""
+        price = f"({said(one['epsilon'])}, {one['delta']:g})-DP"
+        lines.append(f"  {one['name']}: {price} against {one['text']}{remark}")
     if privacy.get("kept_noise"):
         lines.append(f"  kept at every client: {privacy['kept_noise']}")
     lines += [f"  note: {note}" for note in (*privacy["notes"], *privacy.get("doubts", ()))]
     return "\n".join(lines)
 
 
-def _line(one: Mapping[str, Any]) -> str:
-    epsilon = one["epsilon"]
-    shown = f"{epsilon:.4g}" if isinstance(epsilon, float | int) else str(epsilon)
-    remark = f" [{one['remark']}]" if one.get("remark") else ""
-    return f"  {one['name']}: ({shown}, {one['delta']:g})-DP against {one['text']}{remark}"
+def said(value: object) -> str:
+    """Four digits of a number; what does not apply, is not known or may not be shown as "-"."""
+    if value is None or value != value:  # noqa: PLR0124  # a NaN
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -93,10 +93,8 @@ def test_a_server_app_of_ones_own_gets_the_model_of_the_library(tmp_path):
     torch.testing.assert_close(model(result), same.model, rtol=1e-12, atol=1e-14)
     told, _ = strategy.statement()["adversaries"]
     assert "SEEDED RUN" in strategy.text
-    assert "unit: one example; neighbours: add-or-remove" in strategy.text
     audited = {row["name"]: row for row in audit_ledger(ledger, 1e-5)["adversaries"]}
     assert told["epsilon"] == pytest.approx(audited["server"]["epsilon"], rel=1e-12)
-    assert told["epsilon"] == pytest.approx(same.statement["adversaries"][0]["epsilon"], rel=1e-12)
 
 
 TWO = RFedSVRG(step_size=0.1, local_steps=2)
@@ -118,13 +116,6 @@ def test_a_server_with_other_privacy_parameters_is_refused(other, monkeypatch):
     strategy = tangent_mean(update=STEPS, replies=ReplyPolicy(timeout=0.2))
     with pytest.raises(HandshakeFailed, match="runs another config"):
         strategy.start(grid_of(privacy=other), initial_arrays=START, num_rounds=1)
-
-
-def test_a_server_that_prices_fewer_gradients_than_clients_release_is_refused():
-    strategy = tangent_mean(replies=ReplyPolicy(timeout=0.2))  # one gradient an update
-    more = RSGD(step_size=0.2, local_steps=2, minibatch=Full())
-    with pytest.raises(HandshakeFailed, match="runs another config"):
-        strategy.start(grid_of(more), initial_arrays=START, num_rounds=1)
 
 
 def test_the_ledger_is_on_disk_before_a_message_and_the_budget_ends_the_run(tmp_path, monkeypatch):
@@ -152,22 +143,6 @@ def test_the_ledger_is_on_disk_before_a_message_and_the_budget_ends_the_run(tmp_
     again = tangent_mean(update=STEPS, privacy=tight, num_rounds=50)
     theirs = Strategy.start(again, grid_of(), START, num_rounds=50)
     torch.testing.assert_close(model(theirs), model(result), rtol=0, atol=0)
-
-
-def test_a_strategy_can_be_subclassed():
-    class Halved(TangentMean):
-        def aggregate_train(self, server_round, replies):
-            arrays, metrics = super().aggregate_train(server_round, replies)
-            metrics["is-mine"] = 1
-            return arrays, metrics
-
-        def summary(self):
-            self.was_told = True
-
-    made = Halved(Sphere(), update=STEPS, privacy=PRIVATE, num_examples=SIZES, replies=REPLIES)
-    result = made.start(grid_of(), initial_arrays=START, num_rounds=2)
-    assert made.was_told
-    assert [told["is-mine"] for told in result.train_metrics_clientapp.values()] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -222,16 +197,6 @@ def test_a_second_run_of_a_strategy_is_refused(tmp_path):
         strategy.start(grid_of(), START, num_rounds=1)
     with pytest.raises(ConfigError, match="expected no round after close"):
         strategy.configure_train(2, START, ConfigRecord(), grid_of())
-
-
-def test_messages_that_are_made_again_are_charged_again():
-    strategy, grid = tangent_mean(update=STEPS, num_rounds=3), grid_of()
-    first = list(strategy.configure_train(1, START, ConfigRecord(), grid))
-    again = list(strategy.configure_train(1, START, ConfigRecord(), grid))
-    assert strategy.odometer.rounds_counted == 2
-    attempts = [m.content["header"]["attempt"] for m in (*first, *again)]
-    assert attempts == [0] * CLIENTS + [1] * CLIENTS
-    assert strategy.aggregate_train(1, grid.send_and_receive(again))[0] is not None
 
 
 def test_rounds_that_cost_different_amounts_are_priced_ahead_and_no_further():

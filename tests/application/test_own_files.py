@@ -12,10 +12,6 @@ from safetensors.torch import load_file
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import load
 from manifed.federation.stack import StackTransport
-from manifed.flower.apps import run as run_on
-from manifed.flower.apps import strategy_of
-from manifed.flower.client import client_app_of
-from manifed.flower.inline import InlineGrid
 from manifed.runs.driver import rounds_over, run
 
 ROOT = Path(__file__).parents[2]
@@ -56,26 +52,3 @@ def test_every_ready_problem_runs_privately_on_files(folder, tmp_path, name):
     assert 1.9 < float(last_row(made)["epsilon"]) <= 2.0
     (model,) = load_file(made.directory / "model.safetensors").values()
     assert config.problem.build().manifold.check_point_on_manifold(model)
-
-
-def test_messages_and_cohorts_give_one_classifier(folder, tmp_path):
-    models = []
-    for road in ("messages", "memory"):
-        config = config_of(folder, "own_nearest_mean", tmp_path / road, *QUICK)
-        if road == "messages":
-            grid = InlineGrid(client_app_of(lambda _, config=config: config), 3, {})
-            run_on(grid, config, strategy_of)
-        else:
-            in_memory(config)
-        models.append((tmp_path / road / "model.safetensors").read_bytes())
-    assert models[0] == models[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("center", ["mean", "median"])
-def test_the_nearest_private_mean_tells_the_classes_apart(folder, tmp_path, center):
-    more = [f'problem.center="{center}"']
-    if center == "median":
-        more += ["privacy.l2_norm_clip=1.0", "training.step_size=1.0"]
-    made = in_memory(config_of(folder, "own_nearest_mean", tmp_path / "out", *more))
-    assert float(last_row(made)["accuracy"]) >= 0.95

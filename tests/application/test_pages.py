@@ -91,10 +91,3 @@ def test_the_page_on_files_runs_as_printed(clone, monkeypatch):
 def test_every_tutorial_is_tested():
     others = {"own_manifold", "own_algorithm"}
     assert {path.stem for path in TUTORIALS.glob("*.md")} == set(PAGES) | others
-
-
-def test_every_picture_of_the_gallery_is_small():
-    page = ROOT / "docs" / "gallery.md"
-    found = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text())
-    assert len(found) > 10
-    assert [name for name in found if (page.parent / name).stat().st_size > 80_000] == []

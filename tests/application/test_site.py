@@ -24,9 +24,3 @@ def test_what_a_reader_would_miss_is_named(tmp_path):
     assert (
         "loads //a.org/f.css" in faults(tmp_path, '<link rel="stylesheet" href="//a.org/f.css">')[0]
     )
-
-
-def test_a_web_font_in_a_style_is_named(tmp_path):
-    style = "@font-face { src: url('https://a.org/f.woff2') }"
-    assert faults(tmp_path, style, "style.css") == ["style.css: loads from another host"]
-    assert len(check(tmp_path / "empty")) == 1

@@ -1,6 +1,5 @@
 """What every command keeps to: one JSON document, hints, exit codes, plain text."""
 
-import io
 import json
 import re
 import sys
@@ -12,7 +11,6 @@ import typer
 from manifed.cli import main as cli
 from manifed.cli import options
 from manifed.cli.main import main
-from manifed.runs import progress
 from manifed.runs.interrupt import Ended
 from tests.command import invoke
 from tests.runs.test_bad_arguments import refused
@@ -121,18 +119,3 @@ def test_whoever_interrupts_what_keeps_nothing_is_told_the_command(words, capsys
     said = capsys.readouterr().err
     assert said.startswith("error: interrupted; start again: manifed ")
     assert said.strip().endswith("'a b' --out c" if words[0] == "export" else words[-1])
-
-
-@pytest.mark.parametrize("term", ["dumb", "unknown"])
-def test_a_terminal_that_cannot_move_its_cursor_gets_lines(term, monkeypatch):
-    class Screen(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setenv("TERM", term)
-    stream = Screen()
-    with progress.shown(2, is_rewritten=progress.is_screen(stream), stream=stream) as told:
-        told(2, {"cost": 0.5})
-    assert ESCAPE not in stream.getvalue()
-    assert stream.getvalue().startswith("round 2/2  cost 0.5")
-    assert not progress.is_screen(io.StringIO())

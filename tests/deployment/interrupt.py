@@ -14,17 +14,17 @@ REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """
 import signal, sys
 from pathlib import Path
-from app.deployment import {engine}
+from app.deployment import run
 from manifed.runs.interrupt import Ended
 from tests.deployment.tiny_run_config import tiny_run_config
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & may have switched it off
 print("begun", flush=True)
 try:
-    {engine}(
+    run(
         run_config=tiny_run_config(2, Path(sys.argv[1]), "rounds=100000"), num_supernodes=2,
         project=Path(sys.argv[2]), timeout=600,
-        on_line=lambda line: print(line, flush=True),
+        on_line=lambda line: print(line, flush=True), is_simulation={engine!r} == "ray",
     )
 except Ended as ended:
     sys.exit(ended.code)

@@ -14,8 +14,8 @@ import torch
 from app.credentials import TLSFiles, found_or_made
 from app.deployment import link_options
 from app.process_tree import family, process_table
-from app.processes import LOOPBACK, PrivateFlower, Service, free_ports
-from app.superlink import COMPLETED, CONNECTION, submit
+from app.processes import CONNECTION, LOOPBACK, PrivateFlower, Service, free_ports
+from app.superlink import COMPLETED, submit
 from manifed.errors import EngineFailed
 from manifed.experiment.load import load
 from manifed.flower.run_config import run_config_of
@@ -72,7 +72,7 @@ class Sites:
         self.tls: TLSFiles = found_or_made(self.flower.home / "credentials", self.num_nodes)
         self.link_port, *self._ports = free_ports(1 + self.num_nodes)
         self.start_link()
-        self.flower.connect(CONNECTION, self.address, self.tls.ca_certificate)
+        self.flower.connect(self.address, self.tls.ca_certificate)
         for key in self.tls.supernode_keys:
             self.flower.call("flwr", "supernode", "register", f"{key}.pub", CONNECTION)
 

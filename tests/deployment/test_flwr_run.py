@@ -12,7 +12,7 @@ import pytest
 
 from app import deployment
 from app.processes import free_ports, private_flower, stage
-from app.superlink import CONNECTION, start_superlink, submit
+from app.superlink import start_superlink, submit
 from manifed.errors import EngineFailed
 from manifed.experiment.load import load
 from manifed.flower.run_config import run_config_of
@@ -105,7 +105,7 @@ def test_a_node_whose_process_imported_another_version_first_is_refused(project,
     config = load(QUICKSTART, ["federation.num_clients=1"])
     with private_flower(project) as flower:
         link, address = start_superlink(flower, ["--insecure", "--isolation", "subprocess"])
-        flower.connect(CONNECTION, address)
+        flower.connect(address)
         planted = replace(flower, env={**flower.env, "PYTHONPATH": str(installed)})
         configs = deployment.node_configs(1, None)
         deployment.start_nodes(planted, address, configs, None, lambda _: None)

@@ -9,8 +9,8 @@ import pytest
 
 from app import deployment
 from app.credentials import found_or_made
-from app.processes import LOOPBACK, free_ports, private_flower
-from app.superlink import CONNECTION, start_superlink, submit
+from app.processes import CONNECTION, LOOPBACK, free_ports, private_flower
+from app.superlink import start_superlink, submit
 from manifed.errors import EngineFailed
 from tests.deployment.tiny_run_config import tiny_run_config
 
@@ -96,7 +96,7 @@ def test_a_supernode_works_through_the_proxy_and_nothing_else_passes(tiny_projec
         assert _status(proxied, tls, "POST /v1/fleet/pull-messages") == 415  # by the SuperLink
         assert _status(direct, tls, "GET /health") == 200
 
-        flower.connect(CONNECTION, proxied, tls.ca_certificate)
+        flower.connect(proxied, tls.ca_certificate)
         config = tiny_run_config(1, tmp_path / "out", "rounds=1")
         with pytest.raises(EngineFailed, match="403"):
             submit(flower, config, (), timeout=60.0, on_line=lines.append)
@@ -104,7 +104,7 @@ def test_a_supernode_works_through_the_proxy_and_nothing_else_passes(tiny_projec
         with pytest.raises(EngineFailed, match="403"):
             flower.call("flwr", "supernode", "register", key, CONNECTION)
 
-        flower.connect(CONNECTION, direct, tls.ca_certificate)
+        flower.connect(direct, tls.ca_certificate)
         flower.call("flwr", "supernode", "register", key, CONNECTION)
         deployment.start_nodes(flower, proxied, deployment.node_configs(1, None), tls, lines.append)
         submit(flower, config, (), timeout=300.0, on_line=lines.append, check=nginx.check)

@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 def _run(out, *overrides, timeout=600.0):
     lines: list[str] = []
-    deployment.simulate(
+    deployment.run(
         run_config=tiny_run_config(4, out, *overrides), num_supernodes=4,
-        project=TINY_PROJECT, timeout=timeout, on_line=lines.append,
+        project=TINY_PROJECT, timeout=timeout, on_line=lines.append, is_simulation=True,
     )  # fmt: skip
     return lines
 
@@ -74,7 +74,7 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path):
 
 
 def test_sigterm_ends_ray_and_everything_else_and_removes_the_home(tmp_path):
-    code, started, lines = interrupted("simulate", TINY_PROJECT, tmp_path / "out", signal.SIGTERM)
+    code, started, lines = interrupted("ray", TINY_PROJECT, tmp_path / "out", signal.SIGTERM)
     assert code == 128 + signal.SIGTERM
     assert len(started) >= 6  # SuperLink, SuperExec, simulation, gcs, raylet, actors
     assert all_gone(started, 1.0)

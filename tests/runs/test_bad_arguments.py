@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from manifed.cli.main import main, simulation
+from manifed.cli.main import main
 from tests.runs.running import refused
 
 COMPARE = {
@@ -59,7 +59,3 @@ def test_every_bad_number_of_the_privacy_commands_is_one_line(capsys, tmp_path):
 )
 def test_words_that_are_no_arguments_are_one_line(capsys, words, expected):
     assert expected.lower() in refused(capsys, main, words).lower()
-
-
-def test_simulation_says_it_in_one_line_too(capsys):
-    assert "--nothing" in refused(capsys, simulation, ["--nothing"])

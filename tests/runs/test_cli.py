@@ -65,27 +65,11 @@ def test_a_run_ends_with_the_privacy_statement_and_its_json_is_alone(tmp_path):
     assert "RELEASE:" not in statement
 
 
-def test_an_os_key_reads_as_a_release_and_no_privacy_as_none(tmp_path):
-    sets = ["--set", "privacy.noise_source=os"]
-    release = invoke("run", QUICKSTART, *SMALL, *sets, "--out", tmp_path / "a")
-    assert "RELEASE:" in release.stdout
-    assert "SEEDED RUN" not in release.stdout
-    plain = tmp_path / "plain.toml"
-    plain.write_text(Path(QUICKSTART).read_text().split("[privacy]")[0])
-    nothing = invoke("run", plain, *SMALL, "--out", tmp_path / "b", "--json")
-    assert "NOT PRIVATE" in nothing.stderr
-    assert json.loads(nothing.stdout)["epsilon"] is None
-
-
-def test_privacy_compare_shows_the_published_number_and_the_sound_ones():
-    words = "--local-epsilon 0.15 --local-delta 1e-4 --clients 100 --cohort-size 1 --rounds 50"
-    result = invoke("privacy", "compare", *words.split(), "--slack-delta", "1e-3", "--json")
-    views = json.loads(result.stdout)
-    assert list(views) == ["label", "published", "parallel", "external", "server"]
-    assert views["published"]["epsilon"] == pytest.approx(0.0426, rel=5e-3)
-    assert views["external"]["epsilon"] == pytest.approx(0.2705, rel=5e-3)
-    assert views.pop("label") == "price only (no noise drawn)"
-    assert len({view["delta"] for view in views.values()}) == 1
+def test_a_run_without_privacy_says_so(tmp_path):
+    sets = ["--set", "privacy={kind='none'}"]
+    done = invoke("run", QUICKSTART, *SMALL, *sets, "--out", tmp_path / "run", "--json")
+    assert "NOT PRIVATE" in done.stderr
+    assert json.loads(done.stdout)["epsilon"] is None
 
 
 def test_help_is_quick_and_needs_no_torch():

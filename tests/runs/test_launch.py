@@ -1,6 +1,5 @@
 """The run that happens is the run that was checked: one experiment, resolved once."""
 
-import json
 import os
 import tomllib
 from pathlib import Path
@@ -18,7 +17,6 @@ from manifed.flower import apps
 from manifed.flower import client as node
 from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import experiment_of, run_config_of
-from tests.command import invoke
 from tests.runs.running import QUICKSTART, run_in
 
 SETS = (
@@ -27,49 +25,6 @@ SETS = (
     "evaluation.is_enabled=false",
     "output.plots=false",
 )
-
-
-def ran(monkeypatch, request):
-    """What each side of an inline run reads."""
-    seen = []
-    run, node_of = apps.run, node.node_of
-
-    def server(grid, config, **more):
-        seen.append(config)
-        return run(grid, config, **more)
-
-    def client(context, config):
-        seen.append(config)
-        return node_of(context, config)
-
-    monkeypatch.setattr(apps, "run", server)
-    monkeypatch.setattr(node, "node_of", client)
-    return launch(request), seen
-
-
-@pytest.mark.parametrize(
-    ("text", "sets"),
-    [
-        ("[draft", ("privacy.noise.epsilon=0.1",)),
-        ("{draft", ("privacy.noise.epsilon=0.1",)),
-        ("it's", ("privacy.noise.epsilon=0.1",)),
-        ("try privacy={kind='none'}", ()),
-        ("x output.directory='/elsewhere'", ()),
-    ],
-)
-def test_a_description_changes_nothing_else(tmp_path, monkeypatch, text, sets):
-    request = Request(
-        QUICKSTART, (f"description={text}", *SETS, *sets), out=tmp_path / "run", plain=True
-    )
-    wanted = load(QUICKSTART, [*SETS, *sets])
-    folder, seen = ran(monkeypatch, request)
-    assert folder.directory == tmp_path / "run"
-    assert [os.fspath(p.name) for p in tmp_path.iterdir()] == ["run"]
-    assert len(seen) == 5
-    for config in seen:
-        assert config.description == text
-        assert config.privacy == wanted.privacy
-        assert sha256(config) == sha256(wanted) == folder.manifest()["config_sha256"]
 
 
 NAMES = [
@@ -158,16 +113,6 @@ def test_what_flwr_run_carries_is_a_file_and_lines_of_toml():
         experiment_of({**given, "overrides": "federation.num_rounds=7 privacy.noise.epsilon=0.5"})
     with pytest.raises(ConfigError, match="resolved"):
         experiment_of({**run_config_of(config), "overrides": "federation.num_rounds=7"})
-
-
-def test_the_printed_folder_is_one_line(tmp_path):
-    words = [w for s in SETS for w in ("--set", s)]
-    out = tmp_path / "a\nb"
-    result = invoke("run", QUICKSTART, *words, "--plain", "--json", "--out", out)
-    assert result.exit_code == 0, result.stderr
-    (line,) = [x for x in result.stderr.splitlines() if x.startswith("run folder: ")]
-    assert line.endswith("a\\nb'")
-    assert json.loads(result.stdout)["directory"] == str(out)
 
 
 def test_a_deployed_run_is_gone_on_with_by_the_config_that_names_its_files(tmp_path, monkeypatch):

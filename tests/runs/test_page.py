@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import itertools
 import json
 import re
 from dataclasses import replace
@@ -11,7 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from manifed.runs.export import viewed
-from manifed.runs.report import page_of, read, said
+from manifed.runs.report import page_of, read
+from manifed.runs.statement import said
 from tests.command import invoke
 from tests.runs.browser import Browser
 from tests.runs.test_public import launched
@@ -91,10 +91,8 @@ def test_a_page_can_be_read_without_seeing_it(pages, name):
     ids = [a["id"] for _, a in tree.tags if "id" in a]
     assert len(set(ids)) == len(ids)
     assert tree.tags[0] == ("html", {"lang": "en"})
-    levels = [int(tag[1]) for tag, _ in tree.tags if re.fullmatch("h[1-6]", tag)]
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(b <= a + 1 for a, b in itertools.pairwise(levels))
+    levels = [tag for tag, _ in tree.tags if re.fullmatch("h[1-6]", tag)]
+    assert (levels[0], {*levels[1:]}) == ("h1", {"h2"})
     assert len(tree.all("table")) == len(tree.all("caption"))
     assert all("scope" in a for a in tree.all("th"))
     figures = tree.all("figure")
@@ -127,16 +125,6 @@ def contrast(one, other):
 
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
-
-
-def test_text_stands_out_in_light_and_in_dark(pages):
-    palettes = [
-        dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", inside))
-        for inside in re.findall(r":root \{(.*?)\}", pages["one"], re.DOTALL)
-    ]
-    assert len(palettes) == 2
-    for colours in palettes:
-        assert all(contrast(colours[ink], colours["back"]) >= 4.5 for ink in ("ink", "bad"))
 
 
 def test_every_value_of_a_curve_stands_in_a_table(pages, private):

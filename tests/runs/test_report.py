@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manifed.runs import report as figures
 from manifed.runs.folder import FORMAT, RunFolder
 from manifed.runs.report import (
     columns_of,
@@ -13,9 +12,9 @@ from manifed.runs.report import (
     figures_of,
     read,
     rows_of,
-    said,
     write_figures,
 )
+from manifed.runs.statement import said
 from tests.command import invoke
 
 ROOT = Path(__file__).parents[2]
@@ -88,36 +87,11 @@ def test_a_figure_is_made_where_there_is_something_to_show(tmp_path, changes, pa
     assert set(pairs_of([read(write_run(tmp_path / "run", **changes))])) == pairs
 
 
-def test_a_private_and_a_public_run_meet_on_the_round_axis_only(tmp_path):
-    runs = [
-        read(write_run(tmp_path / "public", name="public", epsilon=None)),
-        read(write_run(tmp_path / "private", name="private")),
-    ]
-    found = pairs_of(runs)
-    assert list(found["gradient_norm", "round"]) == ["public", "private"]
-    assert list(found["gradient_norm", "epsilon"]) == ["private"]
-
-
 def test_a_run_without_rows_draws_nothing(tmp_path):
     folder = RunFolder.claim(tmp_path / "run")
     folder.begin({"format": FORMAT, "name": "failed"})
     assert write_figures(curves_of([read(folder.directory)]), tmp_path / "out") == []
     assert not (tmp_path / "out").exists()
-
-
-def test_figures_come_from_the_folder_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "FIGURES", [("gradient_norm", "epsilon")])
-
-    def bytes_of(directory, out):
-        (path,) = write_figures(curves_of([read(directory)]), tmp_path / out)
-        return path.read_bytes()
-
-    directory = write_run(tmp_path / "run")
-    first = bytes_of(directory, "one")
-    assert first == bytes_of(directory.rename(tmp_path / "moved"), "two")
-    metrics = tmp_path / "moved" / "metrics.csv"
-    metrics.write_text(metrics.read_text().replace(",0.5,", ",0.7,"))
-    assert first != bytes_of(tmp_path / "moved", "three")
 
 
 def test_seeds_of_one_configuration_become_one_curve_with_their_mean(tmp_path):
@@ -182,15 +156,8 @@ def test_the_command_draws_into_the_folder_of_a_single_run(tmp_path):
     assert {line.count("|") for line in table} == {8}
 
 
-def test_the_command_refuses_a_folder_that_is_no_run_in_one_line(tmp_path):
-    done = invoke("report", tmp_path)
-    assert done.exit_code == 2
-    assert done.stderr.startswith("error: Expected a run folder")
-    assert done.stderr.count("\n") == 1
-
-
 def test_what_takes_long_to_import_is_imported_only_when_used():
-    used = "manifed.cli.commands, manifed.runs.report, manifed.runs.progress"
+    used = "manifed.cli.main, manifed.runs.report, manifed.runs.progress"
     run = (
         "manifed.cli.launch, manifed.plan, manifed.runs.driver, "
         "manifed.flower.apps, manifed.flower.client, manifed.flower.inline"

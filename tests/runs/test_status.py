@@ -8,7 +8,7 @@ import pytest
 from manifed.cli.main import main
 from manifed.durable import held
 from manifed.errors import RoundFailed
-from manifed.federation import rounds
+from manifed.privacy.account import Account
 from manifed.runs.status import holder_of, status_of
 from tests.runs.running import ended, everything, go_on, killed_in, run_in
 from tests.runs.test_refusals import SETS as SMALL
@@ -68,14 +68,14 @@ def test_every_half_written_folder_is_read_or_refused_in_one_line(killed, tmp_pa
 
 
 def test_the_last_error_and_who_is_missing_are_kept_until_the_run_goes_on(tmp_path, monkeypatch):
-    drawn, folder = rounds.begin, tmp_path / "run"
+    charge, folder = Account.charge, tmp_path / "run"
 
-    def fail(plan, state, server_round, *more):
+    def fail(self, server_round, *more):
         if server_round == 3:
             raise RoundFailed("Round 3: nobody answered")
-        return drawn(plan, state, server_round, *more)
+        return charge(self, server_round, *more)
 
-    monkeypatch.setattr(rounds, "begin", fail)
+    monkeypatch.setattr(Account, "charge", fail)
     with pytest.raises(RoundFailed):
         run_in(folder, *SETS)
     said = status_of(folder)
@@ -83,7 +83,7 @@ def test_the_last_error_and_who_is_missing_are_kept_until_the_run_goes_on(tmp_pa
     assert said["last_error"].endswith("RoundFailed: Round 3: nobody answered")
     assert (said["round"], said["checkpoint"]) == (2, 2)
     assert json.loads((folder / "error.json").read_text())["is_computed"] is False
-    monkeypatch.setattr(rounds, "begin", drawn)
+    monkeypatch.setattr(Account, "charge", charge)
     go_on(folder)
     done = status_of(folder)
     assert (done["state"], done["round"], done["last_error"]) == ("finished", 4, None)

@@ -1,15 +1,12 @@
 """What a run shows: nothing computed without noise unless it is declared."""
 
-import dataclasses
 import math
 import pickle
 
 import pytest
 import torch
 
-from benchmarks import engines_agree
 from manifed.algorithms.payloads import Point
-from manifed.cli.launch import launch
 from manifed.errors import ConfigError
 from manifed.experiment import assembly
 from manifed.experiment.load import load
@@ -19,19 +16,12 @@ from manifed.flower.inline import InlineGrid
 from manifed.flower.polling import PollingGrid
 from manifed.flower.records import HEADER, NOISE_ORIGIN, pack, read_reply
 from manifed.plan import promise_of
+from manifed.privacy import events
 from manifed.privacy.account import opened
 from manifed.privacy.noise import NoiseSource
 from manifed.runs.export import viewed
 from manifed.runs.report import read
-from manifed.runs.statement import (
-    DECLARED,
-    PLANNED,
-    RELEASE,
-    SEEDED,
-    UNDECLARED,
-    statement_of,
-    verdict,
-)
+from manifed.runs.statement import DECLARED, RELEASE, SENTENCES, statement_of, verdict
 from manifed.setting import Setting
 from tests.runs.running import QUICKSTART, ROOT, run_in
 
@@ -77,19 +67,6 @@ def test_clients_elsewhere_switch_the_oracle_off_whatever_the_engine_is_called(t
     assert not ORACLE & set(run(grid, config).metrics())
 
 
-def test_engines_are_compared_by_their_costs_on_every_engine(monkeypatch):
-    asked = []
-
-    def inline(request):
-        asked.append(load(ROOT / QUICKSTART, request.sets))
-        return launch(dataclasses.replace(request, engine="inline"))
-
-    monkeypatch.setattr(engines_agree, "launch", inline)
-    found = engines_agree.compare_engines(QUICKSTART, SETS, ("inline", "deployment"))
-    assert found["max_difference"] == 0.0
-    assert all(config.setting.has_oracle(is_deployment=True) for config in asked)
-
-
 def test_an_oracle_that_is_declared_and_switched_off_is_refused():
     with pytest.raises(ConfigError, match="is_simulated_oracle"):
         load(
@@ -119,7 +96,7 @@ def test_clients_whose_noise_is_seeded_make_no_release_whatever_the_config_says(
     assembly.own_node.cache_clear()
     manifest = launched(tmp_path, OS, f"engine.execution={execution}").manifest()
     assert manifest["privacy"]["noise_source"] == "os"
-    assert verdict(manifest["privacy"]) == SEEDED
+    assert verdict(manifest["privacy"]) == SENTENCES[events.SEEDED]
     assert manifest["randomness_source"] == "seed"
     assembly.own_node.cache_clear()
 
@@ -129,17 +106,17 @@ def test_a_seeded_server_makes_no_release(tmp_path, monkeypatch):
     level = "{kind='client-level',l2_norm_clip=0.1,delta=0.01,noise_source='os',"
     noise = "noise={kind='multiplier',noise_multiplier=3.0}}"
     manifest = launched(tmp_path, f"privacy={level}{noise}").manifest()
-    assert verdict(manifest["privacy"]) == SEEDED
+    assert verdict(manifest["privacy"]) == SENTENCES[events.SEEDED]
 
 
 def test_a_seeded_config_reads_as_no_release_whatever_its_clients_declare():
     said = {"kind": "example-level", "noise_source": "seed", "noise_origins": ["os"]}
-    assert verdict(said) == SEEDED
+    assert verdict(said) == SENTENCES[events.SEEDED]
     said["noise_source"] = "os"
     assert verdict(said) == RELEASE
     assert verdict(said | {"is_declared": True}) == DECLARED
-    assert verdict(said | {"noise_origins": ["os", "undeclared"]}) == UNDECLARED
-    assert verdict(said | {"noise_origins": []}) == PLANNED
+    assert verdict(said | {"noise_origins": ["os", "undeclared"]}) == SENTENCES[events.UNKNOWN]
+    assert verdict(said | {"noise_origins": []}) == SENTENCES[events.PLANNED]
 
 
 @pytest.mark.parametrize("declared", [None, "OS", 1, "os "])
@@ -166,7 +143,7 @@ def test_what_an_earlier_process_drew_from_counts_after_a_resume(tmp_path):
         account.charge(2, 0, (0, 1, 2, 3))
         account.note_origins(2, frozenset({"os"}))
         said = promise.statement(account.odometer, noise_origins=account.noise_origins)
-        assert verdict(said) == SEEDED
+        assert verdict(said) == SENTENCES[events.SEEDED]
 
 
 def test_the_statement_has_a_line_on_floating_point():
