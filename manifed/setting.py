@@ -39,18 +39,23 @@ class Multiplier(Frozen):
     """Deviation of the noise over the sensitivity."""
 
 
-class Target(Frozen):
-    """Noise found from what the *whole run* may cost, (epsilon, delta) against one adversary."""
+class _Goal(Frozen):
+    """What the *whole run* may cost, (epsilon, delta) against one adversary."""
 
     kind: Literal["target"] = "target"
     epsilon: float = Field(gt=0, strict=True)
     """The epsilon of the whole run, against ``adversary``."""
     delta: float = Field(gt=0, lt=1, strict=True)
     """At which ``epsilon`` holds; less than one over the number of examples."""
+    noise_multiplier: None = None
+    """No key of a target, which finds the noise."""
+
+
+class Target(_Goal):
+    """Noise found from what the *whole run* may cost, (epsilon, delta) against one adversary."""
+
     adversary: AdversaryName = "server"
     """Who looks."""
-    noise_multiplier: None = None
-    """No key of a target, which finds it."""
 
 
 class _Published(Frozen):
@@ -106,6 +111,12 @@ class _Released(Frozen):
 class _Protection(_Released):
     """What a short form makes of ``epsilon`` and ``delta``: a release under a target."""
 
+    l2_norm_clip: float = Field(gt=0)
+    """Largest norm of an example's gradient, or of a client's upload; longer ones are scaled
+    down."""
+    neighboring_relation: NeighboringRelation = "add-or-remove"
+    """One more or fewer, or one replaced; a replaced one moves a mean up to twice as far."""
+
     if TYPE_CHECKING:  # a type checker cannot see the short form
 
         def __init__(self, **fields: Any) -> None: ...
@@ -137,15 +148,11 @@ class ExampleLevel(_Protection):
 
     kind: Literal["example-level"] = "example-level"
     unit: ClassVar[PrivacyUnit] = "example"
-    l2_norm_clip: float = Field(gt=0)
-    """Largest norm of an example's gradient; longer ones are scaled down."""
     correction_l2_norm_clip: float | None = Field(default=None, gt=0)
     """The bound of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
     l1_norm_clip: float | None = Field(default=None, gt=0)
     """Clip in L1 and draw Laplace noise (``training.kind = "growing-samples"``); it takes the place
     of ``l2_norm_clip``, which it bounds."""
-    neighboring_relation: NeighboringRelation = "add-or-remove"
-    """One more or fewer, or one replaced; a replaced one moves a mean up to twice as far."""
     noise: Noise
     """How much noise, as a multiplier, from a target, or by the papers' formula."""
 
@@ -171,30 +178,19 @@ class ClientLevel(_Protection):
 
     kind: Literal["client-level"] = "client-level"
     unit: ClassVar[PrivacyUnit] = "client"
-    l2_norm_clip: float = Field(gt=0)
-    """Largest norm of a client's upload; longer ones are scaled down."""
     adaptive: AdaptiveClip | None = None
     """Let the clip norm follow a private quantile; ``l2_norm_clip`` is where it starts."""
-    neighboring_relation: NeighboringRelation = "add-or-remove"
-    """One more or fewer, or one replaced; a replaced one moves a mean up to twice as far."""
     noise: Annotated[Multiplier | Target, Field(discriminator="kind")]
     """How much noise, as a multiplier or from a target."""
 
 
-class MaskTarget(Frozen):
+class _MaskTarget(_Goal):
     """Masks found from what the *whole run* may cost, (epsilon, delta) against one adversary."""
 
-    kind: Literal["target"] = "target"
-    epsilon: float = Field(gt=0)
-    """The epsilon of the whole run, against ``adversary``."""
-    delta: float = Field(gt=0, lt=1)
-    """At which ``epsilon`` holds; less than one over the number of examples."""
     adversary: Literal["server", "one-node", "coalition"] = "server"
     """Who looks."""
     noise_ratio: float = Field(default=1.25, gt=1)
     """A node's own noise over the least that any masks could complete (the CDP baseline's)."""
-    noise_multiplier: None = None
-    """No key of a target: masks have two deviations."""
 
 
 class CorrelatedNoise(_Released):
@@ -214,7 +210,7 @@ class CorrelatedNoise(_Released):
     """Sigma_cdp, of a node's own noise."""
     mask_stddev: float | None = Field(default=None, ge=0)
     """Sigma_cor, of the mask of one pair; 0: the LDP baseline."""
-    target: MaskTarget | None = None
+    target: _MaskTarget | None = None
     """Finds both deviations; None: they are given."""
     collusion: int = Field(default=2, ge=1)
     """How many nodes collude as adversary III, the worst ones."""
@@ -241,7 +237,7 @@ class CorrelatedNoise(_Released):
         return self
 
     @property
-    def noise(self) -> _GivenNoise | MaskTarget:
+    def noise(self) -> _GivenNoise | _MaskTarget:
         """How the noise is said."""
         return self.target or _GivenNoise()
 

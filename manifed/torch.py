@@ -75,10 +75,10 @@ def task_of(
         "step_size": step_size, "local_steps": local_steps, "batch_size": batch_size,
         "strategy": strategy,
     }  # fmt: skip
-    clash = [name for name, value in steps.items() if value is not None]
-    if algorithm is not None and clash:
+    given = {name: value for name, value in steps.items() if value is not None}
+    if algorithm is not None and given:
         raise ConfigError(
-            f"{clash[0]}: is of the algorithm that None stands for, got it with algorithm="
+            f"{next(iter(given))}: is of the algorithm that None stands for, got it with algorithm="
         )
     if metrics and test is None:
         raise ConfigError("metrics: are functions of public test examples, got none; give test=")

@@ -20,7 +20,7 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from manifed.experiment.paths import Place, options
+from manifed.experiment.paths import options, table_at
 from manifed.experiment.plugins import Kinds
 from manifed.experiment.schema import Experiment
 from manifed.manifolds.base import Manifold
@@ -139,7 +139,8 @@ def unannotated(annotation: Any) -> Any:
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:
     """The tables that a key may hold, in the order of the schema."""
-    return Place("", None, options(annotation)).models()
+    found = options(annotation)
+    return [model for kind in found if (model := table_at(found, kind))]
 
 
 def kind_of(cls: type[BaseModel]) -> str | None:

@@ -22,11 +22,9 @@ from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import State
+from manifed.manifolds import Grassmann, Sphere, Stiefel
 from manifed.manifolds.base import Manifold, MapChoice
-from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.linalg import polar
-from manifed.manifolds.sphere import Sphere
-from manifed.manifolds.stiefel import Stiefel
 from manifed.privacy.events import Frozen
 
 _LARGEST = 1e100

@@ -34,7 +34,6 @@ from manifed.privacy.masks import (
     FLAWS,
     KEY_BYTES,
     SIGNATURE_BYTES,
-    UNSIGNED,
     Agreement,
     BadOffer,
     Offer,
@@ -307,7 +306,7 @@ class Masking(ByGraph, ServerUpdate):
             takes = [i for i in near[j] if i in said and i not in by]
             text = f"clients {list(by)[:5]} refuse the key relayed as its ({', '.join(why)})"
             text += f", clients {takes[:5]} take it" if takes else ""
-            if is_signature_known or UNSIGNED not in why:  # it was looked at when it was offered
+            if is_signature_known or FLAWS[-1] not in why:  # it was looked at when it was offered
                 text += ", the server found it sound"
             found.setdefault(j, text)
         return found
@@ -424,12 +423,12 @@ class Masking(ByGraph, ServerUpdate):
         """What ``used`` is after this question; errors as `masked_now`."""
         if self.pair_keys == "seeded":
             return memory.used
-        now = draws.server_round, draws.attempt
+        now = [draws.server_round, draws.attempt]
         used = memory.used.reshape(-1, 3).tolist()
-        if dropped is None and any(now <= (last[0], last[1]) for last in used):
+        if dropped is None and now <= (newest := max(used)[:2]):
             raise MaskUsed(
-                f"Expected a round and attempt after {max(map(tuple, used))}, got {now}: those "
-                "masks were used, and two messages under one mask would show their difference"
+                f"Expected a round and attempt after {newest}, got {now}: those masks were used, "
+                "and two messages under one mask would show their difference"
             )
         if dropped is not None and any(last != [*now, 0] for last in used):
             raise MaskUsed(
@@ -500,11 +499,13 @@ def _edges_at(
     An end is a place among the nodes, and after the last where it is none of them.
     """
     mine = {node: place for place, node in enumerate(nodes)}
-    edges = [edge for edge in graph.edges if edge[0] in mine or edge[1] in mine]
-    if dropped is not None:
-        edges = [edge for edge in edges if edge[0] in dropped or edge[1] in dropped]
-    ends = [(mine.get(i, len(nodes)), mine.get(j, len(nodes))) for i, j in edges]
-    return tuple(edges), torch.tensor(ends, dtype=torch.int64).reshape(-1, 2)
+    edges = tuple(
+        edge
+        for edge in graph.edges
+        if mine.keys() & edge and (dropped is None or dropped.intersection(edge))
+    )
+    ends = [[mine.get(node, len(nodes)) for node in edge] for edge in edges]
+    return edges, torch.tensor(ends, dtype=torch.int64).reshape(-1, 2)
 
 
 def _tensor(content: bytes) -> Tensor:

@@ -79,8 +79,8 @@ class RFedAGS(MappedSteps, ServerUpdate):
         if seen.uploads is not None:
             if counts.shape[0] != seen.num_clients:
                 counts = x.new_zeros(seen.num_clients)
-            rows = torch.tensor(seen.partitions, dtype=torch.long, device=x.device)
-            counts = counts.index_add(0, rows, torch.ones_like(counts[rows]))
+            rows, counts = list(seen.partitions), counts.clone()
+            counts[rows] += 1
             chance = counts / here.round  # the authors' code counts this round too
             if self.participation is not None:
                 given = torch.as_tensor(self.participation, dtype=counts.dtype)

@@ -48,19 +48,19 @@ class Evaluator:
         nobody knows has neither.
         """
         x = x.to("cpu", torch.float64)
-        cost = float(self.problem.objective(x, self.shards, self.weights))
-        gradient_norm = float(self.problem.gradient_norm(x, self.shards, self.weights))
+        problem = self.problem
+        cost = float(problem.objective(x, self.shards, self.weights))
         row: dict[str, float | None] = {"cost": cost}
-        if self.problem.has_optimum:
+        if problem.has_optimum:
             gap = cost - self.optimum.value
             row |= {"cost_gap": gap, "relative_cost_gap": gap / (abs(self.optimum.value) or 1.0)}
-        row["gradient_norm"] = gradient_norm
-        right = [self.problem.correct(x, shard) for shard in self.shards]
+        row["gradient_norm"] = float(problem.gradient_norm(x, self.shards, self.weights))
+        right = [problem.correct(x, shard) for shard in self.shards]
         if all(each is not None for each in right):
             shares = [float(each.mean()) for each in right if each is not None]
             row["accuracy"] = float(self.weights @ torch.tensor(shares).to(self.weights))
-        if self.problem.has_optimum:
-            row |= self.problem.metrics(x, self.optimum, self.meta)
+        if problem.has_optimum:
+            row |= problem.metrics(x, self.optimum, self.meta)
         return row
 
 
@@ -74,10 +74,13 @@ def node_row(models: Tensor, manifold: Manifold, oracle: Evaluator | None) -> di
     models = models.to("cpu", torch.float64)
     away = (models - models.mean(0)).flatten(1)
     row = {"consensus_distance": float(away.square().sum(1).mean())}
-    if oracle is not None:
-        costs = [float(oracle.problem.objective(x, oracle.shards, oracle.weights)) for x in models]
-        row["worst_node_cost"] = max(costs)
-    if oracle is not None and oracle.problem.has_optimum:
+    if oracle is None:
+        return row
+    problem = oracle.problem
+    row["worst_node_cost"] = max(
+        float(problem.objective(x, oracle.shards, oracle.weights)) for x in models
+    )
+    if problem.has_optimum:
         reference = oracle.optimum.x.to(models).expand_as(models)
         row["optimum_distance"] = float(manifold.dist(models, reference).square().mean())
     return row
@@ -129,9 +132,8 @@ HELD_OUT = tuple(f"held_out_{what}{end}" for what in ("loss", "accuracy")
 
 def client_shares(sizes: Sequence[int], rule: str) -> Tensor:
     """p_i: N_i / sum_l N_l, or 1/n under uniform weights."""
-    weights = torch.tensor(sizes, dtype=torch.float64)
-    if rule == "uniform":
-        weights = torch.ones_like(weights)
+    counts = [1] * len(sizes) if rule == "uniform" else sizes
+    weights = torch.tensor(counts, dtype=torch.float64)
     return weights / weights.sum()
 
 

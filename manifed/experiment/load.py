@@ -15,11 +15,10 @@ from manifed.experiment.paths import fault, nearest, part, plain
 from manifed.experiment.plugins import (
     check_allowed,
     look_as_noted,
-    look_beside,
     plugins_in,
 )
 from manifed.experiment.schema import Experiment
-from manifed.problems.data import SiteData
+from manifed.problems.data import SiteData, look_in
 
 
 def load(
@@ -48,7 +47,7 @@ def load(
         if file.name == "experiment.toml" and manifest.is_file():  # a run wrote it
             look_as_noted(manifest)
         else:
-            look_beside(file)
+            look_in([str(file.absolute().parent), str(Path.cwd())])
     return parse(table, plugins)
 
 

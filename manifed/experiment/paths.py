@@ -20,17 +20,13 @@ _Options = dict[str | None, _Model | Kinds]
 """The tables that may stand at a field, by kind; None is the kind of a table without kinds."""
 
 
-class Place(NamedTuple):
+class _Place(NamedTuple):
     """A user's path into an experiment, and the tables that could stand there."""
 
     path: str
     model: _Model | None
     """The table that was chosen, or the only one; None: none was."""
     options: _Options
-
-    def models(self) -> list[_Model]:
-        """All tables that could stand there, those of plug-ins aside."""
-        return [found for kind in self.options if (found := table_at(self.options, kind))]
 
 
 def options(annotation: Any) -> _Options:
@@ -57,7 +53,7 @@ def table_at(found: _Options, kind: str | None) -> _Model | None:
         return None
 
 
-def place_of(location: Sequence[int | str], root: _Model) -> Place:
+def place_of(location: Sequence[int | str], root: _Model) -> _Place:
     """The place of a pydantic error location in a table that ``root`` parses."""
     parts = list[str]()
     found = _Options()
@@ -73,7 +69,7 @@ def place_of(location: Sequence[int | str], root: _Model) -> Place:
             found = {} if field is None else options(field.rebuild_annotation())
             only = next(iter(found.values())) if len(found) == 1 else None
             model = None if isinstance(only, Kinds) else only
-    return Place(".".join(parts), model, found)
+    return _Place(".".join(parts), model, found)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -123,14 +119,15 @@ def _meant(said: object, known: Iterable[str]) -> str:
     return f"; did you mean {meant!r}?" if meant else ""
 
 
-def _hint(owner: Place, path: str) -> str:
+def _hint(owner: _Place, path: str) -> str:
     """Which kind has an unknown key, if another one does, and the nearest name of this one."""
     key = path.rpartition(".")[2]
-    fields = {k: m.model_fields for k, m in zip(owner.options, owner.models(), strict=True)}
+    each = ((kind, table_at(owner.options, kind)) for kind in owner.options)
+    fields = {kind: model.model_fields for kind, model in each if model}
     mine = fields
     if owner.model is not None:
-        mine = {k: each for k, each in fields.items() if each is owner.model.model_fields}
-        mine = mine or {None: owner.model.model_fields}
+        own = owner.model.model_fields
+        mine = {kind: each for kind, each in fields.items() if each is own} or {None: own}
     if owners := [repr(kind) for kind, each in fields.items() if key in each]:
         verb = "has" if len(owners) == 1 else "have"
         return f"{', '.join(owners)} {verb} it, kind {' or '.join(map(repr, mine))} has not"

@@ -114,11 +114,6 @@ NOTED = "plugin_folders"
 """The key of a manifest: where the run looked for its plug-ins."""
 
 
-def look_beside(config: Path) -> None:
-    """Look for plug-ins as a command does that a person gives on a config file."""
-    look_in([str(config.absolute().parent), str(Path.cwd())])
-
-
 def look_as_noted(manifest: Path) -> None:
     """Look for plug-ins as the run of a manifest did, then in the current folder.
 

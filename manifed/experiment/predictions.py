@@ -282,8 +282,9 @@ class Components:
 
     def _gap(self, leaks: Array) -> Array:
         """By squared tangents (..., k, groups)."""
-        leaks = self.beyond[1] * leaks
-        inside = self.gaps * leaks / np.maximum(leaks.sum(-1, keepdims=True), 1.0)
+        counts = self.beyond[1]
+        drowned = (counts * leaks).sum(-1, keepdims=True)
+        inside = counts * self.gaps * leaks / np.maximum(drowned, 1.0)
         found = inside.sum((-2, -1)) * self.curvature / 2 / self.value
         return np.where(np.isnan(found), np.inf, found)
 

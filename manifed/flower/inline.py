@@ -31,7 +31,7 @@ class InlineGrid(OwnGrid):
         client_app: ClientApp,
         num_supernodes: int,
         run_config: Mapping[str, bool | float | int | str],
-        node_config: Callable[[int], _UserConfig] | None = None,
+        node_config: Callable[[int], _UserConfig] = lambda _: {},
     ) -> None:
         """One context a node; ``node_config(i)`` adds to partition i's own."""
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, _RUN_ID, 1
@@ -46,7 +46,7 @@ class InlineGrid(OwnGrid):
                 node_config={
                     "partition-id": i,
                     "num-partitions": num_supernodes,
-                    **(node_config(i) if node_config else {}),
+                    **node_config(i),
                 },
                 state=RecordDict(),
                 run_config=dict(run_config),

@@ -134,9 +134,8 @@ class ClassMeans(Problem):
         """X_{y_j} of every example, shape ``(..., n, *point)``."""
         label, ndim = class_numbers(examples["label"], self.num_classes), self.base.ndim
         lead = np.broadcast_shapes(x.shape[: -1 - ndim], label.shape[:-1])
-        shape = x.shape[-ndim:]
-        index = label.reshape(*label.shape, *[1] * ndim).expand(*lead, label.shape[-1], *shape)
-        return x.expand(*lead, *x.shape[-1 - ndim :]).gather(-1 - ndim, index)
+        index = label.expand(*lead, -1).reshape(*lead, -1, *[1] * ndim)
+        return x.expand(*lead, *x.shape[-1 - ndim :]).take_along_dim(index, -1 - ndim)
 
 
 @dataclass(frozen=True)

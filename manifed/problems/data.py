@@ -288,7 +288,7 @@ def _used(num_examples: int, num_partitions: int, shard_size: int | None) -> int
     return shard_size * num_partitions
 
 
-NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 FOLDERS = "MANIFED_PLUGIN_FOLDERS"
 """The environment variable by which the processes that this one starts look where it does."""
 
@@ -312,7 +312,7 @@ def named(name: str, what: str) -> Any:
     Raises:
         ValueError: not of that form, or not importable; in one line.
     """
-    if not NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         raise ValueError(f"expected 'package.module:{what}', got {name!r}")
     where, _, attribute = name.partition(":")
     sys.path += [folder for folder in looked_in() if folder not in sys.path]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 KEY = "dropout_key"
 """The tensor of uniforms, one an example and step, that an oracle adds for `Problem.needs_keys`."""
-BLOCK = 256
+_BLOCK = 256
 """Records of a stream that are drawn together, and of a client that models are judged by."""
 
 
@@ -129,12 +128,11 @@ def _gather(tensor: Tensor, indices: Tensor, feature_ndim: int) -> Tensor:
     """``tensor[..., indices, *feature]`` with batched leading dimensions."""
     if indices.dim() == 1:
         return tensor.index_select(-1 - feature_ndim, indices)
-    lead = indices.shape[:-1]
-    count = prod(lead)
-    feature = tensor.shape[tensor.dim() - feature_ndim :]
-    rows = tensor.reshape(count * tensor.shape[len(lead)], *feature)
-    offset = torch.arange(count, device=indices.device).reshape(*lead, 1) * tensor.shape[len(lead)]
-    return rows[(indices + offset).reshape(-1)].reshape(*indices.shape, *feature)
+    places = [
+        torch.arange(count, device=indices.device).reshape(-1, *[1] * (indices.dim() - 1 - i))
+        for i, count in enumerate(indices.shape[:-1])
+    ]
+    return tensor[(*places, indices)]
 
 
 def _padded(shard: Examples, longest: Examples) -> Examples:
@@ -149,7 +147,7 @@ def _padded(shard: Examples, longest: Examples) -> Examples:
 class Stream:
     """Records of a client, or of a stacked cohort, that are computed when they are read.
 
-    Record j of client i is a pure function of (seed, i, j). It is drawn with the block of `BLOCK`
+    Record j of client i is a pure function of (seed, i, j). It is drawn with the block of `_BLOCK`
     records that it lies in, and one block a client is remembered, so a run of any length holds as
     much as a run of one round.
     """
@@ -174,7 +172,7 @@ class Stream:
 
     def judged(self) -> Examples:
         """A few of the first client that no position reaches: what a simulation judges by."""
-        return self.draw(np.random.default_rng([self.seed, 4, self.clients[0]]), BLOCK)
+        return self.draw(np.random.default_rng([self.seed, 4, self.clients[0]]), _BLOCK)
 
     def to(self, where: str | torch.device | torch.dtype) -> "Stream":
         """As `Examples.to`."""
@@ -192,14 +190,14 @@ class Stream:
         return replace(self, clients=clients, is_stacked=True, _newest={})
 
     def _rows(self, client: int, positions: NDArray[np.int64]) -> Examples:
-        blocks, where = np.unique(positions // BLOCK, return_inverse=True)
+        blocks, where = np.unique(positions // _BLOCK, return_inverse=True)
         found = Examples.concatenate([self._block(client, int(b)) for b in blocks])
-        at = torch.from_numpy(where.reshape(-1) * BLOCK + positions % BLOCK)
+        at = torch.from_numpy(where.reshape(-1) * _BLOCK + positions % _BLOCK)
         return found.take(at.to(next(iter(found.tensors.values())).device))
 
     def _block(self, client: int, number: int) -> Examples:
         known = self._newest.get(client)
         if known is None or known[0] != number:
             rng = np.random.default_rng([self.seed, 3, client, number])
-            known = self._newest[client] = number, self.draw(rng, BLOCK)
+            known = self._newest[client] = number, self.draw(rng, _BLOCK)
         return known[1]

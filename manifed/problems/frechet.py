@@ -14,7 +14,7 @@ nothing, whatever the data are. At x = z_j the gradient is taken as 0.
 
 Prediction on hyperbolic space, (6.3): f_j(x) = alpha_j dist(x, y_j)^2 on the hyperboloid. For a
 test feature w, agent i solves once, on its own N_i records, alpha_i(w) = (K_i + gamma I)^{-1}
-K_{i,w} with a Gaussian kernel (`kernel_weights`), and the shard then holds only ``target``
+K_{i,w} with a Gaussian kernel, and the shard then holds only ``target``
 (n, d + 1) and ``weight`` (n,). Deviations: the gradient is -2 alpha_j log_x y_j (the paper prints
 +2). The kernel is exp(-|w - w'|^2 / c) with c = (2 v)^2 as printed or 2 v^2, the ridge gamma as
 printed or N_i gamma. Because alpha_i depends on every record of agent i, replacing one record's
@@ -210,28 +210,6 @@ def directions(logs: Tensor, norms: Tensor, ndim: int) -> Tensor:
 
 
 # -- prediction on hyperbolic space ----------------------------------------------------------------
-_KernelWidth = Literal["printed", "rbf"]
-_Ridge = Literal["printed", "times-examples"]
-
-
-def kernel_weights(
-    features: Tensor,
-    query: Tensor,
-    *,
-    bandwidth: float = 0.3,
-    ridge: float = 1e-5,
-    kernel_width: _KernelWidth = "printed",
-    ridge_rule: _Ridge = "printed",
-) -> Tensor:
-    """alpha(w) = (K + gamma I)^{-1} K_w, shape (n,), of features (n, r) for the query (r,)."""
-    scale = 4 * bandwidth**2 if kernel_width == "printed" else 2 * bandwidth**2
-    gamma = ridge if ridge_rule == "printed" else ridge * features.shape[0]
-    gram = torch.exp(-torch.cdist(features, features).square() / scale)
-    against = torch.exp(-(features - query).square().sum(-1) / scale)
-    system = gram + gamma * torch.eye(features.shape[0], dtype=features.dtype)
-    return torch.cholesky_solve(against.unsqueeze(-1), torch.linalg.cholesky(system)).squeeze(-1)
-
-
 class HyperbolicPrediction(_NearPoints):
     """Structured prediction on the hyperbolic plane (PriRFed section 6.3).
 
@@ -247,9 +225,9 @@ class HyperbolicPrediction(_NearPoints):
     """v, the width of the kernel over features."""
     ridge: float = Field(default=1e-5, gt=0)
     """gamma, added to the diagonal of the kernel matrix."""
-    kernel_width: _KernelWidth = "printed"
+    kernel_width: Literal["printed", "rbf"] = "printed"
     """"printed": exp(-|w-w'|^2 / (2 v)^2); "rbf": exp(-|w-w'|^2 / (2 v^2))."""
-    ridge_rule: _Ridge = "printed"
+    ridge_rule: Literal["printed", "times-examples"] = "printed"
     """"printed": K + gamma I; "times-examples": K + N_i gamma I."""
     radius: float = Field(default=4.0, gt=0)
     """The paper's M, of its constants L_f and L_g; nothing is computed from it."""
@@ -269,14 +247,13 @@ class HyperbolicPrediction(_NearPoints):
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
         """Targets and the agent's own kernel weights alpha_i(w) for the query feature."""
-        weight = kernel_weights(
-            shard["feature"],
-            meta["query_feature"],
-            bandwidth=self.bandwidth,
-            ridge=self.ridge,
-            kernel_width=self.kernel_width,
-            ridge_rule=self.ridge_rule,
-        )
+        features, identity = shard["feature"], torch.eye(len(shard), dtype=torch.float64)
+        scale = (4 if self.kernel_width == "printed" else 2) * self.bandwidth**2
+        gamma = self.ridge * (1 if self.ridge_rule == "printed" else len(shard))
+        gram = torch.exp(-torch.cdist(features, features).square() / scale)
+        against = torch.exp(-(features - meta["query_feature"]).square().sum(-1) / scale)
+        root = torch.linalg.cholesky(gram + gamma * identity)
+        weight = torch.cholesky_solve(against.unsqueeze(-1), root).squeeze(-1)
         return Examples({"target": shard["target"], "weight": weight}, {"target": 1, "weight": 0})
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:

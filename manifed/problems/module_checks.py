@@ -67,7 +67,7 @@ _ADVICE: tuple[tuple[type[nn.Module], str], ...] = (
 )
 
 
-def check_layers(model: nn.Module) -> None:
+def _check_layers(model: nn.Module) -> None:
     """Refuse layers by what they are.
 
     Raises:
@@ -233,7 +233,7 @@ _KNOWN = (
 )
 
 
-def manifold_of(parameter: Tensor, name: str) -> Manifold:
+def _manifold_of(parameter: Tensor, name: str) -> Manifold:
     """The manifold of this library that a parameter lives on, of as many dimensions as it has.
 
     Raises:
@@ -290,13 +290,15 @@ def laid_out(model: nn.Module) -> Product:
     """The parameters that are trained, by their first names, each on its manifold.
 
     Raises:
+        NotPrivate: a layer mixes examples or keeps them.
         ValueError: nothing is trained, or a parameter is off its manifold or on an unknown one.
     """
+    _check_layers(model)
     factors = dict[str, tuple[Manifold, tuple[int, ...]]]()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        manifold, point = manifold_of(parameter, name), as_point(parameter)
+        manifold, point = _manifold_of(parameter, name), as_point(parameter)
         if not manifold.check_point_on_manifold(point, atol=1e-4, rtol=1e-4):
             raise ValueError(
                 f"model: parameter {name!r} is no point of {manifold.name}; project it in the "

@@ -188,7 +188,7 @@ class Problem:
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """A minimiser of f: the closed form where one is known, else by steepest descent."""
-        return descend(self, self.reference_start(*pool(shards, weights)), shards, weights)
+        return _descend(self, self.reference_start(*pool(shards, weights)), shards, weights)
 
     def optimum_at(self, x: Tensor, shards: Shards, weights: Tensor | None) -> Optimum:
         """The minimiser x with its value and gradient norm."""
@@ -232,7 +232,7 @@ def _weighted_parts(shards: Shards, weights: Tensor | None) -> Sequence[tuple[Ex
     return [(s, (p / len(s)).expand(len(s))) for s, p in zip(shards, share, strict=True)]
 
 
-def descend(
+def _descend(
     problem: Problem, x: Tensor, shards: Shards, weights: Tensor | None = None, most: int = 2000
 ) -> Optimum:
     """A stationary point near x, where |grad f| <= `Problem.reference_tolerance` (1 + |f|).
@@ -304,38 +304,6 @@ Start = Annotated[
 ]
 
 
-def point_of(
-    start: Start, manifold: Manifold, shape: tuple[int, ...], generator: torch.Generator
-) -> Tensor:
-    """x^(0), of ``shape``; a given point is projected to take up the rounding of its digits.
-
-    Raises:
-        ValueError: the entries have another shape, or are not a point of the manifold; or they are
-            a model's, which a manifold does not know.
-    """
-    if isinstance(start, _RandomStart):
-        return manifold.random(*shape, generator=generator)
-    if isinstance(start, OriginStart):
-        return manifold.origin(*shape, dtype=torch.float64)
-    if isinstance(start, ModelStart):
-        raise ValueError("problem.start: 'model' goes with problem.kind = 'module'; use 'random'")
-    lengths = {len(row) for row in start.entries if isinstance(row, tuple)}
-    if len(lengths) > 1:
-        raise ValueError(
-            f"problem.start.entries: expected rows of one length, got {sorted(lengths)}"
-        )
-    x = torch.tensor(start.entries, dtype=torch.float64)
-    if tuple(x.shape) != shape:
-        raise ValueError(
-            f"problem.start.entries: expected shape {list(shape)}, got {list(x.shape)}"
-        )
-    if not manifold.check_point_on_manifold(x):
-        raise ValueError(
-            f"problem.start.entries: expected a point of {manifold.name}, got one off it"
-        )
-    return manifold.projx(x)
-
-
 # -- the problem of a config ----------------------------------------------------------------------
 class ProblemSource(Frozen):
     """A table ``[problem]`` of a config, and what becomes of a client's records."""
@@ -395,10 +363,36 @@ class ProblemSource(Frozen):
     ) -> Tensor:
         """x^(0), of ``shape``, from the config and the seed.
 
+        A given point is projected to take up the rounding of its digits.
+
         Raises:
-            ValueError: the start is no point of the problem.
+            ValueError: the entries have another shape, or are not a point of the manifold; or they
+                are a model's, which a manifold does not know.
         """
-        return point_of(self.start, problem.manifold, shape, generator)
+        start, manifold = self.start, problem.manifold
+        if isinstance(start, _RandomStart):
+            return manifold.random(*shape, generator=generator)
+        if isinstance(start, OriginStart):
+            return manifold.origin(*shape, dtype=torch.float64)
+        if isinstance(start, ModelStart):
+            raise ValueError(
+                "problem.start: 'model' goes with problem.kind = 'module'; use 'random'"
+            )
+        lengths = {len(row) for row in start.entries if isinstance(row, tuple)}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"problem.start.entries: expected rows of one length, got {sorted(lengths)}"
+            )
+        x = torch.tensor(start.entries, dtype=torch.float64)
+        if tuple(x.shape) != shape:
+            raise ValueError(
+                f"problem.start.entries: expected shape {list(shape)}, got {list(x.shape)}"
+            )
+        if not manifold.check_point_on_manifold(x):
+            raise ValueError(
+                f"problem.start.entries: expected a point of {manifold.name}, got one off it"
+            )
+        return manifold.projx(x)
 
 
 class FrozenProblem(ProblemSource, Problem):

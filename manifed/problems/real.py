@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from manifed.durable import MOST_BYTES
 from manifed.problems.data import Dataset, DataSource, ExampleKind, build, generator
 
 Array = NDArray[np.float64]
@@ -40,10 +41,6 @@ class DataDamaged(ValueError):
     def __init__(self, path: Path, what: str, line: int | None = None) -> None:
         where = str(path) if line is None else f"{path}, line {line}"
         super().__init__(f"{where}: {what}; restore the file from where it came")
-
-
-MOST_BYTES = 1 << 30
-"""The most bytes of one data file, unpacked: twenty times the largest that is read here."""
 
 
 def content(path: Path, most: int = MOST_BYTES) -> bytes:

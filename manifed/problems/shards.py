@@ -39,12 +39,12 @@ def check_pair(problem: ProblemSource, data: DataSource) -> None:
         raise ValueError("data.features, data.query: required by 'hyperbolic-prediction'")
 
 
-DATA_VARIABLE = "MANIFED_DATA"
+_DATA_VARIABLE = "MANIFED_DATA"
 
 
 def data_folder() -> Path | None:
     """The folder of data sets that do not ship with scikit-learn; None when none is named."""
-    named = os.environ.get(DATA_VARIABLE)
+    named = os.environ.get(_DATA_VARIABLE)
     return Path(named) if named else None
 
 

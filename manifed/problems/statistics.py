@@ -66,13 +66,13 @@ class _OuterRows(_Statistic):
         z = self.rows(examples)
         return packed(z.unsqueeze(-1) * z.unsqueeze(-2))
 
-    def gradients(self, x: Tensor, examples: Examples) -> "OuterProducts":
+    def gradients(self, x: Tensor, examples: Examples) -> "_OuterProducts":
         """Gradients of `rgrads`, whose sum is one product of matrices."""
-        return OuterProducts(self.rows(examples))
+        return _OuterProducts(self.rows(examples))
 
 
 @dataclass(frozen=True)
-class OuterProducts:
+class _OuterProducts:
     """z_j z_j^T for rows z_j, in coordinates of Sym(d)."""
 
     z: Tensor

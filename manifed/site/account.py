@@ -48,8 +48,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
-            raise ValueError(
-                f"Expected 0 < epsilon < inf and 0 < delta < 1, got {self.epsilon} and {self.delta}"
+            raise ConfigError(
+                "--max-epsilon, --delta: expected 0 < epsilon < inf and 0 < delta < 1, got "
+                f"{self.epsilon} and {self.delta}"
             )
 
 
@@ -199,13 +200,13 @@ class _Agreement:
     """What two ledgers say about the rounds of one client."""
 
     partition: int
-    both: tuple[_Round, ...]
+    both: list[_Round]
     """Charged alike by both."""
-    differing: tuple[_Round, ...]
+    differing: list[_Round]
     """Charged by both, for other releases."""
-    only_site: tuple[_Round, ...]
+    only_site: list[_Round]
     """Answered, and not in the server's ledger."""
-    only_server: tuple[_Round, ...]
+    only_server: list[_Round]
     """Asked for, and not answered: lost, refused, or the node was absent."""
 
     @property
@@ -225,15 +226,15 @@ def compared(server: Path, site: Path, run: str | None = None) -> _Agreement:
     """
     entries = _entries(server)
     configs = {entry.said.get("config_sha256") for entry, _ in entries}
-    mine = [
-        (place, releases)
-        for entry, terms in _entries(site)
-        if entry.reserves is not None and PLACE in entry.said
-        for place in [Place(**entry.said[PLACE])]
-        if place.config_sha256 in configs and run in (None, place.run)
-        for releases in _releases(terms, 0)
-    ]
-    partitions = {place.partition for place, _ in mine}
+    answered, partitions = dict[_Round, list[Releases]](), set[int]()
+    for entry, terms in _entries(site):
+        if entry.reserves is None or PLACE not in entry.said:
+            continue
+        place = Place(**entry.said[PLACE])
+        if place.config_sha256 in configs and run in (None, place.run):
+            partitions.add(place.partition)
+            when = place.server_round, place.attempt
+            answered.setdefault(when, []).extend(_releases(terms, 0))
     if len(partitions) != 1:
         raise ConfigError(
             f"{site}: expected answers as one client of the run of {server}, got "
@@ -248,16 +249,14 @@ def compared(server: Path, site: Path, run: str | None = None) -> _Agreement:
         for releases in _releases(terms, partition)
         for now in range(paid.first, paid.last + 1)
     }
-    answered: dict[_Round, list[Releases]] = {}
-    for place, releases in mine:
-        answered.setdefault((place.server_round, place.attempt), []).append(releases)
     alike = {now for now, said in answered.items() if said == [asked.get(now)]}
+    mine, theirs = set(answered), set(asked)
     return _Agreement(
         partition,
-        both=tuple(sorted(alike)),
-        differing=tuple(sorted(set(answered) & set(asked) - alike)),
-        only_site=tuple(sorted(set(answered) - set(asked))),
-        only_server=tuple(sorted(set(asked) - set(answered))),
+        sorted(alike),
+        sorted(mine & theirs - alike),
+        sorted(mine - theirs),
+        sorted(theirs - mine),
     )
 
 

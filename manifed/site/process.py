@@ -27,7 +27,7 @@ from manifed.experiment.schema import Experiment, sha256
 from manifed.privacy.account import anchors_of
 from manifed.privacy.ledger import Head
 from manifed.site.account import LEDGER, Limits, Refused, SiteAccount
-from manifed.site.protocol import BadFrame, Incoming, Refusal, Silent, frame_of, send
+from manifed.site.protocol import Incoming, Silent, send
 from manifed.site.site import IDENTITY, MEMORY, Site, Wanted, claim
 
 log = logging.getLogger("manifed")
@@ -88,10 +88,7 @@ def opened(wanted: Wanted) -> Generator[Site, None, None]:
         ConfigError: an option that cannot be; another process has the folder; another data file.
         LedgerDamaged: as `SiteAccount`.
     """
-    try:
-        limits = Limits(wanted.max_epsilon, wanted.delta)
-    except ValueError as error:
-        raise ConfigError(f"--max-epsilon, --delta: {error}") from None
+    limits = Limits(wanted.max_epsilon, wanted.delta)
     allowed, folder, anchors = _allowed(wanted), wanted.folder, anchors_of(wanted.heads)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -193,15 +190,16 @@ def listening(path: Path, group: int | None) -> socket.socket:
         if not folder.is_dir():
             folder.mkdir(mode=0o750, parents=True)
             _give(folder, group, 0o750)
-        if folder.stat().st_uid not in (0, os.geteuid()):
+        owner, mode = folder.stat().st_uid, stat.S_IMODE(folder.stat().st_mode)
+        if owner not in (0, os.geteuid()):
             raise ConfigError(
                 f"--socket: expected a folder of this user or root, got {str(folder)!r} of user "
-                f"{folder.stat().st_uid}, who could put another socket there"
+                f"{owner}, who could put another socket there"
             )
-        if stat.S_IMODE(folder.stat().st_mode) & 0o027:
+        if mode & 0o027:
             raise ConfigError(
                 f"--socket: expected a folder that only its owner and group enter (0750), got "
-                f"{str(folder)!r} of mode {stat.S_IMODE(folder.stat().st_mode):04o}"
+                f"{str(folder)!r} of mode {mode:04o}"
             )
         if path.exists():
             _remove_dead(path)
@@ -246,15 +244,8 @@ def _served(
             if user not in allowed:
                 log.warning("Refused: user %d may not connect", user)
                 return
-            frame = Incoming(peer, seconds)
-            try:
-                header = frame.header()
-            except BadFrame as error:
-                log.warning("Refused: %s", error)
-                send(peer, frame_of(Refusal(str(error)), {}), seconds)
-                return
-            if header is not None:
-                send(peer, site.reply(header, frame.body), seconds)
+            if (told := site.reply(Incoming(peer, seconds))) is not None:
+                send(peer, told, seconds)
     except Silent as error:
         log.warning("A connection ended: %s", error)
     except Exception as error:

@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from manifed.site.account import Place, Refused, SiteAccount
 from manifed.site.protocol import (
     MOST_CONFIG,
     BadFrame,
+    Incoming,
     Introduction,
     Question,
     Refusal,
@@ -122,25 +123,28 @@ class Site:
         """Answer nothing more; an answer under way is waited for."""
         self._turn.acquire(timeout=seconds)
 
-    def reply(self, header: bytes, body: Callable[[int], bytes]) -> bytes:
-        """The frame that answers a header, whatever it holds; errors stay in this site's log.
+    def reply(self, frame: Incoming) -> bytes | None:
+        """The frame that answers another, whatever it holds; errors stay in this site's log.
 
-        ``body`` reads what followed the header, of at most so many bytes.
+        None where the other side closed before it began one.
 
         Raises:
-            Silent: as ``body``.
+            Silent: as ``frame``.
         """
         try:
+            header = frame.header()
+            if header is None:
+                return None
             question = read_question(header)
             config, node = self._node(question)
             if question.header is None:
-                body(most_bytes(()))
+                frame.body(most_bytes(()))
                 code, own = code_sha256(), node.num_examples
                 return frame_of(Introduction(node.digest, code, node.partition, own), {})
             place, releases = self._place(question, config, node, question.header)
             phase = node.setup.phase(question.header.phase)[1]
             layout = phase.down.layout(node.point_shape, node.dtype)
-            down = read_tensors(body(most_bytes(layout.values())))
+            down = read_tensors(frame.body(most_bytes(layout.values())))
             with self._turn:
                 pay = partial(self.account.charge, place, releases, is_first=place.phase == 0)
                 kept = self._memory.read(place.series, node.partition)

@@ -23,7 +23,7 @@ from manifed.plan import example_mechanism
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
-from manifed.problems.problem import Problem, point_of
+from manifed.problems.problem import Problem
 from reproduction.figure_files import curve_path
 
 
@@ -103,8 +103,8 @@ def _run(
     stacked = Shared(
         {k: t.expand(rows, *t.shape) for k, t in data.tensors.items()}, data.feature_ndim
     )
-    start, shape = config.problem.start, problem.point_shape(data)
-    x = torch.stack([point_of(start, problem.manifold, shape, starts(seed)) for seed in seeds])
+    first, shape = config.problem.first_point, problem.point_shape(data)
+    x = torch.stack([first(problem, shape, starts(seed)) for seed in seeds])
     source = NoiseSource.from_seed(config.federation.seed)
     spent, excess = [0.0], [_costs(problem, x, data) - least]
     for r in range(1, config.federation.num_rounds + 1):

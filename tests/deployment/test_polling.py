@@ -59,10 +59,6 @@ def test_a_timeout_returns_what_has_arrived():
     assert time.monotonic() - began < 2.0
 
 
-def test_nothing_sent_is_nothing_waited_for():
-    assert list(PollingGrid(LateGrid(30.0)).send_and_receive([])) == []
-
-
 class BrokenGrid(LateGrid):
     """Node 3's reply cannot be unpacked, and whatever is pulled together with it is lost."""
 

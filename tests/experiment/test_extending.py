@@ -51,7 +51,8 @@ def written(folder, pages):
 @pytest.mark.slow
 def test_the_tutorial_of_an_algorithm_runs_as_it_is_printed(tmp_path):
     (page,) = (page for page in PAGES if page.stem == "own_algorithm")
-    folder, elsewhere = tmp_path / "mine", tmp_path / "elsewhere"
+    folder = tmp_path / "mine"
+    elsewhere = tmp_path / "elsewhere"
     written(folder, [page])
     elsewhere.mkdir()
     lines = "".join(re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S)).splitlines()

@@ -11,7 +11,6 @@ import tomli_w
 from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.cli.main import simulation
 from manifed.errors import ConfigError
 from manifed.experiment.load import (
     from_toml,
@@ -151,27 +150,6 @@ def test_an_override_is_one_value_and_toml_keeps_it(text):
 
 
 # -- what a manifold can do is known before anything runs ------------------------------------
-PROJECTED_ON_SPD = (
-    "privacy={kind='none'}",
-    "problem={kind='frechet-mean',manifold='spd'}",
-    "data={kind='reproduction.recipes:Wishart'}",
-    "training={kind='projected',step_size=0.1,local_steps=2}",
-)
-
-
-def test_the_command_says_so_in_one_line_with_exit_code_2(tmp_path, capsys):
-    sets = [word for given in PROJECTED_ON_SPD for word in ("--set", given)]
-    out = tmp_path / "run"
-    with pytest.raises(SystemExit) as ended:
-        simulation([str(QUICKSTART), "--out", str(out), *sets])
-    assert ended.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    (line,) = said.err.splitlines()
-    assert "'projected'" in line
-    assert not out.exists()
-
-
 def test_exact_maps_need_an_exponential_and_a_logarithm():
     flat, full = (
         SimpleNamespace(privacy=NoPrivacy(), manifold=manifold)

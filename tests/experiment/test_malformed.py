@@ -80,7 +80,8 @@ def verdict(found):
 
 @pytest.mark.parametrize("name", BASES)
 def test_every_bad_value_in_every_place_is_an_experiment_or_one_line(name):
-    base, refused = table(name), 0
+    base = table(name)
+    refused = 0
     for path in paths(base):
         for value in BAD:
             line = verdict(put(base, path, value))

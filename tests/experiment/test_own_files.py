@@ -7,7 +7,6 @@ import pytest
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import own_examples
 from manifed.experiment.load import from_toml, load, parse, to_toml, without_paths
-from manifed.experiment.plugins import sha256_of
 from manifed.experiment.schema import sha256
 
 CONFIG = """
@@ -78,17 +77,6 @@ def test_code_needs_the_consent_of_the_node_before_it_is_imported(own, section, 
     with pytest.raises(ConfigError, match=expected):
         parse(table, plugins=["orchard"])
     assert "antigravity" not in sys.modules
-
-
-def test_the_source_of_a_function_is_part_of_the_hash(own, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    module = tmp_path / "scans_of_mine.py"
-    module.write_text("def rows(path):\n    return None\n")
-    override = 'data.source="scans_of_mine:rows"'
-    first = sha256(load(own, [override]))
-    module.write_text("def rows(path):\n    return path\n")
-    sha256_of.cache_clear()
-    assert sha256(load(own, [override])) != first
 
 
 def test_weights_that_depend_on_all_rows_take_no_row_more():

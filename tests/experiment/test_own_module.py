@@ -99,13 +99,6 @@ def test_where_it_starts_is_the_seed_of_the_model(own):
     assert sha256(load(own)) != sha256(load(own, ["problem.model_seed=1"]))
 
 
-def test_a_loss_of_ones_own_and_its_source_count(own):
-    hinge = ['problem.loss="tests.experiment.own_nets:hinge"']
-    config = load(own, hinge)
-    assert sha256(config) != sha256(load(own))
-    assert torch.isfinite(model_by(config, StackTransport)).all()
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -145,19 +138,6 @@ def test_the_audit_proves_no_more_than_is_claimed(own, groups):
     _, found = find_strongest(attacks_of(config, 300))
     assert any("own problem" in finding.audited.how for finding in found)
     assert not any(finding.verdict.is_violated for finding in found)
-
-
-def test_groups_and_the_type_of_a_model_are_part_of_the_experiment(own):
-    plain, grouped = load(own), load(own, GROUPS)
-    assert sha256(plain) != sha256(grouped)
-    problem = grouped.problem.build()
-    assert problem.dtype is torch.float32
-    assert problem.groups.shares == pytest.approx((0.6, 0.8))
-    cohort = partial(StackTransport, at_once=None, memory_budget_mb=512)
-    in_memory, stacked = (model_by(grouped, way) for way in (StackTransport, cohort))
-    torch.testing.assert_close(stacked, in_memory, rtol=0, atol=1e-5)
-    with pytest.raises(ConfigError, match=r"no group has parameter 'head\.weight'"):
-        load(own, ["problem.clip_shares={frame=1.0}"])
 
 
 def test_no_record_changes_what_the_labels_of_others_mean(own):

@@ -1,10 +1,5 @@
 """A user's path into an experiment is read off the schema, whatever the kinds are called."""
 
-import pytest
-from pydantic import ValidationError
-
-from manifed.errors import ConfigError
-from manifed.experiment.load import parse
 from manifed.experiment.paths import options, place_of, table_at
 from manifed.experiment.plugins import Kinds
 from manifed.experiment.schema import Experiment
@@ -30,18 +25,3 @@ def test_tags_of_every_union_are_left_out_of_the_users_path():
             assert place_of((*location, field), Experiment).path == ".".join((*path, field))
     # a field with the name of a tag stays
     assert place_of(("training", "projected", "projected"), Experiment).path == "training.projected"
-
-
-def test_no_location_of_pydantic_reaches_the_user_with_a_tag():
-    table = {
-        "name": "a",
-        "problem": {"kind": "principal-eigenvector"},
-        "data": {"kind": "digits"},
-        "federation": {"num_clients": 2, "num_rounds": 2},
-        "training": {"kind": "rsvrg", "step_size": -1.0, "inner_steps": 0},
-    }
-    with pytest.raises(ValidationError) as raw:
-        Experiment.model_validate(table)
-    assert any("rsvrg" in error["loc"] for error in raw.value.errors())
-    with pytest.raises(ConfigError, match=r"^training\.step_size: "):
-        parse(table)

@@ -12,12 +12,10 @@ from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import from_toml, load, parse, table_of, to_toml
 from manifed.experiment.planner import planned, public_numbers, stand_in, with_option
-from manifed.experiment.predictions import Cloud, Components, Descent
+from manifed.experiment.predictions import Cloud, Descent
 from manifed.experiment.schema import sha256
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
-from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.hyperbolic import Lorentz
 from manifed.plan import example_mechanism
 from tests.command import invoke
 
@@ -34,11 +32,13 @@ def options(*sets):
 def gap(config):
     """(f(x) - f*) / |f*| of a run in one process."""
     transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=256)
-    made, x = plan_of(config), initial_point(config)
+    made = plan_of(config)
+    x = initial_point(config)
     *_, done = run_rounds(
         made, made.server_update.start(x), transport, num_rounds=config.federation.num_rounds
     )
-    found, data = made.server_update.output(done.state, made.manifold), load_shards(config)
+    found = made.server_update.output(done.state, made.manifold)
+    data = load_shards(config)
     best = data.problem.optimum(data.examples).value
     return (float(data.problem.objective(found, data.examples)) - best) / abs(best)
 
@@ -116,7 +116,8 @@ def test_what_has_no_plan_is_refused_in_one_line(override, message):
 
 
 def test_the_command_prints_the_methods_and_writes_the_best(tmp_path):
-    out, few = str(tmp_path / "planned.toml"), ["--set", "federation.num_rounds=8"]
+    out = str(tmp_path / "planned.toml")
+    few = ["--set", "federation.num_rounds=8"]
     done = invoke("plan", BEST, *few, "--out", out)
     assert done.exit_code == 0, done.stderr
     assert done.stdout.index("second-moment") < done.stdout.index("rsgd")
@@ -127,17 +128,6 @@ def test_the_command_prints_the_methods_and_writes_the_best(tmp_path):
 
 
 # -- predictions ---------------------------------------------------------------------------------
-def test_noise_of_one_release_is_that_of_its_mechanism():
-    config = load(BEST, ["federation.num_rounds=1"])
-    sizes = public_numbers(config).sizes
-    (one,) = (o for o in options() if o.training.kind == "second-moment")
-    assert example_mechanism(config.setting, sizes).noise.multiplier == one.noise_multiplier
-    best, *others = spectrum(64)
-    s = one.noise_multiplier * math.sqrt(10) / sum(sizes)
-    first_order = (s**2 / 2 / (best - np.array(others))).sum() / best
-    assert one.gap == pytest.approx(first_order, rel=1e-3)
-
-
 @pytest.mark.parametrize("name", ["scheduled-rsgd, average", "rsgd, momentum, average"])
 def test_noise_of_a_planned_descent_is_that_of_its_mechanism(name):
     (one,) = (o for o in options() if o.name == name)
@@ -149,36 +139,22 @@ def test_noise_of_a_planned_descent_is_that_of_its_mechanism(name):
     assert release.noise_multiplier == pytest.approx(one.noise_multiplier, rel=2e-3)
 
 
-def spectrum(dimension):
-    """Of trace 1, falling as i^-2."""
-    found = np.arange(1.0, dimension + 1) ** -2
-    return found / found.sum()
-
-
-def test_a_drowned_component_costs_no_more_than_a_typical_direction():
-    best = spectrum(20)[:2].sum()
-    found = Components(spectrum(20), 2, 1.0, best / 2)
-    counts = found.beyond[1]
-    lost = float((counts * found.gaps).sum() / counts.sum()) / best
-    steps = Descent(np.array([0.1, 100.0]), 10)
-    assert found.one_shot_gap(1e6) <= 1.2 * lost
-    assert found.descent_gaps(steps, 1e6)[0] <= 1.2 * lost
-    assert found.descent_gaps(steps, 0.0)[1] == math.inf
-    assert found.one_shot_gap(0.0) == 0.0
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("ratio", [1.0, 0.9])
 @pytest.mark.parametrize("first", [None, 3])
 def test_errors_of_a_linear_system_are_those_of_a_simulation(momentum, ratio, first):
     """All shares of noises and start by running the system on unit vectors."""
-    h, eta, rounds = np.array([0.5, 2.0]), 0.3, 8
+    h = np.array([0.5, 2.0])
+    eta = 0.3
+    rounds = 8
     descent = Descent(np.array([eta]), rounds, momentum, ratio, first)
     variance, start = descent.errors(eta * h[None])
     for j, curvature in enumerate(h):
         shares = []
         for unit in range(rounds + 1):
-            x, velocity, mean = float(unit == 0), 0.0, 0.0
+            x = float(unit == 0)
+            velocity = 0.0
+            mean = 0.0
             for r in range(1, rounds + 1):
                 velocity = momentum * velocity - eta * (curvature * x + float(unit == r))
                 x += velocity
@@ -192,42 +168,6 @@ def test_errors_of_a_linear_system_are_those_of_a_simulation(momentum, ratio, fi
 
 def cloud(away, clip, bow, *, spread=0.1):
     return Cloud(np.array([away]), np.array([spread]), clip, 6, 1, bow, bow)
-
-
-def test_a_flat_mean_needs_one_round_and_costs_what_its_noise_does():
-    flat = cloud(0.3, 10.0, 0.0)
-    once = flat.descent_gaps(Descent(np.array([0.5]), 1), 0.02)[0, 0]
-    assert once == pytest.approx(flat.one_shot_gap(0.02 / 2)[0])
-    many = flat.descent_gaps(Descent(np.array([0.5]), 50, from_round=1), 0.02)[0, 0]
-    assert many == pytest.approx(once, rel=0.05)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-@pytest.mark.parametrize("bow", [0.0, -1.0])
-def test_a_cloud_is_predicted_as_it_runs_on_the_hyperboloid_and_in_the_plane(momentum, bow):
-    """One point far beyond the clip, seen through long steps of noise: many runs side by side."""
-    rounds, eta, stddev, clip, away = 12, 0.2, 0.25, 2.0, 2.0
-    descent = Descent(np.array([eta]), rounds, momentum, 0.9)
-    predicted = Cloud(np.array([away]), np.array([1.0]), clip, 2, 1, bow, bow)
-    space = Lorentz() if bow else Euclidean(1)
-    draw = torch.Generator().manual_seed(0)
-    origin = torch.tensor([1.0, 0.0, 0.0] if bow else [0.0, 0.0], dtype=torch.float64)
-    goal = origin.expand(4000, -1)
-    # records at distance 1 of their mean: their gradients are clipped, and point to it
-    lengths = torch.tensor([away, 0.0], dtype=torch.float64)
-    x = space.expmap(goal, space.from_coords(goal, lengths.expand(4000, 2)))
-    velocity = torch.zeros_like(x)
-    for size in stddev * descent.noise:
-        to = space.logmap(x, goal)
-        far = space.dist(x, goal)
-        kept = (clip / (2 * (far**2 + 1).sqrt())).clamp(max=1.0)
-        noise = torch.randn(4000, 2, generator=draw, dtype=torch.float64) * size
-        step = eta * (2 * kept[:, None] * to + space.from_coords(x, noise))
-        velocity = momentum * velocity + step
-        moved = space.expmap(x, velocity)
-        velocity, x = space.transp(x, moved, velocity), moved
-    measured = float(space.dist(x, goal).square().mean())
-    assert predicted.descent_gaps(descent, stddev)[0, 0] == pytest.approx(measured, rel=0.3)
 
 
 def test_a_bent_space_says_nothing_of_settings_that_leave_it():
@@ -281,6 +221,17 @@ KINDS = {
 }  # fmt: skip
 
 
+PREDICTED = {
+    "log-euclidean": ("log-euclidean", 0.00903961457789104),
+    "hyperbolic": ("scheduled-rsgd", 0.004778777685727004),
+    "least-squares": ("scheduled-rsgd", 0.06507149447010754),
+    "logistic": ("rsgd, momentum", 0.092622800642476),
+    "matrix-completion": ("scheduled-rsgd", 0.4815007132427313),
+    "geometric-median": ("rsgd, safe default", None),
+}
+"""The method that is put first, and its gap, as recorded."""
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_auto_serves_every_kind_of_problem(kind):
     problem, data = KINDS[kind]
@@ -290,8 +241,8 @@ def test_auto_serves_every_kind_of_problem(kind):
     assert config.federation.num_rounds <= 12
     found = options(*sets)
     assert all(math.isfinite(option.gap) for option in found if option.gap is not None)
-    is_safe = [option.gap is None for option in found] == [True]
-    assert is_safe == (kind == "geometric-median")
+    name, gap = PREDICTED[kind]
+    assert (found[0].name, found[0].gap) == (name, gap and pytest.approx(gap, rel=1e-9))
 
 
 @pytest.mark.slow

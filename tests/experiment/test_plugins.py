@@ -202,15 +202,6 @@ def test_the_checks_of_privacy_hold_for_algorithms_of_other_packages(table, word
 
 
 @pytest.mark.usefixtures("orchard")
-def test_without_privacy_an_algorithm_need_not_state_a_release():
-    config = parse(with_training("Silent", {"kind": "none"}))
-    assert config.server_update.kind == "tangent-mean"
-    config = parse(with_training("Step") | {"strategy": {"kind": "orchard.parts:Server"}})
-    assert type(config.server_update).__name__ == "Server"
-    assert from_toml(to_toml(config)) == config
-
-
-@pytest.mark.usefixtures("orchard")
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -235,7 +226,8 @@ def test_under_client_level_privacy_a_server_update_sees_no_upload():
 
 
 def test_the_hash_follows_the_source_of_the_package(orchard):
-    table, hashes = with_partition({"kind": "orchard.parts:Halves"}), set()
+    table = with_partition({"kind": "orchard.parts:Halves"})
+    hashes = set()
     for text in ("", "# another way to cut"):
         (orchard / "cuts.py").write_text(text)
         sha256_of.cache_clear()

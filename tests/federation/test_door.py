@@ -66,7 +66,8 @@ def test_the_program_of_the_readme_is_a_private_fit_on_ones_own_tensors_in_15_li
 @pytest.mark.parametrize("way", [StackTransport, stacked])
 def test_the_door_gives_the_model_and_the_epsilon_of_the_application(way):
     config = load(QUICKSTART, ["federation.num_clients=4", "federation.num_rounds=3"])
-    found, plan = load_shards(config), plan_of(config)
+    found = load_shards(config)
+    plan = plan_of(config)
     *_, last = manifed.federate(
         found.problem,
         found.examples,
@@ -96,7 +97,8 @@ def test_a_budget_ends_a_fit_in_good_order_and_a_loop_with_an_error():
 
 
 def test_the_ledger_has_each_charge_before_the_clients_are_asked(tmp_path):
-    path, seen = tmp_path / "ledger.jsonl", []
+    path = tmp_path / "ledger.jsonl"
+    seen = []
 
     class Looking(StackTransport):
         def exchange(self, asked):
@@ -138,10 +140,8 @@ E1 = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)
 NOTHING_FITS = {
     **{name: ({"start": start}, f"start: {words}") for name, start, words in (
         ("a longer one", torch.eye(5, dtype=torch.float64)[0], r".*\(4,\).*\(5,\)"),
-        ("starts", torch.eye(4, dtype=torch.float64), r"expected shape \(4,\)"),
         ("a number", torch.tensor(1.0), r"expected shape \(4,\)"),
         ("integers", E1.long(), "expected a dense tensor of float64"),
-        ("half a float", E1.half(), "expected a dense tensor of float64"),
         ("complex numbers", E1 + 0j, "expected a dense tensor of float64"),
         ("sparse", E1.to_sparse(), "expected a dense tensor"),
         ("no numbers", E1.to("meta"), "expected a dense tensor"),
@@ -153,12 +153,13 @@ NOTHING_FITS = {
     "an empty one": (third(lambda z: z[:0]), r"sizes \[40, 40, 0\]"),
     "another width": (third(lambda z: torch.cat([z, z], -1)), "client 2: .*like client 0"),
     "one row": (third(lambda z: z[0]), "client 2: .*like client 0's"),
-    "another name": (third(lambda z: {"y": z}), "client 2: .*like client 0"),
     "no such name": ({"shards": [{"y": one} for one in points()]}, "FrechetMean can .* KeyError"),
     "integer rows": ({"shards": [E1.long().expand(4, 4)]}, "FrechetMean can be computed for"),
     "rows of rows": ({"shards": [[1.0, 2.0]]}, "client 0: expected Examples, a tensor or a dict"),
     "an array": ({"shards": [points()[0].numpy()]}, "client 0: expected Examples"),
     "a zero-dimensional one": ({"shards": [torch.tensor(1.0)]}, "client 0, 'z': expected a dense"),
+    "no number": (third(lambda z: z * torch.nan), "shards: client 2, record 0: expected finite"),
+    "an example off the sphere": (third(lambda z: 2 * z), "shards: client 2, record 0"),
     "no rounds": ({"rounds": 0}, "rounds: .* greater than or equal to 1, got 0"),
     "a gradient of another shape": (
         {"problem": Logistic(), "shards": [of_label(torch.ones(40, 1))]},
@@ -173,21 +174,6 @@ def test_what_does_not_fit_is_refused_before_a_ledger_is_made(name, tmp_path):
     with pytest.raises(ConfigError, match=match):
         fitted(ledger=tmp_path / "ledger.jsonl", **changes)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_shards_in_float32_are_computed_in_float64():
-    shards = [of_label(torch.ones(40), value) for value in (1.0, 0.0)]
-    found = fitted(problem=Logistic(), shards=shards, privacy=None, rounds=1)
-    assert found.curves["failures"] == [0]
-    assert found.model.dtype == torch.float64
-
-
-@pytest.mark.parametrize("bad", [torch.nan, 2.0])
-def test_a_bad_record_is_named(bad):
-    shards = points()
-    shards[1][7] = bad
-    with pytest.raises(ConfigError, match="shards: client 1, record 7"):
-        manifed.federate(FrechetMean(Sphere()), shards, STEPS, rounds=1)
 
 
 @pytest.mark.slow

@@ -70,13 +70,6 @@ def exchange(transport, partitions, clients=8):
     return transport.exchange(Asked(header, phase, Point(x), partitions, {}))
 
 
-def test_chunks_do_not_change_the_uploads():
-    side = side_of()
-    whole, parts = (exchange(stacked(side, at_once), tuple(range(8))) for at_once in (None, 3))
-    assert parts.partitions == whole.partitions
-    torch.testing.assert_close(parts.uploads.u, whole.uploads.u, rtol=0, atol=1e-12)
-
-
 def test_one_client_that_breaks_a_batched_kernel_is_isolated(monkeypatch):
     broken(monkeypatch, RSGD, {2}, torch.linalg.LinAlgError("no factor"))
     replies = exchange(stacked(side_of()), (0, 1, 2, 5))

@@ -10,7 +10,7 @@ from manifed.cli.launch import check_parts
 from manifed.errors import ConfigError
 from manifed.experiment import assembly
 from manifed.experiment.assembly import client_side, facts_of, own_node
-from manifed.experiment.load import from_toml, parse, to_toml
+from manifed.experiment.load import from_toml, to_toml
 from manifed.experiment.plugins import VARIABLE
 from manifed.experiment.schema import sha256
 from manifed.federation.stack import StackTransport
@@ -21,7 +21,6 @@ from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import SIMULATION, experiment_of, run_config_of
 from manifed.plan import planned_statement
 from manifed.privacy.statement import audit_ledger
-from manifed.problems.shards import DATA_VARIABLE
 from manifed.runs import driver
 from manifed.runs.folder import RunFolder
 from tests.experiment.own_rows import SIZES, config_of, write
@@ -57,7 +56,7 @@ def model(folder):
 @pytest.fixture
 def blind(monkeypatch):
     """A server with no folder of data sets, which loads no data at all."""
-    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    monkeypatch.delenv("MANIFED_DATA", raising=False)
     monkeypatch.setattr(assembly, "load_shards", lambda _: pytest.fail("data were loaded"))
     return monkeypatch
 
@@ -174,12 +173,6 @@ def test_the_audit_of_a_config_needs_no_data(blind):
 def test_a_config_that_cannot_be_is_refused(parts, words):
     with pytest.raises(ConfigError, match=words):
         config_of(**parts)
-
-
-def test_a_data_set_that_the_config_names_counts_its_examples_itself():
-    table = config_of().model_dump(mode="json", exclude={"data", "strategy"})
-    with pytest.raises(ConfigError, match=r"federation\.num_examples: expected none"):
-        parse({**table, "data": {"kind": "reproduction.recipes:SpikedRows"}})
 
 
 def leaving(folder, sizes, **parts):

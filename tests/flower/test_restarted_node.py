@@ -33,7 +33,7 @@ class RestartedNodes(InlineGrid):
         return super()._deliver(message)
 
 
-def model(grid, node_config=None, *, before_last=None):
+def model(grid, node_config=lambda _: {}, *, before_last=None):
     """The point after three rounds of projected learning with memory."""
     config = load(QUICKSTART, PROJECTED)
     plan = plan_of(config)

@@ -26,7 +26,8 @@ HOUSE = ("manifed", "app", "strategies", "clients")
 REST = ("extras/manifed_extras", "extras/benchmarks", "reproduction", "benchmarks")
 TESTS = ("tests", "extras/tests")
 OURS = (*HOUSE, "manifed_extras", "extras", "reproduction", "benchmarks", "tests")
-LONG_STRING, CHARACTERS = 200, 4
+LONG_STRING = 200
+CHARACTERS = 4
 SILENT = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
           tokenize.ENCODING, tokenize.COMMENT)  # fmt: skip
 QUICKSTART = """
@@ -178,7 +179,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--check", action="store_true", help="fail beyond tests/house/budget.toml")
     given = parser.parse_args(arguments)
-    house, rest, tests = sizes_of(HOUSE), sizes_of(REST), together(sizes_of(TESTS))
+    house = sizes_of(HOUSE)
+    rest = sizes_of(REST)
+    tests = together(sizes_of(TESTS))
     totals = {"house": together(house), "rest": together(rest), "tests": tests}
     totals["house and rest"] = together({"house": totals["house"], "rest": totals["rest"]})
     count = imported()

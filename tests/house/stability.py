@@ -98,7 +98,8 @@ def _keys(page: str) -> Iterator[tuple[str, str]]:
     table = kind = ""
     for line in page.splitlines():
         if heading := re.match(r"##+ (.*)", line):
-            table, kind = heading[1], ""
+            table = heading[1]
+            kind = ""
         elif line.startswith("Keys of every kind"):
             kind = ""
         elif named := re.match(r'\*\*`kind = "(.*?)"`\*\*', line):
@@ -136,7 +137,8 @@ def flat(value: Any, place: str = "") -> dict[str, str]:
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """A line for each leaf that went, came or changed."""
-    old, new = flat(before), flat(now)
+    old = flat(before)
+    new = flat(now)
     gone = [f"gone:    {key} = {old[key]}" for key in old.keys() - new.keys()]
     fresh = [f"new:     {key} = {new[key]}" for key in new.keys() - old.keys()]
     both = [key for key in old.keys() & new.keys() if old[key] != new[key]]

@@ -15,7 +15,6 @@ from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
-from manifed.problems.module_checks import manifold_of
 from manifed.problems.module_problem import ModuleProblem, NotPrivate
 from manifed.setting import ExampleLevel, Multiplier
 from manifed.torch import load
@@ -182,9 +181,10 @@ def test_an_evaluated_dropout_is_allowed():
 def test_unknown_manifolds_losses_and_sites_are_named():
     with pytest.raises(ValueError, match=r"'point'.*Stiefel"):
         ModuleProblem(Unknown())
-    tiny = geoopt.Scaled(geoopt.Sphere(), 1e-20)
+    tiny, model = geoopt.Scaled(geoopt.Sphere(), 1e-20), Unknown()
+    model.point = geoopt.ManifoldParameter(torch.eye(3)[0], manifold=tiny)
     with pytest.raises(ValueError, match=r"'point'.*scale: expected a number from 1e-10"):
-        manifold_of(geoopt.ManifoldParameter(torch.eye(3)[0], manifold=tiny), "point")
+        ModuleProblem(model)
     with pytest.raises(ValueError, match="cross-entropy"):
         ModuleProblem(Net(), "hinge")
     with pytest.raises(ValueError, match="requires_grad"):

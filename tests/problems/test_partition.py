@@ -65,16 +65,9 @@ def test_sorted_shards_cover_all_and_see_few_labels(seed, n, clients, blocks):
         assert all((np.diff(part[labels[part] == v]) > 0).all() for part in lists for v in range(5))
 
 
-def test_sorted_blocks_of_the_digits_are_those_of_the_paper():
-    from manifed.problems.real import digits
-
-    _, labels = digits()
-    lists = split(Sorted(shard_size=179), 10, labels=labels)
-    seen = [sorted(set(labels[part].tolist())) for part in lists]
+def test_sorted_blocks_have_the_stated_size_and_there_are_no_more_than_examples():
+    lists = split(Sorted(shard_size=179), 10, labels=labels_of(0, 1797))
     assert [len(part) for part in lists] == [179] * 10
-    assert seen == [
-        [0, 1], [1], [1, 2], [3], [3, 4], [4, 5], [5, 6], [6, 7], [7, 8], [8, 9],
-    ]  # fmt: skip
     with pytest.raises(ValueError, match="at most 20 blocks of examples, got 40"):
         split(Sorted(blocks_per_client=4), 10, labels=labels_of(0, 20))
 
@@ -86,18 +79,6 @@ def test_dirichlet_shards_cover_all_with_the_smallest_size(seed, clients, alpha)
     lists = split(Dirichlet(alpha=alpha), clients, seed, labels=labels)
     assert_disjoint(lists, 300)
     assert min(len(part) for part in lists) >= 1
-
-
-def test_a_large_alpha_is_nearly_iid_and_a_small_one_is_not():
-    labels = labels_of(0, 5000)
-
-    def skew(alpha: float) -> float:
-        lists = split(Dirichlet(alpha=alpha), 5, 1, labels=labels)
-        shares = [np.bincount(labels[part], minlength=5) / len(part) for part in lists]
-        return float(np.std(shares, axis=0).mean())
-
-    assert skew(1e4) < 0.01
-    assert skew(0.1) > 0.1
 
 
 def test_dirichlet_says_what_cannot_be_met():

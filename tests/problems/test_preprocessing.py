@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from manifed.errors import ConfigError
-from manifed.experiment import assembly
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
-from manifed.problems import real, shards
+from manifed.problems import shards
 from manifed.problems.examples import Examples
 from tests.experiment.test_load import QUICKSTART
-from tests.problems.test_starts import experiment, forget, problems
+from tests.problems.test_starts import experiment, problems
 
 MAMMALS = (
     "data={kind='reproduction.mammals:WordnetMammals'} "
@@ -53,37 +52,6 @@ def test_what_is_declared_public_may_look_across_records():
     read(MAMMALS.replace("'}", "',is_graph_public=true}", 1))
     read(WEIGHTS[:-1] + ",are_features_public=true}")
     read(WEIGHTS + CLIENT_LEVEL)
-
-
-def moved(overrides: str, monkeypatch, record: int = 700) -> list[int]:
-    """How many per-example gradients of each client move when one record is replaced."""
-    pixels, labels = real.digits()
-
-    def gradients() -> list[torch.Tensor]:
-        forget()
-        config = read(overrides + " privacy={kind='none'}")
-        found, x = assembly.load_shards(config), assembly.initial_point(config)
-        return [found.problem.rgrads(x, shard) for shard in found.examples]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(real, "digits", lambda: (pixels, labels))
-        before = gradients()
-        other = pixels.copy()
-        other[record] = 1e3 * other[record][::-1]
-        patch.setattr(real, "digits", lambda: (other, labels))
-        after = gradients()
-    forget()
-    pairs = zip(before, after, strict=True)
-    return [int((one != two).any(-1).sum()) for one, two in pairs]
-
-
-def test_a_record_moves_only_its_own_gradient(monkeypatch):
-    counts = moved("data.is_unit_norm=false", monkeypatch)
-    assert sorted(counts) == [0] * (len(counts) - 1) + [1]
-
-
-def test_the_mean_of_all_rows_moves_every_client(monkeypatch):
-    assert min(moved("data.is_centred=true data.is_unit_norm=false", monkeypatch)) > 100
 
 
 @pytest.mark.parametrize(

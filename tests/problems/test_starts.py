@@ -126,16 +126,6 @@ def test_swapping_every_example_moves_no_bit_of_the_start(problem, monkeypatch):
     assert torch.equal(before, after)
 
 
-def test_a_start_at_an_example_is_caught(monkeypatch):
-    def at_a_target(config: Experiment) -> torch.Tensor:
-        return assembly.load_shards(config).examples[0]["target"][0]
-
-    monkeypatch.setattr(assembly, "initial_point", at_a_target)
-    config = experiment({"kind": "hyperbolic-prediction"})
-    before, after = start_and_swapped(config, monkeypatch)
-    assert not torch.equal(before, after)
-
-
 def test_a_random_start_follows_the_seed():
     one, two = (assembly.initial_point(experiment({"kind": "kpca"}, s)) for s in (1, 2))
     assert not torch.equal(one, two)

@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import load
@@ -96,7 +97,9 @@ class Peer:
                 raise BadFrame(UNREAD)
             return body
 
-        return read_reply(parts_of(self.site.reply(header, read)))
+        return read_reply(
+            parts_of(self.site.reply(SimpleNamespace(header=lambda: header, body=read)))
+        )
 
 
 def charges(folder: Path) -> int:

@@ -84,11 +84,14 @@ def terms(rng: random.Random, population: int, relation: str, kind: str) -> Made
 
 def ledger(rng: random.Random) -> Made:
     """Reservations with retries, blocks, torn lines and settlements."""
-    population, relation = rng.choice([1, 3, 6]), rng.choice(["add-or-remove", "replace-one"])
+    population = rng.choice([1, 3, 6])
+    relation = rng.choice(["add-or-remove", "replace-one"])
     kind = rng.choice(["example", "example", "client"])
     all_terms = [terms(rng, population, relation, kind) for _ in range(rng.choice([1, 1, 2, 3]))]
     ops: list[Made] = []
-    now, attempt, left = 1, 0, 0
+    now = 1
+    attempt = 0
+    left = 0
     for _ in range(rng.choice([2, 5, 12])):
         size = rng.choice([1, 1, 3])
         everybody = list(range(population))
@@ -99,7 +102,8 @@ def ledger(rng: random.Random) -> Made:
         if not ops or rng.random() < 0.3:
             op["terms"] = rng.randrange(len(all_terms))
         ops.append(op)
-        what, left = rng.choice(["run", "run", "crash", "retry", "note"]), size
+        what = rng.choice(["run", "run", "crash", "retry", "note"])
+        left = size
         if what in ("run", "note"):
             done = rng.randint(0, size)
             named = [sorted(rng.sample(cohort, rng.randint(0, len(cohort)))) for _ in range(done)]
@@ -170,7 +174,8 @@ def members(cohort: list[int]) -> str:
 
 
 def odometer_of(made: Made) -> Odometer:
-    odometer, found = Odometer(), [terms_of(one) for one in made["terms"]]
+    odometer = Odometer()
+    found = [terms_of(one) for one in made["terms"]]
     for op in made["ops"]:
         if "first" in op:
             own = found[op["terms"]] if "terms" in op else None
@@ -191,7 +196,8 @@ def odometer_of(made: Made) -> Odometer:
 def plan_of(made: Made) -> tuple[Tariff, tuple[int, ...]]:
     if "draw" in made:
         return Tariff((terms_of(made["draw"]),)), (made["made"],)
-    rate, lengths = made["rate"], tuple(made["lengths"])
+    rate = made["rate"]
+    lengths = tuple(made["lengths"])
     sampling = Unsampled() if rate == 1 else PoissonSampled(sampling_probability=rate)
     lines: list[Terms] = []
     for each in zip(*made["runs"], strict=True):
@@ -200,7 +206,8 @@ def plan_of(made: Made) -> tuple[Tariff, tuple[int, ...]]:
             for i, one in enumerate(each)
         ]
         lines.append(Terms(population=len(each), updates=tuple(updates), sampling=sampling))
-    tariff, count = Tariff(tuple(lines), lengths, made["attempts"]), made["made"]
+    tariff = Tariff(tuple(lines), lengths, made["attempts"])
+    count = made["made"]
     if isinstance(count, int):
         return tariff, tariff.counted([(1, count, 1)])
     last = len(lines) - 1
@@ -267,12 +274,11 @@ def of_plan(made: Made) -> dict[str, Any]:
 
 
 def everything() -> dict[str, Any]:
-    rng, found = random.Random(28), {}
+    rng = random.Random(28)
+    found = {}
     for i in range(60):
-        relation, unit = (
-            rng.choice(["add-or-remove", "replace-one"]),
-            rng.choice(["example", "client"]),
-        )
+        relation = rng.choice(["add-or-remove", "replace-one"])
+        unit = rng.choice(["example", "client"])
         made = [release(rng, relation, unit) for _ in range(rng.choice([1, 2, 3]))]
         found[f"releases {i}"] = of_releases(made)
     for i in range(120):
@@ -288,7 +294,8 @@ def differing(old: Any, new: Any) -> str | None:
         pairs = (differing(a, b) for a, b in zip(old, new, strict=True))
         return next((one for one in pairs if one), None)
     if isinstance(old, str) and old.startswith(("0x", "-0x")) and isinstance(new, str):
-        a, b = float.fromhex(old), float.fromhex(new) if new.startswith("0x") else np.nan
+        a = float.fromhex(old)
+        b = float.fromhex(new) if new.startswith("0x") else np.nan
         return None if abs(a - b) <= 1e-12 * abs(a) else f"{a} -> {new}"
     return None if old == new else f"{old} -> {new}"
 
@@ -298,7 +305,9 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["write"]:
         RECORD.write_text(json.dumps(new, indent=1, sort_keys=True) + "\n")
         sys.exit(0)
-    old, same, bad = json.loads(RECORD.read_text()), 0, 0
+    old = json.loads(RECORD.read_text())
+    same = 0
+    bad = 0
     for name, values in old.items():
         for key, value in values.items():
             same += value == new[name].get(key)

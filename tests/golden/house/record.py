@@ -84,7 +84,9 @@ def command(*arguments: str) -> tuple[int, str, str]:
     """(exit code, standard output, standard error) of `manifed ...` in this process."""
     from manifed.cli.main import main
 
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out = io.StringIO()
+    err = io.StringIO()
+    code = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main(list(arguments))
