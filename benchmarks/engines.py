@@ -97,7 +97,7 @@ def interleaved(rivals: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         return (time.perf_counter() - began) / times
 
     turns = {name: max(1, int(TURN / wall(step, 3))) for name, step in rivals.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in rivals}
+    seconds = {name: [] for name in rivals}
     for _ in range(TURNS):
         for name, step in rivals.items():
             if sum(seconds[name]) * turns[name] <= MOST:
@@ -118,8 +118,8 @@ def _ray_seconds(case: str, clients: int) -> float:
 
 def times(page: Page, *, with_ray: bool) -> dict[str, float]:
     """Updates a second of the stacked cohort, and the time of the others over its time."""
-    found: dict[str, float] = {}
-    rows: list[list[str]] = []
+    found = {}
+    rows = []
     for case in CASES:
         for clients in CLIENTS:
             with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
@@ -144,11 +144,11 @@ def times(page: Page, *, with_ray: bool) -> dict[str, float]:
 
 def growth(page: Page) -> dict[str, float]:
     """Slopes of a stacked round's time over clients, dimension and local steps."""
-    found: dict[str, float] = {}
-    rows: list[list[str]] = []
+    found = {}
+    rows = []
     for case, over, sizes in GROWTH:
         with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
-            steps: dict[str, Callable[[], None]] = {}
+            steps = {}
             for size in sizes:
                 given = CASES[case](size if over == "clients" else 100, 1000)
                 if over != "clients":
@@ -212,8 +212,8 @@ def _status(what: str) -> float:
 
 def memory(page: Page) -> dict[str, float]:
     """What a round holds beside the budget of its config."""
-    found: dict[str, float] = {}
-    rows: list[list[str]] = []
+    found = {}
+    rows = []
     for case, clients, budget in MEMORY:
         one = memory_of_a_round(case, clients, budget)
         found[f"{case}_{clients}_{budget}_round_mb"] = one["growth_mb"]
@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for engines.md")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    page, found = Page(), dict[str, float]()
+    page, found = Page(), {}
     page.say(f"# What a round costs\n\n{circumstances()} Wall time.\n")
     if "times" in given.only:
         found |= times(page, with_ray=given.ray)

@@ -73,7 +73,7 @@ def append(path: Path, clients: int, rounds: int) -> dict[str, float]:
     """Milliseconds, bytes and resident bytes of an append."""
     promise = Promise(Tariff((terms_of(clients),)), rounds)
     account = Account(promise, Ledger.create(path, {}))
-    drawn, seconds = cohorts(clients, rounds + 10), list[float]()
+    drawn, seconds = cohorts(clients, rounds + 10), []
     before, last = 0, 0
     for server_round in range(1, rounds + 11):
         if server_round == 11:  # the first ten pay for imports and for the terms
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    found: dict[str, Any] = {}
+    found = {}
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for clients in args.clients:
             path = Path(folder) / f"{clients}.jsonl"

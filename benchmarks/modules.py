@@ -158,7 +158,7 @@ def medians(rivals: Mapping[str, Work], runs: int, steps: int) -> dict[str, floa
     """Milliseconds of CPU time a step, of interleaved runs."""
     for work in rivals.values():
         work()
-    seen: dict[str, list[float]] = {name: [] for name in rivals}
+    seen = {name: [] for name in rivals}
     for _ in range(runs):
         for name, work in rivals.items():
             began = time.process_time()
@@ -169,7 +169,7 @@ def medians(rivals: Mapping[str, Work], runs: int, steps: int) -> dict[str, floa
 
 def step_times(model: nn.Module, data: Pairs, runs: int, steps: int) -> dict[str, float]:
     """Of every rival in both types."""
-    rivals: dict[str, Work] = {}
+    rivals = {}
     for name, dtype in TYPES.items():
         rivals[f"ours {name}"] = ours(model, data, dtype, steps)
         rivals[f"torch {name}"] = plain(model, data, dtype, steps)
@@ -228,7 +228,7 @@ def accuracies(
 ) -> dict[str, Any]:
     """Both, from the same starts."""
     first, rest = (data[0][:train], data[1][:train]), (data[0][train:], data[1][train:])
-    found: dict[str, list[float]] = {"ours": [], "opacus": []}
+    found = {"ours": [], "opacus": []}
     for seed in range(seeds):
         model = made(factory, seed)
         found["ours"].append(our_accuracy(model, first, rest, seed, epochs, 2.0, rate))
@@ -262,7 +262,7 @@ def cohort_times(clients: int, rounds: int) -> dict[str, float]:
         )
         for name, way in ways.items()
     }  # fmt: skip
-    seen: dict[str, list[float]] = {name: [] for name in ways}
+    seen = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, federation in running.items():
             began = time.process_time()
@@ -318,7 +318,7 @@ def main() -> None:
     torch.set_num_threads(1)
     load = f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores"
     small = digits()
-    cases: dict[str, tuple[Callable[[], nn.Module], Pairs, int, int, int, int, float]] = {
+    cases = {
         # factory, data, images that train, epochs, seeds, steps a run, step size
         "MLP 64-64-10, digits": (lambda: mlp(64, 64), small, 1280, 20, given.seeds, 10, 1.0),
         "CNN, digits": (cnn, small, 1280, 20, given.seeds, 10, 1.0),

@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in LAST}
+    found = {kind: [] for kind in LAST}
     print(circumstances())
     with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
         for number in range(arguments.runs + 1):

@@ -118,7 +118,7 @@ def chain(case: Case) -> Callable[[], object]:
 def measure(case: Case) -> dict[str, float]:
     """CPU seconds of one draw by every rival."""
     basis_shape = case.basis_shape or case.shape
-    rivals: dict[str, Callable[[], object]] = {
+    rivals = {
         "randn": floor(case),
         "ours": isometry(case),
         "basis": draw(Basis(), case, basis_shape),

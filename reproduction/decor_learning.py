@@ -63,7 +63,7 @@ def curves(
     ``epsilons`` gives the deviation that LDP needs for a clip of 1; CDP needs 1 / sqrt(n) of it,
     DECOR ``ratio`` times that, and masks that make up for the rest against adversary I.
     """
-    found: list[Method] = []
+    found = []
     for (epsilon, local), (step, clip) in itertools.product(epsilons.items(), choices):
         scale = clip if is_clip_scaled else 1.0
         n = next(iter(graphs.values())).num_nodes

@@ -71,7 +71,7 @@ def run(
     lead, d, x = start.shape[:-2], start.shape[-1], start
     for t in range(setting.rounds):
         own = setting.sigma_cdp * own_rng.standard_normal(start.shape)
-        masks: Array | float = 0.0
+        masks = 0.0
         if setting.sigma_cor > 0 and setting.graph.edges:
             drawn = mask_rng.standard_normal((*lead, len(setting.graph.edges), d))
             masks = setting.sigma_cor * (incidence.T @ drawn)

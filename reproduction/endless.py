@@ -76,15 +76,6 @@ class Releases(series.Releases):
             tail_low = min(self._tail_low(rounds, last_low), tail)
         return Sum(rounds, high, low, tail, tail_low)
 
-    def zcdp(self, rounds: int) -> Sum:
-        """Rho after ``rounds`` rounds and of all that follow, whatever the noise.
-
-        With Laplace noise a round of pure epsilon is epsilon^2 / 2-zCDP (Bun and Steinke 2016,
-        Proposition 1.4), so that rho is the Gaussian sum of the same Delta and sigma: finite for
-        half the growth that pure epsilon needs.
-        """
-        return self.model_copy(update={"noise": "gaussian"}).series(rounds)
-
     def once(self, rounds: int) -> float:
         """Epsilon or rho after ``rounds`` rounds of a record that is used in one of them alone.
 
@@ -295,20 +286,6 @@ def _falls(schedule: Schedule, rounds: int) -> float:
     return max(1.0, (x / (x + 1)) ** power.exponent)
 
 
-def epsilon_of_zcdp(rho: float, delta: float) -> float:
-    """Epsilon of rho-zCDP at ``delta`` (Canonne, Kamath, Steinke 2020, Proposition 12).
-
-    The least of a rho + log(1 - 1/a) - log(a delta) / (a - 1) over orders a > 1.
-    """
-    if rho <= 0:
-        return 0.0
-    if not math.isfinite(rho) or delta <= 0:
-        return math.inf
-    a = 1 + np.geomspace(1e-3, 1e6, 4000)
-    found = a * rho + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
-    return max(0.0, float(found.min())) * (1 + ROUNDING)
-
-
 def printed_epsilon(releases: series.Releases, rounds: int) -> float:
     """The paper's own formulas: eq. (4) for Algorithm 1, a sum from k = 1 for Algorithm 2.
 
@@ -357,7 +334,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float)
     parser.add_argument("--delta", type=float, default=1e-5)
     given = parser.parse_args()
-    constants: ProblemConstants | None = None
+    constants = None
     try:
         if given.config is not None:
             table = tomllib.loads(given.config.read_text(encoding="utf-8"))

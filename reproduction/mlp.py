@@ -180,7 +180,7 @@ class OuterProducts:
 
     def sum(self, weights: Tensor) -> Tensor:
         """sum_j weights_j grad f_j, two products, shape ``(..., d)``."""
-        parts: list[Tensor] = []
+        parts = []
         for delta, inputs in ((self.delta1, self.z), (self.delta2, self.units)):
             left = (weights.unsqueeze(-1) * delta).mT
             total = torch.matmul(left, inputs)

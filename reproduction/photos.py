@@ -45,7 +45,7 @@ def eleven_features(image: NDArray[Any]) -> Array:
     grey = colours @ np.array([0.299, 0.587, 0.114])
     from scipy import ndimage
 
-    convolve: Any = ndimage.convolve
+    convolve = ndimage.convolve
     changes = [np.abs(convolve(grey, k)) for k in (SOBEL, SOBEL.T, SECOND, SECOND.T)]
     length, angle = np.hypot(*changes[:2]), np.arctan2(changes[0], changes[1] + 1e-12)
     planes = [x, y, *np.moveaxis(colours, -1, 0), *changes, length, angle]
@@ -72,7 +72,7 @@ def descriptors(
     height, width, count = planes.shape
     if min(height, width) < patch:
         raise ValueError(f"Expected an image of at least {patch} x {patch}, got {height} x {width}")
-    rows: list[Array] = []
+    rows = []
     for top in range(0, height - patch + 1, stride):
         band = planes[top : top + patch]
         windows = np.lib.stride_tricks.sliding_window_view(band, patch, axis=1)[:, ::stride]
@@ -88,7 +88,7 @@ def sample_photos(**options: Any) -> tuple[Array, NDArray[np.int64]]:
     """Descriptors of scikit-learn's china.jpg and flower.jpg, and which photo (0, 1) each is of."""
     from sklearn.datasets import load_sample_images
 
-    bunch: Any = load_sample_images()
+    bunch = load_sample_images()
     each = [descriptors(image, **options) for image in bunch.images]
     photo = np.concatenate([np.full(len(part), i, dtype=np.int64) for i, part in enumerate(each)])
     return np.concatenate(each), photo

@@ -59,7 +59,7 @@ def save(figure: Figure, stem: Path, *, is_quick: bool = False) -> list[Path]:
     if is_quick:
         figure.suptitle(QUICK_LOOK, fontsize=7, fontstyle="italic", color="#A00000")
     stem.parent.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
+    written = []
     for kind, told in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
         content = io.BytesIO()
         figure.savefig(content, format=kind, dpi=200, metadata=told)
@@ -101,7 +101,7 @@ def draw_panels(
         grid = drawn.subplots(bands * len(rows), across, squeeze=False)
         for axes in grid.flat:
             axes.set_visible(False)
-        handles: dict[str, Any] = {}
+        handles = {}
         for k, (title, names) in enumerate(panels):
             shown = {
                 labels.index(label): (label, runs[name])
@@ -182,7 +182,7 @@ def values_of(runs: Sequence[Run], row: Row) -> tuple[Column, Column]:
 def passes_a_round(run: Run) -> float:
     """Gradients that a client computes in a round, over the number of its records."""
     config = parse(dict(run.manifest["config"]))
-    training: Any = config.training
+    training = config.training
     count = min(facts_of(config).sizes)
     size = training.minibatch.expected_size(count)
     if isinstance(training, RSVRG):

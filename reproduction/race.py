@@ -96,7 +96,7 @@ def run(
     state, last = plan.server_update.start(x), config.federation.num_rounds
     rounds, message = run_rounds(plan, state, stacked, num_rounds=last), wire_bytes(config, x)
     norms = [float(found.problem.gradient_norm(x, found.examples, shares))]
-    reached: dict[float, Finish] = {}
+    reached = {}
     seconds, sent, failure = 0.0, 0, ""
     with flower_says_only(logging.ERROR):
         while not (stops and len(reached) == len(targets)) and not _is_stuck(norms, patience):

@@ -51,7 +51,7 @@ class Eigengap(OfClients):
             )
         leading = np.array([1.0, *(1.0 - factor * self.gap for factor in (1.1, 1.2, 1.3, 1.4))])
         shared = orthonormal(d, d, rng)
-        blocks: list[Array] = []
+        blocks = []
         for _ in range(self.num_clients):
             tail = np.abs(rng.standard_normal(d - len(leading))) / d
             basis = shared if self.is_shared_basis else orthonormal(d, d, rng)
@@ -77,7 +77,7 @@ class Wishart(Pooled):
 
     def draw(self, rng: np.random.Generator) -> Dataset:
         """Matrices ``z``."""
-        kept: list[Array] = []
+        kept = []
         d, count, drawn = self.dimension, 0, 0
         block = min(50_000, max(256, 4 * self.num_examples))
         while count < self.num_examples:
@@ -281,7 +281,7 @@ def one_hot_logistic(
     Levels have Dirichlet(0.7) probabilities; labels are those of a random logistic model whose
     intercept is set so that 24 % of the logits are positive.
     """
-    blocks: list[Array] = []
+    blocks = []
     for size in [9] * 11 + [8] * 3:
         levels = rng.choice(size, size=num_examples, p=rng.dirichlet(np.full(size, 0.7)))
         blocks.append(np.eye(size)[levels])

@@ -14,7 +14,6 @@ dense grid of orders. For reproduction: runs are priced by ``privacy.accountant`
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -67,12 +66,12 @@ def tight_epsilon(
 
     rates = [_rate(r) / r.noise_multiplier for r in releases if _rate(r) < 1]
     interval = min(max(0.2 * min(rates, default=1.0), 1e-5), 1e-3)
-    total: Any = None
+    total = None
     for release in releases:
         z, count, rate = release.noise_multiplier, release.count, _rate(release)
         if rate == 1:
             z, count = z / math.sqrt(count), 1
-        loss: Any = distribution.from_gaussian_mechanism(
+        loss = distribution.from_gaussian_mechanism(
             z,
             sampling_prob=rate,
             value_discretization_interval=interval,

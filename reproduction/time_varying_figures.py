@@ -52,7 +52,7 @@ Curves = dict[str, list[float]]
 def figure_1(is_quick: bool) -> Curves:
     """E MSE of both algorithms, and ten runs of each."""
     marks = _marks(is_quick)
-    found: Curves = {"iteration": [float(k) for k in marks]}
+    found = {"iteration": [float(k) for k in marks]}
     for number, algorithm in NAMES.items():
         exact = moments(algorithm, schedules(number), marks)
         found[f"Algorithm {number}"] = [exact[k].mse for k in marks]
@@ -67,7 +67,7 @@ def figure_1(is_quick: bool) -> Curves:
 
 def figure_2(is_quick: bool) -> Curves:
     """Upper bounds of the total epsilon of all rounds, a row for each gamma."""
-    found: Curves = {"gamma": list(GAMMAS)}
+    found = {"gamma": list(GAMMAS)}
     summed = 200 if is_quick else 20_000
     for number in NAMES:
         for eta in ETAS:
@@ -83,7 +83,7 @@ def figure_34(figure: int, is_quick: bool) -> Curves:
     marks = _marks(is_quick)
     exact = moments(NAMES[number], schedules(number), marks)
     priced = releases(number)
-    found: Curves = {
+    found = {
         "iteration": [float(k) for k in marks],
         f"Algorithm {number}: MSE": [exact[k].mse for k in marks],
         f"Algorithm {number}: epsilon": [priced.series(k, with_tail=False).partial for k in marks],
@@ -101,7 +101,7 @@ def figure_34(figure: int, is_quick: bool) -> Curves:
 def figure_5(is_quick: bool) -> Curves:
     """Accuracy by iteration, for each reading of the update and each task."""
     trained = QUICK if is_quick else TRAINED
-    found: Curves = {"iteration": [float(k) for k in trained]}
+    found = {"iteration": [float(k) for k in trained]}
     for task in TASKS:
         for reading in network.READINGS:
             row = network.accuracies(reading, trained, on=task)
@@ -113,7 +113,7 @@ def figure_6(is_quick: bool) -> Curves:
     """Accuracy by iteration of Algorithm 1 and of all rivals; NaN where a task was not run on."""
     taken = {"digits": QUICK} if is_quick else BESIDE_RIVALS
     marks = sorted({k for row in taken.values() for k in row})
-    found: Curves = {"iteration": [float(k) for k in marks]}
+    found = {"iteration": [float(k) for k in marks]}
     for task, own in taken.items():
         for name, row in classifiers.of_all(own, task).items():
             found[f"{name}; {task}"] = [row.get(k, float("nan")) for k in marks]

@@ -112,7 +112,7 @@ def run(
 
     for k in range(rounds):
         alpha, beta, size = s.step_size(k), s.mixing(k), s.size(k)
-        drawn: Array | float = 0.0
+        drawn = 0.0
         if setting.is_noised:
             drawn = noise(k) if noise else rng.laplace(0.0, s.noise_scale(k), x.shape)
         if setting.algorithm == "output":

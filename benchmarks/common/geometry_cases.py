@@ -94,7 +94,7 @@ def rivals(place: Place, operation: str, inputs: Inputs) -> dict[str, Callable[[
     arguments = inputs.arguments(operation)
     operation = "projx" if operation == ILL_CONDITIONED else operation
     ours = getattr(place.ours, operation)
-    found: dict[str, Callable[[], object]] = {"ours": lambda: ours(*arguments)}
+    found = {"ours": lambda: ours(*arguments)}
     if place.geoopt is not None:
         theirs = getattr(place.geoopt, operation)
         clones = tuple(argument.clone() for argument in arguments)  # Lorentz writes into them

@@ -81,7 +81,7 @@ def measure(given: argparse.Namespace) -> None:
 
 def collected(given: argparse.Namespace) -> tuple[page.Board, list[gate.Row]]:
     """All cells that are there, and the gate's rows."""
-    board, rows = dict[str, Any](), list[gate.Row]()
+    board, rows = {}, []
     for task in TASKS:
         for epsilon in ALL_EPSILONS:
             found = {m: known(given.cells, task, epsilon, m, given.seeds) for m in EVERY}

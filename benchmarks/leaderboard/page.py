@@ -88,7 +88,7 @@ def _of_task(found: dict[float, dict[str, dict[str, Any]]]) -> str:
     has_accuracy = any(c.get("accuracies") for cells in found.values() for c in cells.values())
     head = ["epsilon", "method", "share", "sd", *(["accuracy"] if has_accuracy else []), "uploads",
             "numbers up", "CPU s", "claimed", "proved", "setting"]  # fmt: skip
-    rows = list[list[str]]()
+    rows = []
     for epsilon in sorted(found):
         cells = found[epsilon]
         names = sorted(cells, key=lambda m: (m == CENTRAL, _mean(cells[m])))
@@ -118,7 +118,7 @@ def _mean(cell: dict[str, Any]) -> float:
 
 def setting_of(cell: dict[str, Any]) -> str:
     """What distinguishes a cell's training, in a few words."""
-    training, words = cell["method"], list[str]()
+    training, words = cell["method"], []
     if "step_size" in training:
         words.append(f"step {training['step_size']:.3g}")
     if training.get("minibatch", {}).get("kind") == "poisson":

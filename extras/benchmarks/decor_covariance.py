@@ -194,8 +194,8 @@ def main() -> None:
     arguments = parser.parse_args()
     page = Page()
     page.say("# Noise over rounds and edges\n\n`python " + " ".join(sys.argv) + "`\n")
-    costs: list[list[str]] = []
-    measured: list[list[str]] = []
+    costs = []
+    measured = []
     for name, spec in GRAPHS.items():
         if arguments.graph not in (None, name):
             continue

@@ -90,7 +90,7 @@ def gaps(
     shape = (DIM,) if place == "sphere" else (DIM, k)
     x = manifold.random(seeds, *shape, generator=generator)
     z, shares = way.multiplier(), np.full(POPULATION, 1 / POPULATION)
-    left, used, found = list(marks), 0, list[float]()
+    left, used, found = list(marks), 0, []
     for r in itertools.count():
         size = math.ceil(way.batch(r) - 1e-9)
         while left and used + size > left[0]:

@@ -170,10 +170,10 @@ METHODS = (
 
 def measure(epsilons: list[float], seeds: int) -> list[dict[str, object]]:
     """A row a method and epsilon."""
-    bench, rows = Bench(), list[dict[str, object]]()
+    bench, rows = Bench(), []
     start = Choice("plain", 0.5, 30)
     for epsilon in epsilons:
-        tuned = dict[tuple[Choice, str], float]()
+        tuned = {}
         for choice in choices():
             found = [bench.gaps(choice, epsilon, seed) for seed in TUNING]
             for how in found[0]:

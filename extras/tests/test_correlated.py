@@ -16,7 +16,6 @@ from manifed.algorithms.payloads import Point
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.federation.client import ClientSetup, Seat, run_update
-from manifed.federation.cohorts import FixedSize
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.sphere import Sphere
@@ -197,13 +196,6 @@ def test_a_lost_history_begins_a_new_chain_and_a_long_one_is_not_used():
     torch.testing.assert_close(again, sent(None, server_round=5)[0], rtol=0, atol=0)
 
 
-def test_without_noise_nothing_is_remembered():
-    setup = setup_of(KINDS[0], Euclidean(1))
-    quiet = replace(setup, mechanism=ExampleMechanism())
-    _, memory = answers(quiet, [torch.zeros(4, dtype=torch.float64)] * 3, at(torch.zeros(4)), 6)
-    assert float(memory.normals.abs().max()) == 0.0
-
-
 BASE = [
     "training.kind='manifed_extras.correlated:CorrelatedRSGD'",
     "training.correlation={kind='banded-inverse',bands=3}",
@@ -232,8 +224,3 @@ def test_the_statement_says_that_clients_keep_noise():
     release = planned | {"noise_source": "os", "noise_origins": ["os"]}
     assert verdict(release) == KEPT
     assert verdict(release | {"kept_noise": None}) == RELEASE
-
-
-def test_fit_refuses_drawn_cohorts_too():
-    with pytest.raises(ConfigError, match="take part in all"):
-        run(KINDS[0], cohort=FixedSize(cohort_size=1))

@@ -11,8 +11,6 @@ from manifed_extras.correlation import (
     Banded,
     BandedInverse,
     errors,
-    inverse,
-    inverse_square_root,
     largest_error,
     root_mean_square_error,
     row_sum,
@@ -26,14 +24,6 @@ STRATEGIES = [BandedInverse(bands=4), Banded(bands=4), Banded(bands=3, coefficie
 def matrix(column):
     n = len(column)
     return np.array([[column[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)])
-
-
-def test_the_square_roots_are_square_roots():
-    n = 40
-    root = matrix(square_root(n))
-    np.testing.assert_allclose(root @ root, np.tri(n), atol=1e-12)
-    np.testing.assert_allclose(root @ matrix(inverse_square_root(n)), np.eye(n), atol=1e-12)
-    np.testing.assert_allclose(inverse(square_root(n), n), inverse_square_root(n), atol=1e-12)
 
 
 # (root mean square, largest) error of prefix sums times sensitivity, by jax_privacy 2.0.0

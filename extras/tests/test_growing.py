@@ -13,8 +13,6 @@ import manifed
 from extras.tests.fits import CLIENT_LEVEL, DELTA, epsilon_of, fit, rows_of
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.projected import Projected
-from manifed.algorithms.rsgd import RSGD
-from manifed.audit.of_config import costliest_round
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.federation.client import ClientSetup, Seat, run_update
@@ -122,13 +120,6 @@ def test_rounds_without_end_have_a_price_that_none_of_them_exceeds():
     assert found[-1] < whole < 1.5 * found[-1]
 
 
-def test_without_schedules_it_is_rsgd():
-    plain = run(RSGD(step_size=0.2, minibatch=Full()))
-    same = run(GrowingRSGD(step_size=0.2, minibatch=Full()))
-    assert torch.equal(plain.model, same.model)
-    assert plain.curves["epsilon"] == pytest.approx(same.curves["epsilon"], rel=1e-12)
-
-
 def test_every_round_is_charged_its_own_noise(tmp_path):
     found = run(ledger=tmp_path / "ledger.jsonl")
     exact = [composed(r) for r in range(1, ROUNDS + 1)]
@@ -168,11 +159,6 @@ def test_every_round_draws_the_noise_that_it_is_charged():
         assert not low < zero_gradient_noise(3, count, factor) < high
 
 
-def test_the_audit_attacks_the_round_with_least_noise():
-    mechanism = ExampleMechanism(l2_norm_clip=1.0, noise=Noise(multiplier=NOISE))
-    assert costliest_round(FALLING, mechanism, 40, ROUNDS) == ROUNDS
-
-
 BASE = "training.kind='manifed_extras.growing:GrowingRSGD'"
 
 
@@ -196,15 +182,3 @@ BASE = "training.kind='manifed_extras.growing:GrowingRSGD'"
 def test_what_has_no_meaning_is_refused(sets, match):
     with pytest.raises((ConfigError, ValidationError), match=match):
         load(QUICKSTART, [BASE, *sets])
-
-
-def test_a_config_takes_schedules():
-    config = load(
-        QUICKSTART,
-        [
-            BASE,
-            "training.noise_multipliers={kind='geometric',scale=1.0,ratio=0.9}",
-            "training.step_sizes={kind='hyperbolic',scale=1.0,rate=0.5}",
-        ],
-    )
-    assert config.training.in_round(5).step_size == pytest.approx(0.5 / 3)

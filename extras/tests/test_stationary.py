@@ -117,20 +117,6 @@ def test_the_price_is_never_below_the_dense_inverse(seed):
             assert 4 * worth <= squared_mu(2.0, k, found.precision, mean)
 
 
-def test_the_price_is_reached_over_many_rounds_and_by_nothing_less():
-    """A change that turns with the worst frequency: the supremum cannot be lowered."""
-    noise, rounds = drawn(5), 160
-    found = against(noise)
-    block = blocks_of_inverse(noise, rounds)[found.node]
-    fine = np.linspace(0, math.pi, 2000)
-    exact = noise.precisions(fine, fine)
-    at = fine[exact[:, found.node].argmax()]
-    turning = np.stack([np.cos(at * np.arange(rounds)), np.sin(at * np.arange(rounds))])
-    reached = np.einsum("dt,ts,ds->", turning, block, turning) / rounds
-    assert exact.max() <= found.precision <= exact.max() * 1.0003
-    assert 0.93 * found.precision < reached <= found.precision
-
-
 def test_what_the_price_needs():
     """Cold starts, fast streams alone, masks known to a coalition: each would be underpriced."""
     pair = Graph.of(2, [(0, 1)])

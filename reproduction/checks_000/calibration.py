@@ -107,7 +107,7 @@ def transcript_lower_bound(setting: Setting) -> float:
 
 def attack(setting: Setting, rng: np.random.Generator) -> float:
     """Lower bound (95 %) from transcripts of two neighbouring datasets, by the product's audit."""
-    scores: list[np.ndarray] = []
+    scores = []
     for sign in (1.0, -1.0):
         most = np.full(TRIALS, -np.inf)
         for _ in range(setting.steps):
@@ -147,7 +147,7 @@ def check_13() -> Finding:
     return Finding(
         "13",
         "sigma_i with constants set to one gives the stated (epsilon, delta)",
-        verdict_of(as_printed=honest),
+        verdict_of(honest),
         {"DP-RSGD, full batch": rsgd, "DP-RSVRG": rsvrg},
         (0,),
         "replace-one, as in the paper; DP-RSVRG: corrections alone, inner iterates visible",

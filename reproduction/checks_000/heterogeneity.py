@@ -102,7 +102,7 @@ def check_8() -> Finding:
     return Finding(
         "8",
         "Theorem 5.4 on SPD, no noise: decay at rate <= P to a floor ~ (N-S)/(S(N-1)), 0 at S=N",
-        verdict_of(as_printed=holds and spread <= 2, in_regime=holds),
+        verdict_of(holds and spread <= 2, in_regime=holds),
         {
             "mean floor": {str(s): mean([m.floors[s] for m in seeds]) for s in COHORTS},
             "mean floor / shape": {str(s): value for s, value in shapes.items()},

@@ -58,7 +58,7 @@ def check_1() -> Finding:
     gap = abs(printed_10 - rows[10][1])
     return Finding(
         "002-1", "Lemma 1: eq. (4) bounds how far one sample a round moves what is sent",
-        verdict_of(as_printed=bool(np.all(newest[1:] == 0))),
+        verdict_of(bool(np.all(newest[1:] == 0))),
         {"Delta_k [recursion (8), eq. (4)]": rows, "largest difference to the table": off,
          "eq. (4) at k = 10 term by term, off by": gap},
         remark="Eq. (4) is less than its own proof's recursion by C alpha_{k-1} / gamma_{k-1}.",
@@ -87,7 +87,7 @@ def check_2() -> Finding:
     holds &= abs(slope + 1.4) < 0.03
     return Finding(
         "002-2", "Theorem 2 (iii): finite if alpha + gamma - beta + eta > 1",
-        verdict_of(as_printed=bool(holds)),
+        verdict_of(bool(holds)),
         {**rows, "slope of log Delta_k": slope,
          "Delta_k / (.2 (k+1)^-1.4), k = 1000, 2000": ratios},
     )  # fmt: skip
@@ -104,9 +104,7 @@ def check_3() -> Finding:
                 "eps(10^4)": few.partial, "eps(10^5)": many.partial, "total": total.total,
             }  # fmt: skip
             holds &= math.isfinite(total.total) == (eta > least)
-    return Finding(
-        "002-3", "Theorem 2 (i), (ii): beta = 1, a1 = .5", verdict_of(as_printed=holds), rows
-    )
+    return Finding("002-3", "Theorem 2 (i), (ii): beta = 1, a1 = .5", verdict_of(holds), rows)
 
 
 def check_4() -> Finding:
@@ -123,7 +121,7 @@ def check_4() -> Finding:
     sums = {k: printed_sum(releases(2), k).partial for k in golden}
     holds &= all(abs(sums[k] - v) < 1e-6 for k, v in golden.items())
     return Finding(
-        "002-4", "Theorem 5: finite if gamma + eta > 1", verdict_of(as_printed=holds),
+        "002-4", "Theorem 5: finite if gamma + eta > 1", verdict_of(holds),
         {**rows, "Example 2, k = 1..K as printed": sums,
          "what the sum from k = 1 leaves out": 0.2},
     )  # fmt: skip
@@ -146,7 +144,7 @@ def check_5() -> Finding:
         assert abs(own.total - printed) < 5e-4
     return Finding(
         "002-5", "total epsilon 0.864 (Example 1) and 0.488 (Example 2)",
-        verdict_of(as_printed=holds), rows,
+        verdict_of(holds), rows,
         remark="0.488 is the formula's sum cut at k = 2010 to 2111; no cut explains both.",
     )  # fmt: skip
 
@@ -166,7 +164,7 @@ def check_6() -> Finding:
         holds &= all(b < a for column in columns for a, b in itertools.pairwise(column))
     return Finding(
         "002-6", "Figure 2: epsilon falls in eta and in gamma",
-        verdict_of(as_printed=holds and off < 1e-4),
+        verdict_of(holds and off < 1e-4),
         {**rows, "largest difference to the table": off},
     )  # fmt: skip
 
@@ -190,7 +188,7 @@ def check_13() -> Finding:
     remarks = all(rows[f"Remark {r}"]["holds"] for r in ("8a", "8b", "11"))
     return Finding(
         "002-13", "the paper's schedules meet its conditions",
-        verdict_of(as_printed=all(one.holds for one in named.values()), in_regime=remarks), rows,
+        verdict_of(all(one.holds for one in named.values()), in_regime=remarks), rows,
         remark="The remarks do (8a on the boundary, where Theorem 4's rate is k^0); "
         "Example 1 meets neither Corollary 1 nor Assumption 4, Example 2 not Assumption 5.",
     )  # fmt: skip
@@ -207,7 +205,7 @@ def check_14() -> Finding:
         holds &= abs(slope - expected) < 0.03 and of.series(1000).total == math.inf
     return Finding(
         "002-14", "growth of the samples is what makes the total finite",
-        verdict_of(as_printed=holds), rows,
+        verdict_of(holds), rows,
     )  # fmt: skip
 
 
@@ -222,7 +220,7 @@ def check_15() -> Finding:
     holds &= abs(more[1e5] / more[1e3] - 1) < 1e-3
     return Finding(
         "002-15", "Remark 4: epsilon is linear in C, inverse in b, about inverse in a3",
-        verdict_of(as_printed=holds),
+        verdict_of(holds),
         {"C twice": twice, "b twice": noise, "epsilon a3 for a3 = 1, 10, 10^3, 10^5": more},
     )  # fmt: skip
 
@@ -245,7 +243,7 @@ def check_19() -> Finding:
     unbounded = of.series(1000).total == math.inf
     return Finding(
         "002-19", "Remark 12: a finite sample space only caps gamma_k (N = 12000)",
-        verdict_of(as_printed=not unbounded and slope < 0),
+        verdict_of(not unbounded and slope < 0),
         {**rows, "exponent of the increments": slope, "total": of.series(1000).total},
         remark="Convergence, perhaps; the total epsilon is infinite again.",
     )  # fmt: skip
@@ -263,6 +261,6 @@ def check_21() -> Finding:
     finite = corollary_3(0.05)[2].holds
     return Finding(
         "002-21", "Corollary 3: a sample cost near epsilon^-2 at a finite total epsilon",
-        verdict_of(as_printed=costs and finite, in_regime=costs), rows,
+        verdict_of(costs and finite, in_regime=costs), rows,
         remark="The cost is right; with these exponents the total epsilon is infinite.",
     )  # fmt: skip

@@ -137,7 +137,7 @@ def check_18(streams: int = 100, runs: int = 20) -> Finding:
     assert holds, "a bound of the rigorous mode is violated"
     return Finding(
         "002-18", "Theorem 1: Algorithm 1 is epsilon-private on streams of data",
-        verdict_of(as_printed=bool(max(*plain.values(), paper.max()) <= published)),
+        verdict_of(bool(max(*plain.values(), paper.max()) <= published)),
         {"promised [printed formula, corrected]": [published, corrected],
          "gradients that no state moves": on_gradients,
          "a stream whose u are all s e_1, by s": plain,

@@ -69,7 +69,7 @@ def _figure_1(number: int, most: int) -> Finding:
     holds = off < 1e-4 and abs(seen.mean() / exact - 1) < 0.15 and exact < 0.005 * 19.5
     return Finding(
         f"002-{number + 6}", f"Figure 1({'ab'[number - 1]}): Algorithm {number} converges",
-        verdict_of(as_printed=bool(holds)),
+        verdict_of(bool(holds)),
         {"[E MSE, E |mean - x*|^2]": {k: [m.mse, m.mean] for k, m in found.items()},
          "largest difference to the table": off,
          "20 seeds at k = 2000": [float(seen.mean()), float(seen.std() / SEEDS**0.5)]}, (0,),
@@ -93,7 +93,7 @@ def check_9() -> Finding:
     row = {k: found[k].mse for k in (100, 1000, 10_000)}
     return Finding(
         "002-9", "Algorithm 1 converges under growing noise, eta = 0.05",
-        verdict_of(as_printed=all(b < a for a, b in itertools.pairwise(row.values()))), row,
+        verdict_of(all(b < a for a, b in itertools.pairwise(row.values()))), row,
     )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def check_10() -> Finding:
     holds &= [is_falling[eta] for eta in last] == [True, True, True, False, False]
     return Finding(
         "002-10", "Theorem 4: a larger eta is slower; none converges from beta - alpha/2 = .15 on",
-        verdict_of(as_printed=holds), {"MSE at k = 2000": last, "still falling": is_falling},
+        verdict_of(holds), {"MSE at k = 2000": last, "still falling": is_falling},
     )  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def check_11() -> Finding:
     holds &= all(slopes[eta] <= bound[eta] for eta in last)
     return Finding(
         "002-11", "Theorem 7: O(k^-min(beta - 2 eta, alpha - beta - 2 eta))",
-        verdict_of(as_printed=holds),
+        verdict_of(holds),
         {"MSE at k = 2000": last, "slopes from 1000 to 2000": slopes, "bound": bound},
         remark="A bound, and a loose one: with one Hessian the sharp exponent is alpha - 2 eta.",
     )  # fmt: skip
@@ -146,7 +146,7 @@ def check_12() -> Finding:
         holds &= 1 < ratios[LONG] < ratios[SHORT] < 1.15
     return Finding(
         "002-12", "E|mean - x*|^2 over its leading term goes to 1 (beyond the paper)",
-        verdict_of(as_printed=bool(holds)), rows,
+        verdict_of(bool(holds)), rows,
     )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def check_16() -> Finding:
     holds &= privacy["[42]-like"] > privacy["Algorithm 1"]
     return Finding(
         "002-16", "Figures 3, 4: only growing samples give convergence and a finite total",
-        verdict_of(as_printed=bool(holds)),
+        verdict_of(bool(holds)),
         {"MSE": accuracy, "Laplace epsilon of 2000 iterations at C = 0.2": privacy},
         remark="The paper gives no constants for its rivals; these are stand-ins. With steps that "
         "fall as k^-0.9 the first one's price grows as k^0.1 alone.",
@@ -208,7 +208,7 @@ def check_20() -> Finding:
     apart = np.abs(grads[::2] - grads[1::2]).sum(-1)
     return Finding(
         "002-20", "C = 0.2 is how far two examples' gradients lie apart (L1)",
-        verdict_of(as_printed=float(np.median(apart)) <= 0.2),
+        verdict_of(float(np.median(apart)) <= 0.2),
         {**rows, "median distance at the start": float(np.median(apart)),
          "learning under an enforced C": "as derived" if holds else "not as derived"}, (1, 2),
         remark="The clip that makes C = 0.2 true leaves nothing to learn; C = 20 learns, "
@@ -237,6 +237,6 @@ def check_b1() -> Finding:
     holds = half[0] < 1.01 * pure[0] and half[1] < pure[1] / 50 and half[2] < 1.2 * pure[2]
     return Finding(
         "002-B1", "Algorithm 2 with Gaussian noise: 2 (gamma + eta) > 1 suffices (delta 1e-5)",
-        verdict_of(as_printed=holds and math.isinf(found["gaussian", 0.3][2])), rows,
+        verdict_of(holds and math.isinf(found["gaussian", 0.3][2])), rows,
         remark="C = 0.2 for both, in L2 and in L1: of the same gradients the L2 bound is smaller.",
     )  # fmt: skip

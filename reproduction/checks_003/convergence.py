@@ -30,7 +30,7 @@ NOISELESS: dict[str, tuple[Pair, float, int, int]] = {
 
 def check_h14() -> Finding:
     """Without noise and clipping."""
-    seeds, rows = (0, 1), dict[str, list[float]]()
+    seeds, rows = (0, 1), {}
     for name, (pair, step_size, inner, epochs) in NOISELESS.items():
         reduced = solve(centrally(pair, rsvrg(step_size, inner), epochs), seeds)
         plain = solve(centrally(pair, rsgd(step_size, inner), epochs), seeds)
@@ -45,7 +45,7 @@ def check_h14() -> Finding:
     return Finding(
         "H14",
         "without noise RSVRG converges linearly in epochs; RSGD with constant steps plateaus",
-        verdict_of(as_printed=linear and plateau),
+        verdict_of(linear and plateau),
         {"mean factor an epoch, final excess risk of RSVRG, of RSGD": rows},
         seeds=seeds,
     )
@@ -75,7 +75,7 @@ def check_h15() -> Finding:
     return Finding(
         "H15",
         "the excess risk falls as d / (n epsilon)^2 (Theorems 6 and 8: clips C0 = C1 = L0)",
-        verdict_of(as_printed=holds["C1=1"], in_regime=holds["C1=1e-05"] and abs(in_d - 1) < 0.2),
+        verdict_of(holds["C1=1"], in_regime=holds["C1=1e-05"] and abs(in_d - 1) < 0.2),
         {
             "excess risk at n = 1000, 3000, 10000 (C0 = 1)": by_clip,
             "slope in n (-2)": slopes,
@@ -116,7 +116,7 @@ def check_h16() -> Finding:
     return Finding(
         "H16",
         "E|grad F|^2 at Output II falls as 1 / (n epsilon) with Theorem 7's step, m and S",
-        verdict_of(as_printed=slopes["C1=1"] < -0.5, in_regime=slopes["C1=0.0001"] < -0.5),
+        verdict_of(slopes["C1=1"] < -0.5, in_regime=slopes["C1=0.0001"] < -0.5),
         {
             "n = 30, epsilon = 16 and 64: |grad F|^2 and the constant of (16)": {
                 key: [value for row in found for value in row] for key, found in rows.items()

@@ -49,7 +49,7 @@ def check_h6() -> Finding:
     star = [slope(STAR, Correlated(1, 1), q) for q in (0, 1)]
     off = max(off, abs(star[0] - 1.058824), abs(star[1] - 2.0))
     return Finding(
-        "004-H6", "one round, Algorithm 3 and Theorem 6, n = 16", verdict_of(as_printed=off < 1e-6),
+        "004-H6", "one round, Algorithm 3 and Theorem 6, n = 16", verdict_of(off < 1e-6),
         {"[Algorithm 3, Theorem 6]": found, "star, q = 0, 1": star, "largest difference": off},
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ def check_h7() -> Finding:
         rows[name] = {"q = 0, 1, 2, 15": exact, "sigma_cor = 0, 300": limits}
     return Finding(
         "004-H7", "Algorithm 3 <= Theorem 6; I <= II <= III <= IV = 2 C^2 / sigma_cdp^2; limits",
-        verdict_of(as_printed=holds), rows,
+        verdict_of(holds), rows,
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def check_h8() -> Finding:
     }  # fmt: skip
     return Finding(
         "004-H8", "the best attack separates by d' = 2 C sqrt([S^-1]_ii); reused masks do not hide",
-        verdict_of(as_printed=bool(holds)), rows, (0,),
+        verdict_of(bool(holds)), rows, (0,),
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def check_h9() -> Finding:
     local = math.sqrt(2 / paper_slope(5, 1000, DELTA))
     holds = max(trips) < 1e-9 and off < 1e-6 and abs(local - 66.69457) < 1e-4
     return Finding(
-        "004-H9", "slope of a round for (epsilon, T) at delta 1e-5", verdict_of(as_printed=holds),
+        "004-H9", "slope of a round for (epsilon, T) at delta 1e-5", verdict_of(holds),
         {"slopes": found, "round trip": max(trips), "sigma_LDP, sigma_CDP": [local, local / 4]},
     )  # fmt: skip
 
@@ -142,7 +142,7 @@ def check_h10() -> Finding:
             safe &= slope(graph, noise, q) <= limit
     return Finding(
         "004-H10", "sigma_cor on budget for ring, torus, complete graph",
-        verdict_of(as_printed=off < 3e-5 and safe),
+        verdict_of(off < 3e-5 and safe),
         {"sigma_cor": found, "largest relative difference": off, "all on the private side": safe},
     )  # fmt: skip
 
@@ -161,7 +161,7 @@ def check_h11() -> Finding:
         holds &= abs(total - expected[name]) < 1e-3 and total <= 0.832 * 5
     return Finding(
         "004-H11", "Corollary 3 at epsilon = 5, T = 1000: at most 0.832 of the budget is spent",
-        verdict_of(as_printed=holds), rows,
+        verdict_of(holds), rows,
     )  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def check_h12() -> Finding:
     sound = all(printed[s] >= true[s] for s in figure_3)
     return Finding(
         "004-H12", "Figure 2; Figure 3 as a budget of the whole run",
-        verdict_of(as_printed=same and drawn and sound, in_regime=same),
+        verdict_of(same and drawn and sound, in_regime=same),
         {"Figure 2": found, "the same, priced exactly": exact, "Figure 3 as plotted": printed,
          "Figure 3, Poisson add-or-remove, all rounds, delta 1e-5": true},
         remark="Figure 3 plots one step at order 2, without rounds and without delta.",
@@ -202,7 +202,7 @@ def check_h22() -> Finding:
     bound = 2 * precision_bound(16, connectivity_bound(halves, 0)[0], Correlated(1.0, 1000.0))
     return Finding(
         "004-H22", "a disconnected graph gives LDP",
-        verdict_of(as_printed=abs(found - 2) < 1e-6, in_regime=abs(found - 2 / 8) < 1e-3),
+        verdict_of(abs(found - 2) < 1e-6, in_regime=abs(found - 2 / 8) < 1e-3),
         {"two rings of 8, sigma_cor = 1000 sigma_cdp": found, "2 C^2 / (n/2)": 2 / 8,
          "Theorem 1": bound},
         remark="In terms of Theorem 1's bound alone; each component hides among its own nodes.",
@@ -215,6 +215,6 @@ def check_h23() -> Finding:
     found = {s: slope(leaf, Correlated(0.5, s), 1) for s in (0.1, 1.0, 10.0, 100.0)}
     return Finding(
         "004-H23", "with a leaf, one curious node sees 2 C^2 / sigma_cdp^2 for every sigma_cor",
-        verdict_of(as_printed=all(abs(v - 8.0) < 1e-9 for v in found.values())),
+        verdict_of(all(abs(v - 8.0) < 1e-9 for v in found.values())),
         {"ring of 5 with a leaf, q = 1": found},
     )  # fmt: skip

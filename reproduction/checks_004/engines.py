@@ -80,7 +80,7 @@ def check_h25() -> Finding:
     return Finding(
         "004-H25", "the engines are the plain reference; masks vanish in a complete mean; attacks "
         "on the messages prove no more than is charged",
-        verdict_of(as_printed=holds),
+        verdict_of(holds),
         {"100 rounds, distance to numpy": gaps, "mode B, masks moved the model by": moved,
          "epsilon proved of charged": {
              name: [float(v.epsilon_lower_bound), v.claimed_epsilon]

@@ -30,7 +30,7 @@ Best = dict[float, dict[str, tuple[float, float, float]]]
 
 def best_of(methods: Sequence[Method], values: Sequence[float] | Array, *, is_least: bool) -> Best:
     """The best of all choices for every curve at every epsilon."""
-    found: Best = {}
+    found = {}
     for method, value in zip(methods, values, strict=True):
         curve, epsilon = method.curve
         row = found.setdefault(epsilon, {})
@@ -117,8 +117,7 @@ def check_h17() -> Finding:
     better = min(v for row in over.values() for v in row[1:])
     return Finding(
         "004-H17", "Figure 1(b): ten times better than LDP at every budget, close to CDP",
-        verdict_of(
-            as_printed=min(v for row in over.values() for v in row) >= 10,
+        verdict_of(min(v for row in over.values() for v in row) >= 10,
             in_regime=ordered and better >= 1.5,
         ),
         {"optimality gap": _shown(found), "LDP / DECOR": over, "DECOR / CDP": under,
@@ -144,8 +143,7 @@ def check_h18() -> Finding:
     close = max(v for row in under.values() for v in row)
     return Finding(
         "004-H18", "breast cancer data: LDP >= 1.5 DECOR at epsilon <= 10, DECOR <= 1.7 CDP",
-        verdict_of(
-            as_printed=better >= 1.5 and close <= 1.7,
+        verdict_of(better >= 1.5 and close <= 1.7,
             in_regime=min(v[1] for v in over.values()) >= 1.5
             and max(v for row in under.values() for v in row[1:]) <= 1.7,
         ),
@@ -217,7 +215,7 @@ def check_h19() -> Finding:
             network(task, z[count:], labels[count:], (1, 3), (1.0, 2.0, 4.0), 1.25, GRAPHS,
                     (seed,))
         )  # fmt: skip
-    found: Best = {
+    found = {
         epsilon: {
             curve: (float(np.mean([one[epsilon][curve][0] for one in all_found])), *made[1:])
             for curve, made in row.items()
@@ -236,7 +234,7 @@ def check_h19() -> Finding:
     return Finding(
         "004-H19", "example level: CDP >= DECOR > LDP, 60 % of their gap closed, the ring within "
         "one point of CDP",
-        verdict_of(as_printed=ordered and least >= 0.6 and points <= 1, in_regime=ordered
+        verdict_of(ordered and least >= 0.6 and points <= 1, in_regime=ordered
                    and least >= 0.6),
         {"test accuracy": _shown(found), "without privacy": found[0]["none"][0],
          "share of the gap closed": share, "CDP less DECOR on the ring, points": points}, seeds,
@@ -273,7 +271,7 @@ def check_h20() -> Finding:
     return Finding(
         "004-H20", "Figure 1(c): ten points between CDP and LDP at the tightest budget, the ring "
         "within one point of CDP",
-        verdict_of(as_printed=ordered and points <= 1 and gap >= 8, in_regime=ordered),
+        verdict_of(ordered and points <= 1 and gap >= 8, in_regime=ordered),
         {"test accuracy": _shown(found), "without privacy": found[0]["none"][0],
          "share of the gap closed": share, "CDP less LDP at epsilon 1, points": gap,
          "CDP less DECOR on the ring, points": points, "images": f"{count} of the {split} set"},

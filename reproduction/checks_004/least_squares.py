@@ -49,7 +49,7 @@ def table() -> dict[int, dict[str, dict[float, tuple[float, float]]]]:
     for epsilon in TABLE:
         limit = paper_slope(epsilon, ROUNDS, DELTA)
         local = float(np.sqrt(2 / limit))
-        rows: dict[str, dict[float, tuple[float, float]]] = {}
+        rows = {}
         everyone = GRAPHS["complete"]
         rows["CDP"] = {1.0: measured(task, Setting(everyone, local / 4, 0.0, STEP, ROUNDS))}
         for name, graph in GRAPHS.items():
@@ -85,7 +85,7 @@ def check_h13() -> Finding:
     far = {key: value for key, value in off.items() if value > 0.3}
     return Finding(
         "004-H13", "the least-squares table of spec 004 §8.3 within 30 %",
-        verdict_of(as_printed=not far, in_regime=len(far) <= 2),
+        verdict_of(not far, in_regime=len(far) <= 2),
         {"[distance, loss gap]": found, "largest difference": max(off.values()),
          "beyond 30 %": far}, (0,), remark=f"{SEEDS} seeds with targets of their own.",
     )  # fmt: skip
@@ -108,8 +108,7 @@ def check_h14() -> Finding:
     grows = [rows[f"epsilon {e}, ring"]["DECOR / CDP"][0] for e in TABLE]
     return Finding(
         "004-H14", "Figure 1(a): ten times better than LDP at every budget, close to CDP",
-        verdict_of(
-            as_printed=all(near_ldp) and max(grows) < 1.5,
+        verdict_of(all(near_ldp) and max(grows) < 1.5,
             in_regime=all(near_ldp) and order and gap["torus"] <= 2.5 and gap["ring"] <= 3.6,
         ),
         {"[distance, loss gap]": rows, "complete <= torus <= ring": order,
@@ -131,7 +130,7 @@ def check_h15() -> Finding:
     holds = holds and all(row["torus"] <= 1.25 for row in picks.values())
     return Finding(
         "004-H15", "best sigma_cdp / sigma_CDP: up to 1.25 on the torus, 1.1 to 1.5 on the ring",
-        verdict_of(as_printed=holds), {"best r in distance": picks}, (0,),
+        verdict_of(holds), {"best r in distance": picks}, (0,),
     )  # fmt: skip
 
 
@@ -157,7 +156,7 @@ def check_h16() -> Finding:
             rows[f"{name}, sigma_cor = {sigma_cor:g}"] = [sums[0], predicted]
             holds &= abs(sums[0] / predicted - 1) < 0.05
     sizes, local = (4, 8, 16, 32), 4.0
-    errors: dict[str, list[float]] = {"CDP": [], "LDP": []}
+    errors = {"CDP": [], "LDP": []}
     for n in sizes:
         for method, sigma in (("CDP", local / np.sqrt(n)), ("LDP", local)):
             sums = [0.0]
@@ -168,7 +167,7 @@ def check_h16() -> Finding:
     holds &= abs(slopes["CDP"] + 2) < 0.1 and abs(slopes["LDP"] + 1) < 0.1
     return Finding(
         "004-H16", "E|mean - x*|^2 = eta d sigma_cdp^2 / (n (2 - eta)), for any graph and masks",
-        verdict_of(as_printed=bool(holds)),
+        verdict_of(bool(holds)),
         {"[measured, predicted]": rows, "slope in n, ring, noise of CDP and LDP": slopes}, (1,),
     )  # fmt: skip
 
@@ -189,7 +188,7 @@ def check_h21() -> Finding:
         holds &= moved < 1e-9 * 100 and (name == "complete" or abs(ratio / 100 - 1) < 0.1)
     return Finding(
         "004-H21", "masks do not enter the mean (one matrix for all, no clip); the spread does",
-        verdict_of(as_printed=bool(holds)), rows, (2,),
+        verdict_of(bool(holds)), rows, (2,),
     )  # fmt: skip
 
 
@@ -213,7 +212,7 @@ def check_h24() -> Finding:
     slope = log_slope(horizons, [max(e, 1e-12) for e in excess])
     return Finding(
         "004-H24", "what a ring with masks loses falls about as 1/T, the privacy floor stays",
-        verdict_of(as_printed=-1.5 <= slope <= -0.5, in_regime=0 < excess[-1] < excess[0]),
+        verdict_of(-1.5 <= slope <= -0.5, in_regime=0 < excess[-1] < excess[0]),
         {**rows, "log-log slope of the excess": slope}, (0,),
         remark="Steps 4 / (h (t + 32)), no clipping; noise calibrated for every T.",
     )  # fmt: skip

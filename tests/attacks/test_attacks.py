@@ -13,13 +13,13 @@ from manifed.audit.attacks import SHORT_STEP, ExampleAttack, worst_case
 from manifed.audit.bound import Audited, Finding, Verdict, audit, clopper_pearson, find, find_all
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
-from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
+from manifed.oracles.minibatch import Full, Poisson
 from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from reproduction.figure_files import curve_path
 from tests.attacks.corrections import CorrectionAttack
-from tests.attacks.shipped import crowd, everything, planted_faults
+from tests.attacks.shipped import everything, planted_faults
 
 SOURCE = NoiseSource.from_seed(1)
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -82,21 +82,6 @@ def test_the_attack_is_as_strong_as_the_worst_case_of_the_accountant():
     distance = (present.mean() - absent.mean()) / absent.std()
     assert distance == pytest.approx(1 / 1.25, abs=5 * np.sqrt(2 / n))
     assert attack.claim(1e-5) == pytest.approx(gaussian_epsilon(1e-5, mu=1 / 1.25), rel=1e-9)
-
-
-def test_whoever_is_in_a_subset_of_fixed_size_takes_the_place_of_one_that_pulls_away():
-    """With the canary absent no coin shows; present it moves the mean by the whole sensitivity."""
-    mechanism = ExampleMechanism(
-        l2_norm_clip=0.5, neighboring_relation="replace-one", noise=Noise(multiplier=1.0)
-    )
-    training = RSGD(step_size=SHORT_STEP, minibatch=WithoutReplacement(batch_size=10))
-    attack = crowd(worst_case(training, mechanism, 20, SOURCE))
-    move = float(attack.neighbours[2].norm()) * SHORT_STEP  # what scores are measured along
-    present, absent = (attack.scores(4000, is_present=p) / move for p in (True, False))
-    sensitivity, error = mechanism.sensitivity(0.5, 10.0), 5 / np.sqrt(4000)
-    assert absent.std() == pytest.approx(sensitivity, rel=error)
-    assert (present.mean() - absent.mean()) / sensitivity == pytest.approx(0.5, abs=2 * error)
-    assert present.std() / sensitivity == pytest.approx(np.sqrt(1.25), rel=error)
 
 
 class Quiet(RSVRG):

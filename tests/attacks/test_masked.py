@@ -19,20 +19,6 @@ SOURCE = NoiseSource.from_seed(11)
 RING, CLIP = MaskedAttack(Ring(), 8, NOISE, SOURCE), 1.0
 
 
-def test_the_canary_moves_one_message_by_the_clip_norm_and_no_other():
-    class Quiet(MaskedAttack):
-        drawn = Correlated(1e-9, 0.0)
-
-    quiet = as_a(Quiet, RING, copies=2)
-    sent, other = (
-        quiet.nodes.messages(r, is_present=p).reshape(2, 8) for r, p in ((1, True), (2, False))
-    )
-    assert sent[:, quiet.victim].tolist() == pytest.approx([CLIP] * 2, abs=1e-5)
-    assert other[:, quiet.victim].tolist() == pytest.approx([-CLIP] * 2, abs=1e-5)
-    rest = [i for i in range(8) if i != quiet.victim]
-    assert float(sent[:, rest].abs().max()) < 1e-6
-
-
 @pytest.mark.statistical
 @pytest.mark.parametrize("coalition", [(), (0,), (1, 3)], ids=["I", "II", "III"])
 def test_the_best_test_separates_by_what_is_charged(coalition):
