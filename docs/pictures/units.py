@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from manifed.privacy import accountant
-from manifed.privacy.events import Release
+from manifed.privacy.events import Release, repeated
 from manifed.runs.report import COLORS, STYLE
 
 ROUNDS, DELTA = 30, 1e-5
@@ -28,7 +28,7 @@ def epsilon(noise: float, move: float) -> float:
     release = Release(
         unit="example", neighboring_relation="add-or-remove", noise_multiplier=noise / move
     )
-    return accountant.epsilon([release.times(ROUNDS)], DELTA)
+    return accountant.epsilon(repeated([release], ROUNDS), DELTA)
 
 
 def main() -> None:
