@@ -45,8 +45,8 @@ from manifed.durable import (
     close_to_writers,
     is_draft,
     make_folder,
+    sync,
     sync_file,
-    sync_folder,
     write_atomically,
 )
 from manifed.errors import RoundFailed, one_line, short
@@ -239,7 +239,7 @@ class RunFolder:
     def begin(self, manifest: Mapping[str, Any]) -> None:
         """Write the manifest, before round 1."""
         write_atomically(self.manifest_path, encode(manifest))
-        sync_folder(self.directory.parent)
+        sync(self.directory.parent)
 
     def manifest(self) -> dict[str, Any]:
         """The manifest as written.
@@ -373,7 +373,7 @@ class RunFolder:
             write_atomically(self.metrics_path, text.encode())
         else:
             self.metrics_path.unlink(missing_ok=True)
-            sync_folder(self.directory)
+            sync(self.directory)
 
     # -- tensors --
     def save_tensors(self, name: str, tensors: "Mapping[str, Tensor]") -> Path:
