@@ -1,7 +1,6 @@
 """Gap against epsilon of the methods that serve principal components, measured and predicted.
 
     python -m benchmarks.choosing [--out benchmarks/results] [--seeds 20] [--json]
-    python -m benchmarks.choosing --redraw benchmarks/results  # from the table, no run
 
 Digits, ten clients, (epsilon, delta 1e-5) for every client over the whole run, against the server.
 Each row is a mean over seeds 0, 1, ... of the relative gap (f(x) - f*) / |f*|, which a simulation
@@ -59,16 +58,11 @@ class Row:
 
 def gap_of(config) -> float:
     """Relative gap of one run in this process, without a folder."""
-    from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
-    from manifed.federation.rounds import run_rounds
-    from manifed.federation.stack import StackTransport
+    from benchmarks.common.cases import rounds_of
+    from manifed.experiment.assembly import load_shards
 
-    transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=1024)
-    plan = plan_of(config)
-    *_, last = run_rounds(
-        plan, plan.server_update.start(initial_point(config)), transport,
-        num_rounds=config.federation.num_rounds,
-    )  # fmt: skip
+    plan, rounds = rounds_of(config)
+    *_, last = rounds
     data = load_shards(config)
     best = data.problem.optimum(data.examples).value
     x = plan.server_update.output(last.state, plan.manifold)
@@ -140,7 +134,8 @@ def measure(seeds: int, epsilons: tuple[float, ...] = EPSILONS) -> Iterator[Row]
     for problem in PROBLEMS:
         for epsilon in epsilons:
             for name, table, predicted, informed in methods(problem, epsilon):
-                federation, step = table["federation"], table["training"].get("step_size")
+                federation = table["federation"]
+                step = table["training"].get("step_size")
                 gaps = tuple(
                     gap_of(parse({**table, "federation": {**federation, "seed": seed}}))
                     for seed in range(seeds)
@@ -149,33 +144,7 @@ def measure(seeds: int, epsilons: tuple[float, ...] = EPSILONS) -> Iterator[Row]
                 yield Row(problem, epsilon, name, rounds, step, gaps, predicted, informed)
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """What the figure shows of a row."""
-
-    problem: str
-    epsilon: float
-    method: str
-    mean: float
-    low: float
-    high: float
-    predicted: float
-
-
-def drawn_of(text: str) -> list[Drawn]:
-    """The rows of a table that `text_of` wrote, to its three digits."""
-    found, problem = [], ""
-    for line in text.splitlines():
-        problem = line.removeprefix("## ") if line.startswith("## ") else problem
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 10 and cells[0][:1].isdigit():
-            low, high = map(float, cells[6].split(" to "))
-            mean, predicted = float(cells[4]), float(cells[7])
-            found.append(Drawn(problem, float(cells[0]), cells[1], mean, low, high, predicted))
-    return found
-
-
-def plot(rows: list[Drawn], path: Path) -> None:
+def plot(rows: list[Row], path: Path) -> None:
     """One panel a problem: measured means with the range over seeds, and the predictions."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -188,11 +157,14 @@ def plot(rows: list[Drawn], path: Path) -> None:
         names = list(dict.fromkeys(row.method for row in rows))  # one colour a method in both
         for axes, problem in zip(panels, PROBLEMS, strict=True):
             for number, name in enumerate(names):
-                colour, dash = COLORS[number % len(COLORS)], DASHES[number // len(COLORS)]
+                colour = COLORS[number % len(COLORS)]
+                dash = DASHES[number // len(COLORS)]
                 mine = [row for row in rows if (row.problem, row.method) == (problem, name)]
-                x, y = [r.epsilon for r in mine], [r.mean for r in mine]
+                x = [r.epsilon for r in mine]
+                y = [r.mean for r in mine]
                 axes.loglog(x, y, marker="o", linestyle=dash, color=colour, label=name, ms=3.5)
-                low, high = [r.low for r in mine], [r.high for r in mine]
+                low = [min(r.gaps) for r in mine]
+                high = [max(r.gaps) for r in mine]
                 axes.fill_between(x, low, high, color=colour, alpha=0.1, linewidth=0)
                 axes.loglog(x, [r.predicted for r in mine], ":", color=colour, linewidth=1)
             axes.set_title(f"digits, d = 64, {problem}")
@@ -244,18 +216,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--redraw", type=Path, metavar="FOLDER", help="choosing.png of its table")
     given = parser.parse_args()
-    if given.redraw is not None:
-        plot(drawn_of((given.redraw / "choosing.md").read_text()), given.redraw / "choosing.png")
-        return
     rows = list(measure(given.seeds, tuple(given.epsilon)))
     text = text_of(rows, given.seeds)
     sys.stdout.write(text)
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "choosing.md").write_text(text)
-        plot(drawn_of(text), given.out / "choosing.png")
+        plot(rows, given.out / "choosing.png")
     if given.json:
         found = {f"{r.problem}, epsilon {r.epsilon:g}, {r.method}": r.mean for r in rows}
         sys.stdout.write(json.dumps(found) + "\n")

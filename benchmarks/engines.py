@@ -36,7 +36,9 @@ from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from reproduction.findings import log_slope
 
-TURN, TURNS, MOST = 0.02, 15, 20.0
+TURN = 0.02
+TURNS = 15
+MOST = 20.0
 """Seconds of a turn, turns of each rival, and the seconds after which a slow one stops."""
 CLIENTS = (10, 100, 1000)
 GROWTH: tuple[tuple[str, str, tuple[int, ...]], ...] = (
@@ -60,7 +62,8 @@ MEMORY: tuple[tuple[str, int, int], ...] = (
 def stepper(config: Experiment, folder: Path) -> Callable[[], None]:
     """A function that runs the next round, ledger included."""
     folder.mkdir()
-    plan, promise = plan_of(config), promise_of(config.setting, load_shards(config).sizes)
+    plan = plan_of(config)
+    promise = promise_of(config.setting, load_shards(config).sizes)
     held = ExitStack()  # closes the ledger with the function that holds it
     ledger = opened(folder / "ledger.jsonl", promise, header={}, last_round=1_000_000)
     account = held.enter_context(ledger)
@@ -97,7 +100,7 @@ def interleaved(rivals: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         return (time.perf_counter() - began) / times
 
     turns = {name: max(1, int(TURN / wall(step, 3))) for name, step in rivals.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in rivals}
+    seconds = {name: [] for name in rivals}
     for _ in range(TURNS):
         for name, step in rivals.items():
             if sum(seconds[name]) * turns[name] <= MOST:
@@ -118,8 +121,8 @@ def _ray_seconds(case: str, clients: int) -> float:
 
 def times(page: Page, *, with_ray: bool) -> dict[str, float]:
     """Updates a second of the stacked cohort, and the time of the others over its time."""
-    found: dict[str, float] = {}
-    rows: list[list[str]] = []
+    found = {}
+    rows = []
     for case in CASES:
         for clients in CLIENTS:
             with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
@@ -144,11 +147,11 @@ def times(page: Page, *, with_ray: bool) -> dict[str, float]:
 
 def growth(page: Page) -> dict[str, float]:
     """Slopes of a stacked round's time over clients, dimension and local steps."""
-    found: dict[str, float] = {}
-    rows: list[list[str]] = []
+    found = {}
+    rows = []
     for case, over, sizes in GROWTH:
         with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
-            steps: dict[str, Callable[[], None]] = {}
+            steps = {}
             for size in sizes:
                 given = CASES[case](size if over == "clients" else 100, 1000)
                 if over != "clients":
@@ -184,8 +187,10 @@ def grow(given: tuple[str, int, int]) -> dict[str, float]:
     """`memory_of_a_round`, in this process."""
     case, clients, budget_mb = given
     config = parse(CASES[case](clients, 1000) | {"engine": {"execution": "cohort"}})
-    header, phase = Header("", 1, 0, "train", -1), config.training.phases[0]
-    side, down = client_side(config), Point(initial_point(config))
+    header = Header("", 1, 0, "train", -1)
+    phase = config.training.phases[0]
+    side = client_side(config)
+    down = Point(initial_point(config))
     many = StackTransport(side, at_once=None, memory_budget_mb=budget_mb)
     one = StackTransport(side, at_once=None, memory_budget_mb=budget_mb)
     one.exchange(Asked(header, phase, down, (0,), {}))  # libraries load
@@ -212,8 +217,8 @@ def _status(what: str) -> float:
 
 def memory(page: Page) -> dict[str, float]:
     """What a round holds beside the budget of its config."""
-    found: dict[str, float] = {}
-    rows: list[list[str]] = []
+    found = {}
+    rows = []
     for case, clients, budget in MEMORY:
         one = memory_of_a_round(case, clients, budget)
         found[f"{case}_{clients}_{budget}_round_mb"] = one["growth_mb"]
@@ -233,7 +238,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for engines.md")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    page, found = Page(), dict[str, float]()
+    page = Page()
+    found = {}
     page.say(f"# What a round costs\n\n{circumstances()} Wall time.\n")
     if "times" in given.only:
         found |= times(page, with_ray=given.ray)

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.common.cases import rounds_of
 from benchmarks.common.page import Page
 from benchmarks.common.stopwatch import circumstances, table
-from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
+from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import parse
-from manifed.federation.rounds import free, run_rounds
-from manifed.federation.stack import StackTransport
 
 NODES = 16
 PLACES: dict[str, dict[str, Any]] = {
@@ -65,7 +64,8 @@ def parts_of(way: str, epsilon: float, clip: float) -> dict[str, Any]:
 
 def gap(place: str, way: str, epsilon: float, seed: int, rounds: int) -> float:
     """Cost of the last model over that of the best."""
-    parts, ways = PLACES[place], parts_of(way, epsilon, PLACES[place].get("clip", 1.0))
+    parts = PLACES[place]
+    ways = parts_of(way, epsilon, PLACES[place].get("clip", 1.0))
     steps = {"minibatch": {"kind": "full"}, **parts["training"]}
     if ways["training"]["kind"] == "rsgd":
         steps["maps"] = parts.get("maps", "exact")
@@ -79,11 +79,10 @@ def gap(place: str, way: str, epsilon: float, seed: int, rounds: int) -> float:
             "training": ways["training"] | steps,
         }
     )
-    plan, shards = plan_of(config), load_shards(config).examples
-    start = plan.server_update.start(initial_point(config))
-    transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=256)
-    *_, last = run_rounds(plan, start, transport, free, num_rounds=rounds)
-    problem, even = config.problem.build(), torch.ones(NODES, dtype=torch.float64)
+    (plan, made), shards = rounds_of(config), load_shards(config).examples
+    *_, last = made
+    problem = config.problem.build()
+    even = torch.ones(NODES, dtype=torch.float64)
     x = plan.server_update.model(last.state, plan.manifold)
     return float(problem.objective(x, shards, even)) - problem.optimum(shards, even).value
 
@@ -93,10 +92,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--out", type=Path, help="folder whose masked_mean.md to write")
-    given, page = parser.parse_args(), Page()
+    given = parser.parse_args()
+    page = Page()
     torch.set_num_threads(1)
     page.say(f"# The masked mean on manifolds\n\n{circumstances()}\n")
-    rows: list[list[str]] = []
+    rows = []
     for place in PLACES:
         for epsilon in (1.0, 4.0):
             row = [place, f"{epsilon:g}"]

@@ -31,7 +31,9 @@ from manifed.problems.frechet import FrechetMean
 from manifed.problems.synthetic import lognormal_spd
 
 PEERS = ("geoopt", "pymanopt", "geomstats", "pyriemann")
-BATCHES, MATRICES, TOLERANCE = (1, 32), 100, 1e-8
+BATCHES = (1, 32)
+MATRICES = 100
+TOLERANCE = 1e-8
 Work = Callable[[], object]
 
 
@@ -58,7 +60,7 @@ def numpy_methods(
     place: Place, operation: str, inputs: Inputs, peers: list[str]
 ) -> Mapping[str, Callable[..., Any]]:
     """The methods of the peers that compute with arrays, in our order of arguments."""
-    found: dict[str, Callable[..., Any]] = {}
+    found = {}
     if place.pymanopt is not None and "pymanopt" in peers and operation in PYMANOPT_NAMES:
         count = inputs.x.shape[0] if inputs.x.dim() > place.ours.ndim else 1
         found["pymanopt"] = getattr(place.pymanopt(count), PYMANOPT_NAMES[operation])
@@ -83,8 +85,10 @@ def mean_seconds(size: int) -> dict[str, float]:
     """
     theirs = importlib.import_module("pyriemann.geometry.mean").mean_riemann
     z = torch.tensor(lognormal_spd(MATRICES, size, np.random.default_rng(size), condition=20.0))
-    shards, problem, array = [Examples({"z": z}, {"z": 2})], FrechetMean(), z.numpy()
-    runs: dict[str, Work] = {
+    shards = [Examples({"z": z}, {"z": 2})]
+    problem = FrechetMean()
+    array = z.numpy()
+    runs = {
         "ours": lambda: problem.optimum(shards).x,
         "pyriemann": lambda: theirs(array, tol=TOLERANCE),
     }
@@ -105,8 +109,8 @@ def main() -> None:
     peers = [name for name in PEERS if importlib.util.find_spec(name) is not None]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in peers)
     columns = [*peers, *(f"{name} on tensors" for name in peers if name != "geoopt")]
-    ratios: dict[str, float] = {}
-    rows: list[list[str]] = []
+    ratios = {}
+    rows = []
     for place in PLACES:
         for batch in (b for b in BATCHES if b in place.batches and given.only in place.name):
             inputs = Inputs.draw(place, batch)

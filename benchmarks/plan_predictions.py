@@ -189,16 +189,17 @@ def text_of(rows: list[dict[str, Any]]) -> str:
 
 
 def _firsts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    seen = dict[tuple[str, float], dict[str, Any]]()
+    seen = {}
     for row in rows:
         seen.setdefault((row["case"], row["epsilon"]), row)
     return list(seen.values())
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    found = list[list[str]]()
+    found = []
     for first in _firsts(rows):
-        title, epsilon = first["case"], first["epsilon"]
+        title = first["case"]
+        epsilon = first["epsilon"]
         mine = [row for row in rows if (row["case"], row["epsilon"]) == (title, epsilon)]
         best = f"{first['method']}: {_shown(ratio_of(first))}"
         found.append([title, f"{epsilon:g}", best, within(mine)])
@@ -229,7 +230,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     given.cells.mkdir(parents=True, exist_ok=True)
-    rows = list[dict[str, Any]]()
+    rows = []
     for case in CASES:
         for epsilon in given.epsilon:
             rows += rows_of(case, epsilon, given.seeds, given.cells)

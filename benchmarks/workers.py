@@ -150,7 +150,7 @@ def seconds(step: Step) -> float:
 
 def interleaved(ways: dict[str, Step], repeats: int, inner: int = 1) -> dict[str, float]:
     """Median seconds of one call of each, after a warm-up."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    found = {name: [] for name in ways}
     for repeat in range(repeats + 1):
         for name, step in ways.items():
             spent = [seconds(step) for _ in range(inner)]
@@ -269,7 +269,7 @@ def graphs(nodes: int) -> dict[str, dict[str, Any]]:
 
 def sizes(repeats: int) -> dict[str, Any]:
     """Rounds a second and clients a second of a stacked round."""
-    found: dict[str, Any] = {}
+    found = {}
     for nodes in (64, 1000, 10_000):
         for name, graph in graphs(nodes).items():
             if nodes == 10_000 and name == "erdos-renyi":
@@ -290,7 +290,7 @@ def sizes(repeats: int) -> dict[str, Any]:
 
 def owners(repeats: int) -> dict[str, Any]:
     """10 000 nodes on a ring over workers: mixed in the driver, and by those who own the nodes."""
-    found: dict[str, Any] = {}
+    found = {}
     for workers in (1, 2):
         given = {"server": gossip("gossip", 10_000)}
         given["decor"] = gossip("decor", 10_000)

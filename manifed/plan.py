@@ -303,7 +303,7 @@ def plan(
         remembers_setup=training.remembers_setup,
         cohort=federation.cohort,
         policy=federation.replies,
-        source=source or setting.seeded_source or setting.fresh_source(),
+        source=source or setting.client_source(),
         client_source=setting.client_source,
         num_examples=sizes,
         config_sha256=config_sha256 or digest(setting, client),

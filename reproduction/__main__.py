@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures = known
     if not figures and not claims:
         parser.error("expected figures as 000-1, checks as 4, papers as 000, --all or --list")
-    document: dict[str, Any] = {}
-    failed: list[str] = []
+    document = {}
+    failed = []
     with contextlib.redirect_stdout(sys.stderr) if given.json else contextlib.nullcontext():
         try:
             if figures:

@@ -67,11 +67,14 @@ def run(
     So methods with one seed share their own noise, whatever their graph (common random numbers).
     """
     own_rng, mask_rng = (np.random.default_rng([seed, purpose]) for purpose in (1, 2))
-    incidence, weights = setting.graph.incidence.T.copy(), setting.mixing
-    lead, d, x = start.shape[:-2], start.shape[-1], start
+    incidence = setting.graph.incidence.T.copy()
+    weights = setting.mixing
+    lead = start.shape[:-2]
+    d = start.shape[-1]
+    x = start
     for t in range(setting.rounds):
         own = setting.sigma_cdp * own_rng.standard_normal(start.shape)
-        masks: Array | float = 0.0
+        masks = 0.0
         if setting.sigma_cor > 0 and setting.graph.edges:
             drawn = mask_rng.standard_normal((*lead, len(setting.graph.edges), d))
             masks = setting.sigma_cor * (incidence.T @ drawn)

@@ -21,11 +21,14 @@ from typing import Final
 import numpy as np
 
 from manifed.privacy import series
-from manifed.privacy.series import MOST_TERMS, ROUNDING, epsilon_of_rho
+from manifed.privacy.series import epsilon_of_rho
 from manifed.schedules import Geometric, Schedule
 from reproduction.conditions import ProblemConstants, checks
 from reproduction.powers import EXAMPLES, WHOLE_SLACK, Power, power_of
 
+ROUNDING: Final = 2.0**-44
+"""Allowed, relatively, to each term and each step of a recursion, as manifed/privacy/series.py."""
+MOST_TERMS: Final = 10**7
 _LEAST_EXCESS: Final = 1e-9
 """An exponent no more than this above 1 counts as one whose sum diverges."""
 
@@ -63,24 +66,17 @@ class Releases(series.Releases):
         Raises:
             ValueError: unless 0 <= rounds <= 10^7.
         """
-        high, low = self.spent(rounds), self.spent(rounds, -1)
+        high = self.spent(rounds)
+        low = self.spent(rounds, -1)
         last, last_low = (
             float(self.sensitivities(rounds, s)[-1]) if rounds else 0.0 for s in (1, -1)
         )
-        tail, tail_low = math.inf, 0.0
+        tail = math.inf
+        tail_low = 0.0
         if with_tail and self.num_examples is None:
             tail = self._tail(rounds, last)
             tail_low = min(self._tail_low(rounds, last_low), tail)
         return Sum(rounds, high, low, tail, tail_low)
-
-    def zcdp(self, rounds: int) -> Sum:
-        """Rho after ``rounds`` rounds and of all that follow, whatever the noise.
-
-        With Laplace noise a round of pure epsilon is epsilon^2 / 2-zCDP (Bun and Steinke 2016,
-        Proposition 1.4), so that rho is the Gaussian sum of the same Delta and sigma: finite for
-        half the growth that pure epsilon needs.
-        """
-        return self.model_copy(update={"noise": "gaussian"}).series(rounds)
 
     def once(self, rounds: int) -> float:
         """Epsilon or rho after ``rounds`` rounds of a record that is used in one of them alone.
@@ -99,14 +95,16 @@ class Releases(series.Releases):
             return 0.0
         if self.algorithm == "gradient":
             return float(self.costs(rounds).max())
-        s, k = self.schedules, np.arange(rounds, dtype=np.float64)
+        s = self.schedules
+        k = np.arange(rounds, dtype=np.float64)
         power, share = (1, 1.0) if self.noise == "laplace" else (2, 0.5)
         up = 1 + ROUNDING
         with np.errstate(over="ignore", under="ignore"):
             fresh = self.sensitivity * s.step_size.values(k) / self.sizes(k) * up
             shown = s.noise_scale.values(k + 1) ** -power * up
         kept = 1.0 - s.mixing.values(k) + self.lipschitz * s.step_size.values(k) + ROUNDING
-        after, worst = 0.0, 0.0
+        after = 0.0
+        worst = 0.0
         for i in range(
             rounds - 1, -1, -1
         ):  # what a unit in the state of k = i + 1 costs from there
@@ -149,7 +147,8 @@ class Releases(series.Releases):
 
     def _gradient_tail(self, rounds: int) -> float:
         s = self.schedules
-        size, noise = _Law.of(s.sample_size), _Law.of(s.noise_scale)
+        size = _Law.of(s.sample_size)
+        noise = _Law.of(s.noise_scale)
         if isinstance(s.sample_size, Geometric) or isinstance(s.noise_scale, Geometric):
             ratio = _falls(s.sample_size, rounds) * _falls(s.noise_scale, rounds)
             first = self.sensitivity / (s.sample_size(rounds) * s.noise_scale(rounds))
@@ -157,7 +156,8 @@ class Releases(series.Releases):
         if size is None or noise is None:
             return math.inf
         shared = min(size.offset, noise.offset)
-        size, noise = size.moved(shared, rounds, -1), noise.moved(shared, rounds, -1)
+        size = size.moved(shared, rounds, -1)
+        noise = noise.moved(shared, rounds, -1)
         scale = self.sensitivity / (size.scale * noise.scale * (1 - WHOLE_SLACK))
         return self._integral(scale, size.exponent + noise.exponent, rounds - 0.5 + shared)
 
@@ -186,8 +186,10 @@ class Releases(series.Releases):
         With side 1 for an upper bound of the costs, which wants small sizes and little noise.
         """
         s = self.schedules
-        step, mixing = _Law.of(s.step_size), _Law.of(s.mixing)
-        size, noise = _Law.of(s.sample_size), _Law.of(s.noise_scale)
+        step = _Law.of(s.step_size)
+        mixing = _Law.of(s.mixing)
+        size = _Law.of(s.sample_size)
+        noise = _Law.of(s.noise_scale)
         if step is None or mixing is None or size is None or noise is None:
             return None
         at = mixing.offset
@@ -209,7 +211,8 @@ class Releases(series.Releases):
             return math.inf
         step, mixing, size, noise = laws
         x = rounds + mixing.offset
-        alpha, beta = -step.exponent, -mixing.exponent
+        alpha = -step.exponent
+        beta = -mixing.exponent
         p = alpha + size.exponent - beta
         c = self.sensitivity * step.scale / (size.scale * (1 - WHOLE_SLACK))
         grown = self.lipschitz * step.scale
@@ -244,17 +247,21 @@ class Releases(series.Releases):
         if size.exponent < 0 or rest <= 0:
             return 0.0
         if self.algorithm == "gradient":
-            power, scale, start = size.exponent, self.sensitivity * rest / size.scale, x
+            power = size.exponent
+            scale = self.sensitivity * rest / size.scale
+            start = x
         else:
             power = -step.exponent + size.exponent + mixing.exponent
             fresh = self.sensitivity * step.scale * rest / (size.scale * mixing.scale)
-            scale, start = min(last * x**power, fresh), x + 1
+            scale = min(last * x**power, fresh)
+            start = x + 1
             if power < 0 or x < (power + 1) / 2:
                 return 0.0
         scale = scale * (1 - WHOLE_SLACK) / noise.scale
         power += noise.exponent
         if self.noise == "gaussian":
-            scale, power = scale * scale / 2, 2 * power
+            scale = scale * scale / 2
+            power = 2 * power
         if scale <= 0 or power <= 0:
             return 0.0
         return math.inf if power <= 1 else scale * start ** (1 - power) / (power - 1)
@@ -292,20 +299,6 @@ def _falls(schedule: Schedule, rounds: int) -> float:
     return max(1.0, (x / (x + 1)) ** power.exponent)
 
 
-def epsilon_of_zcdp(rho: float, delta: float) -> float:
-    """Epsilon of rho-zCDP at ``delta`` (Canonne, Kamath, Steinke 2020, Proposition 12).
-
-    The least of a rho + log(1 - 1/a) - log(a delta) / (a - 1) over orders a > 1.
-    """
-    if rho <= 0:
-        return 0.0
-    if not math.isfinite(rho) or delta <= 0:
-        return math.inf
-    a = 1 + np.geomspace(1e-3, 1e6, 4000)
-    found = a * rho + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
-    return max(0.0, float(found.min())) * (1 + ROUNDING)
-
-
 def printed_epsilon(releases: series.Releases, rounds: int) -> float:
     """The paper's own formulas: eq. (4) for Algorithm 1, a sum from k = 1 for Algorithm 2.
 
@@ -313,7 +306,8 @@ def printed_epsilon(releases: series.Releases, rounds: int) -> float:
     no bound of anything.
     """
     whole = releases.model_copy(update={"lipschitz": 0.0, "noise": "laplace"})
-    s, k = whole.schedules, np.arange(rounds, dtype=np.float64)
+    s = whole.schedules
+    k = np.arange(rounds, dtype=np.float64)
     if whole.algorithm == "gradient":  # Theorem 5 as printed: k = 1..rounds
         return whole.spent(rounds + 1) - whole.sensitivity / (s.size(0) * s.noise_scale(0))
     fresh = whole.sensitivity * s.step_size.values(k) / s.sizes(k)
@@ -329,7 +323,8 @@ def printed_sum(releases: Releases, rounds: int) -> Sum:
         found = whole.series(rounds + 1)
         return replace(found, terms=rounds, partial=own, partial_low=found.partial_low
                        - (found.partial - own))  # fmt: skip
-    found, rest = whole.series(rounds), _left_out_behind(whole, rounds)
+    found = whole.series(rounds)
+    rest = _left_out_behind(whole, rounds)
     low = found.partial_low - (found.partial - own)
     return Sum(rounds, own, low, found.tail - rest, found.tail_low - rest)
 
@@ -354,7 +349,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float)
     parser.add_argument("--delta", type=float, default=1e-5)
     given = parser.parse_args()
-    constants: ProblemConstants | None = None
+    constants = None
     try:
         if given.config is not None:
             table = tomllib.loads(given.config.read_text(encoding="utf-8"))

@@ -125,7 +125,8 @@ class FigureOf:
 
     def table(self, curve: str) -> Table:
         """The raw config of one curve, to be parsed."""
-        file, choices = self.file, self.choices[curve]
+        file = self.file
+        choices = self.choices[curve]
         below = file.base or {}
         if isinstance(below, str):
             below = tomllib.loads((self.path.parent / below).read_text(encoding="utf-8"))
@@ -165,7 +166,7 @@ def read_figure(path: Path) -> FigureOf:
     """
     try:
         file = FigureFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-        curves: dict[str, Choices] = {}
+        curves = {}
         for chosen in product(*file.parts.values()) if file.name else ():
             choices = dict(zip(file.parts, chosen, strict=True))
             name = (file.name or "").format_map(choices)
@@ -222,7 +223,7 @@ def curve_path(name: str) -> Path:
 def _panels(
     file: FigureFile, curves: Mapping[str, Choices]
 ) -> "list[tuple[str, Mapping[str, str]]]":
-    found: list[tuple[str, Mapping[str, str]]] = []
+    found = []
     for panel in file.panels:
         for chosen in product(*(file.parts[part] for part in panel.by)):
             only = dict(zip(panel.by, chosen, strict=True))

@@ -21,7 +21,7 @@ from manifed.experiment.schema import Experiment, sha256
 from manifed.problems.real import DataMissing, mnist
 from manifed.problems.shards import data_folder, dataset
 from manifed.runs.folder import RunFolder
-from manifed.runs.report import Run, read
+from manifed.runs.report import read
 from reproduction import decor_curves, decor_figure_1, time_varying_figures
 from reproduction.figure_files import FigureOf, figure_named
 from reproduction.pictures import draw_disk, draw_panels
@@ -31,7 +31,8 @@ DOWNLOADED = frozenset(
     {"mnist", "a9a", *(f"reproduction.mammals:Wordnet{name}" for name in ("Mammals", "Embedding"))}
 )
 """Kinds of data of the figures that no library ships: they are looked for in the data folder."""
-QUICK, SHORT = 5, 50
+QUICK = 5
+SHORT = 50
 """Rounds of a quick look, and the most local steps in one."""
 
 
@@ -71,7 +72,7 @@ class FigureRun:
         folder = RunFolder(self.directory)
         if not folder.manifest_path.is_file() or "final" not in (found := folder.manifest()):
             return False
-        rounds: int = found["final"]["rounds"]
+        rounds = found["final"]["rounds"]
         return self.is_release or rounds >= self.config.federation.num_rounds
 
     def check(self) -> None:
@@ -111,7 +112,8 @@ def runs_wanted(figure: FigureOf, asked: Asked) -> list[FigureRun]:
     Raises:
         ConfigError: a pattern or an override that fits no curve, or a folder of another run.
     """
-    file, of = figure.file, figure
+    file = figure.file
+    of = figure
     if file.runs_of is not None:
         of = figure_named(file.runs_of)
     home = asked.out / "quick" if asked.is_quick else asked.out
@@ -119,10 +121,10 @@ def runs_wanted(figure: FigureOf, asked: Asked) -> list[FigureRun]:
     names = [name for name in of.choices if any(fnmatchcase(name, one) for one in patterns)]
     if of.choices and not names:
         raise ConfigError(f"--only: expected a pattern of curves, got {', '.join(asked.only)!r}")
-    budgets: list[float | None] = [*file.budgets] or [None]
+    budgets = [*file.budgets] or [None]
     if asked.is_quick:
         budgets = list(dict.fromkeys((budgets[0], budgets[-1])))
-    found: list[FigureRun] = []
+    found = []
     for budget in budgets:
         folder = home / of.figure / ("" if budget is None else f"epsilon-{budget:g}")
         for name in names:
@@ -156,8 +158,8 @@ def _shorter(config: Experiment) -> tuple[str, ...]:
 
 def missing_data(figure: FigureOf, runs: Sequence[FigureRun]) -> dict[str, str]:
     """Curves, or a computed figure, whose data are not below MANIFED_DATA, and what is missing."""
-    found: dict[str, str] = {}
-    told: dict[str, str | None] = {}
+    found = {}
+    told = {}
     for run in runs:
         kind = run.config.data.kind
         if kind in DOWNLOADED and kind not in told:
@@ -189,7 +191,8 @@ def reproduce(
             sys.stderr.write(f"left out: {curve}: {why}\n")
     runs = {run.directory: run for several in wanted.values() for run in several}
     waiting = [run for run in runs.values() if not run.is_finished]
-    kept, failed = len(runs) - len(waiting), list[str]()
+    kept = len(runs) - len(waiting)
+    failed = []
     if waiting:
         sys.stderr.write(
             f"{len(waiting)} runs, {jobs} beside each other; {kept} are here already\n"
@@ -197,12 +200,14 @@ def reproduce(
     with ProcessPoolExecutor(jobs, mp_context=get_context("forkserver")) as pool:
         playing = {pool.submit(run.play): run for run in waiting}
         for k, done in enumerate(as_completed(playing), start=1):
-            error, name = done.result(), playing[done].directory.name
+            error = done.result()
+            name = playing[done].directory.name
             sys.stderr.write(f"{k}/{len(waiting)} {name}: {error or 'done'}\n")
             failed += [name] if error else []
-    drawn: dict[str, list[Path]] = {}
+    drawn = {}
     for figure in figures:
-        file, home = figure.file, asked.out / ("quick" if asked.is_quick else "") / figure.figure
+        file = figure.file
+        home = asked.out / ("quick" if asked.is_quick else "") / figure.figure
         if figure.figure not in left_out[figure.figure]:
             drawn[figure.figure] = _draw(
                 figure, wanted[figure.figure], home, is_quick=asked.is_quick
@@ -219,13 +224,14 @@ def _draw(
     figure: FigureOf, runs: Sequence[FigureRun], folder: Path, *, is_quick: bool
 ) -> list[Path]:
     """The picture of a figure, from the runs of it that are finished."""
-    file, name = figure.file, figure.figure
+    file = figure.file
+    name = figure.figure
     if file.drawing == "computed":
         makers = (decor_curves, time_varying_figures)
         (maker,) = (one for one in makers if name in one.FIGURES)
         return maker.draw(name, folder, is_quick)
-    by_curve: dict[str, list[Run]] = {}
-    by_budget: dict[str, dict[float, list[Run]]] = {}
+    by_curve = {}
+    by_budget = {}
     for run in runs:
         if run.is_finished:
             found = read(run.directory)
@@ -246,7 +252,7 @@ def _draw(
 
 def listed(names: Sequence[str]) -> list[dict[str, object]]:
     """What each figure takes: runs, rounds, data that are downloaded, and its checks."""
-    found: list[dict[str, object]] = []
+    found = []
     for name in names:
         figure = figure_named(name)
         of = figure if figure.file.runs_of is None else figure_named(figure.file.runs_of)

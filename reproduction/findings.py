@@ -28,7 +28,7 @@ def checks_of(
     package: str, folder: Iterable[str], prefix: str = ""
 ) -> dict[str, Callable[[], Finding]]:
     """The functions ``check_ID`` of a package's modules by ``prefix`` and ID, in the IDs' order."""
-    found: dict[tuple[str, int], Callable[[], Finding]] = {}
+    found = {}
     for module in pkgutil.iter_modules(folder):
         members = vars(importlib.import_module(f"{package}.{module.name}"))
         for name, member in members.items():
@@ -38,7 +38,7 @@ def checks_of(
     return {f"{prefix}{a}{n or ''}": found[a, n] for a, n in sorted(found)}
 
 
-def verdict_of(*, as_printed: bool, in_regime: bool = False) -> Verdict:
+def verdict_of(as_printed: bool, in_regime: bool = False) -> Verdict:
     """The verdict of a claim that holds as printed, only in a regime, or not at all."""
     if as_printed:
         return "reproduced"
@@ -66,7 +66,7 @@ def text_of(found: Finding, cpu_seconds: float) -> str:
 
 def _lines(numbers: Mapping[str, Any], indent: str = "") -> list[str]:
     """Nested numbers, indented by depth; an innermost mapping stands on one line."""
-    lines: list[str] = []
+    lines = []
     for key, value in numbers.items():
         if isinstance(value, Mapping) and any(isinstance(v, Mapping) for v in value.values()):
             lines += [f"{indent}{key}:", *_lines(value, indent + "  ")]

@@ -168,13 +168,14 @@ def wordnet_mammals(data_dir: Path | None) -> tuple[list[str], NDArray[np.int64]
         DataDamaged: with the first line that has not two names.
     """
     path = find("wordnet-mammals", data_dir, "wordnet_mammals/wordnet_mammals.tsv")
-    index: dict[str, int] = {}
-    pairs: list[tuple[int, int]] = []
+    index = {}
+    pairs = []
     for number, line in enumerate(lines(path), start=1):
         child, ancestor, *_ = [*line.split("\t"), "", ""]
         if not child or not ancestor:
             raise DataDamaged(path, "expected child<tab>parent", number)
-        i, j = index.setdefault(child, len(index)), index.setdefault(ancestor, len(index))
+        i = index.setdefault(child, len(index))
+        j = index.setdefault(ancestor, len(index))
         if i != j:
             pairs.append((i, j))
     if not pairs:

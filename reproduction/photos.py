@@ -32,7 +32,10 @@ def pixel_features(image: NDArray[Any]) -> Array:
     y, x = np.mgrid[0:height, 0:width].astype(np.float64)
     grey = np.pad(colours.mean(-1), 1, mode="edge")
     middle = grey[1:-1, 1:-1]
-    up, down, left, right = grey[:-2, 1:-1], grey[2:, 1:-1], grey[1:-1, :-2], grey[1:-1, 2:]
+    up = grey[:-2, 1:-1]
+    down = grey[2:, 1:-1]
+    left = grey[1:-1, :-2]
+    right = grey[1:-1, 2:]
     derivatives = [right - left, down - up, left - 2 * middle + right, up - 2 * middle + down]
     planes = [x, y, *np.moveaxis(colours, -1, 0), *(np.abs(plane) for plane in derivatives)]
     return np.stack(planes, axis=-1)
@@ -45,9 +48,10 @@ def eleven_features(image: NDArray[Any]) -> Array:
     grey = colours @ np.array([0.299, 0.587, 0.114])
     from scipy import ndimage
 
-    convolve: Any = ndimage.convolve
+    convolve = ndimage.convolve
     changes = [np.abs(convolve(grey, k)) for k in (SOBEL, SOBEL.T, SECOND, SECOND.T)]
-    length, angle = np.hypot(*changes[:2]), np.arctan2(changes[0], changes[1] + 1e-12)
+    length = np.hypot(*changes[:2])
+    angle = np.arctan2(changes[0], changes[1] + 1e-12)
     planes = [x, y, *np.moveaxis(colours, -1, 0), *changes, length, angle]
     return np.stack(planes, axis=-1)
 
@@ -72,7 +76,7 @@ def descriptors(
     height, width, count = planes.shape
     if min(height, width) < patch:
         raise ValueError(f"Expected an image of at least {patch} x {patch}, got {height} x {width}")
-    rows: list[Array] = []
+    rows = []
     for top in range(0, height - patch + 1, stride):
         band = planes[top : top + patch]
         windows = np.lib.stride_tricks.sliding_window_view(band, patch, axis=1)[:, ::stride]
@@ -88,7 +92,7 @@ def sample_photos(**options: Any) -> tuple[Array, NDArray[np.int64]]:
     """Descriptors of scikit-learn's china.jpg and flower.jpg, and which photo (0, 1) each is of."""
     from sklearn.datasets import load_sample_images
 
-    bunch: Any = load_sample_images()
+    bunch = load_sample_images()
     each = [descriptors(image, **options) for image in bunch.images]
     photo = np.concatenate([np.full(len(part), i, dtype=np.int64) for i, part in enumerate(each)])
     return np.concatenate(each), photo
@@ -134,6 +138,7 @@ class SamplePhotos(DataSource):
             is_standardised=self.is_standardised,
         )
         if self.photo is not None:
-            z, photo = z[photo == self.photo], photo[photo == self.photo]
+            z = z[photo == self.photo]
+            photo = photo[photo == self.photo]
         chosen = subset(len(z), self.num_examples, generator(seed, "data"))
         return build({"z": z[chosen]}, labels=photo[chosen])

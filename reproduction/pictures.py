@@ -25,7 +25,8 @@ from manifed.runs.report import COLORS, DASHES, STYLE, Column, Run, columns_of
 from reproduction.figure_files import Axes as Row
 from reproduction.figure_files import FigureOf
 
-COLUMN, PAGE = 3.4, 7.0
+COLUMN = 3.4
+PAGE = 7.0
 """Inches of a column and of a page."""
 SMALL: dict[Any, Any] = STYLE | {
     "font.size": 7.5,
@@ -59,7 +60,7 @@ def save(figure: Figure, stem: Path, *, is_quick: bool = False) -> list[Path]:
     if is_quick:
         figure.suptitle(QUICK_LOOK, fontsize=7, fontstyle="italic", color="#A00000")
     stem.parent.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
+    written = []
     for kind, told in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
         content = io.BytesIO()
         figure.savefig(content, format=kind, dpi=200, metadata=told)
@@ -87,7 +88,8 @@ def draw_panels(
     panels = [panel for panel in figure.panels if any(runs.get(name) for name in panel[1])]
     if not panels:
         return []
-    rows, across = figure.file.axes, len(panels)
+    rows = figure.file.axes
+    across = len(panels)
     if across > 4:  # a line of panels for each choice of the part that varies fastest
         parts = [panel.by[-1] for panel in figure.file.panels if len(panel.by) > 1]
         across = len(figure.file.parts[parts[0]]) if parts else 4
@@ -101,7 +103,7 @@ def draw_panels(
         grid = drawn.subplots(bands * len(rows), across, squeeze=False)
         for axes in grid.flat:
             axes.set_visible(False)
-        handles: dict[str, Any] = {}
+        handles = {}
         for k, (title, names) in enumerate(panels):
             shown = {
                 labels.index(label): (label, runs[name])
@@ -143,7 +145,8 @@ def _draw(axes: Axes, shown: Mapping[int, tuple[str, Sequence[Run]]], row: Row) 
             markersize=2,
         )
         if len(values) > 1:
-            low, high = values.min(axis=0), values.max(axis=0)
+            low = values.min(axis=0)
+            high = values.max(axis=0)
             axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
     optima = np.array([_optimum(run) for _, runs in shown.values() for run in runs])
     if row.y == "cost" and np.ptp(optima) <= 1e-9 * np.abs(optima).max():
@@ -182,7 +185,7 @@ def values_of(runs: Sequence[Run], row: Row) -> tuple[Column, Column]:
 def passes_a_round(run: Run) -> float:
     """Gradients that a client computes in a round, over the number of its records."""
     config = parse(dict(run.manifest["config"]))
-    training: Any = config.training
+    training = config.training
     count = min(facts_of(config).sizes)
     size = training.minibatch.expected_size(count)
     if isinstance(training, RSVRG):

@@ -14,7 +14,6 @@ dense grid of orders. For reproduction: runs are priced by ``privacy.accountant`
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,8 @@ def moments_epsilon(releases: Sequence[Release], delta: float) -> float:
     orders = _orders()
     total = np.zeros(len(orders))
     for release in releases:
-        z, sampling = release.noise_multiplier, release.sampling
+        z = release.noise_multiplier
+        sampling = release.sampling
         if isinstance(sampling, PoissonSampled):
             raise ValueError("Expected subsets or no sampling, got Poisson; use privacy.accountant")
         if isinstance(sampling, SampledWithoutReplacement):
@@ -67,12 +67,15 @@ def tight_epsilon(
 
     rates = [_rate(r) / r.noise_multiplier for r in releases if _rate(r) < 1]
     interval = min(max(0.2 * min(rates, default=1.0), 1e-5), 1e-3)
-    total: Any = None
+    total = None
     for release in releases:
-        z, count, rate = release.noise_multiplier, release.count, _rate(release)
+        z = release.noise_multiplier
+        count = release.count
+        rate = _rate(release)
         if rate == 1:
-            z, count = z / math.sqrt(count), 1
-        loss: Any = distribution.from_gaussian_mechanism(
+            z = z / math.sqrt(count)
+            count = 1
+        loss = distribution.from_gaussian_mechanism(
             z,
             sampling_prob=rate,
             value_discretization_interval=interval,
@@ -116,7 +119,8 @@ def calibrated_stddev(
     schedule: Schedule, epsilon: float, delta: float, *, counting: Counting = "every-step"
 ) -> tuple[float, float]:
     """(sigma, alpha) at which `moments_epsilon` with the best split is ``epsilon``, to 0.5 %."""
-    stddev, share = 1.0, 0.5
+    stddev = 1.0
+    share = 0.5
     for _ in range(4):
         stddev = _stddev_at(schedule, share, epsilon, delta, counting)
         found, better = least_epsilon(schedule, stddev, delta, counting=counting)

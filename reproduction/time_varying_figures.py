@@ -35,12 +35,15 @@ from reproduction.pictures import save
 from reproduction.time_varying_reference import NAMES, Array, Setting, run
 from reproduction.time_varying_rivals import RIVALS, Constants, epsilon_of_an_iteration
 
-ROUNDS, SEEDS = 2000, 10
+ROUNDS = 2000
+SEEDS = 10
 MARKS = tuple(sorted({round(10**p) for p in np.linspace(0, np.log10(ROUNDS), 40)}))
-ETAS, GAMMAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3), (0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0)
+ETAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
+GAMMAS = (0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0)
 AGAINST = {3: (1, ("DOLA [42]", "Q-DPSGD-2 [44]")), 4: (2, ("A(DP)^2SGD [43]", "Q-DPSGD-1 [44]"))}
 """The two that perturb what is sent beside Algorithm 1, the two that perturb gradients beside 2."""
-TASKS, TRAINED = ("digits", "breast-cancer"), tuple(range(25, 501, 25))
+TASKS = ("digits", "breast-cancer")
+TRAINED = tuple(range(25, 501, 25))
 """Of Figure 5: data, and the iterations at which accuracy is taken."""
 BESIDE_RIVALS = {"digits": tuple(range(25, 501, 25)), "mnist": tuple(range(10, 61, 10))}
 """The same of Figure 6; MNIST's images take thirty times as long."""
@@ -52,7 +55,7 @@ Curves = dict[str, list[float]]
 def figure_1(is_quick: bool) -> Curves:
     """E MSE of both algorithms, and ten runs of each."""
     marks = _marks(is_quick)
-    found: Curves = {"iteration": [float(k) for k in marks]}
+    found = {"iteration": [float(k) for k in marks]}
     for number, algorithm in NAMES.items():
         exact = moments(algorithm, schedules(number), marks)
         found[f"Algorithm {number}"] = [exact[k].mse for k in marks]
@@ -67,7 +70,7 @@ def figure_1(is_quick: bool) -> Curves:
 
 def figure_2(is_quick: bool) -> Curves:
     """Upper bounds of the total epsilon of all rounds, a row for each gamma."""
-    found: Curves = {"gamma": list(GAMMAS)}
+    found = {"gamma": list(GAMMAS)}
     summed = 200 if is_quick else 20_000
     for number in NAMES:
         for eta in ETAS:
@@ -83,7 +86,7 @@ def figure_34(figure: int, is_quick: bool) -> Curves:
     marks = _marks(is_quick)
     exact = moments(NAMES[number], schedules(number), marks)
     priced = releases(number)
-    found: Curves = {
+    found = {
         "iteration": [float(k) for k in marks],
         f"Algorithm {number}: MSE": [exact[k].mse for k in marks],
         f"Algorithm {number}: epsilon": [priced.series(k, with_tail=False).partial for k in marks],
@@ -101,7 +104,7 @@ def figure_34(figure: int, is_quick: bool) -> Curves:
 def figure_5(is_quick: bool) -> Curves:
     """Accuracy by iteration, for each reading of the update and each task."""
     trained = QUICK if is_quick else TRAINED
-    found: Curves = {"iteration": [float(k) for k in trained]}
+    found = {"iteration": [float(k) for k in trained]}
     for task in TASKS:
         for reading in network.READINGS:
             row = network.accuracies(reading, trained, on=task)
@@ -113,7 +116,7 @@ def figure_6(is_quick: bool) -> Curves:
     """Accuracy by iteration of Algorithm 1 and of all rivals; NaN where a task was not run on."""
     taken = {"digits": QUICK} if is_quick else BESIDE_RIVALS
     marks = sorted({k for row in taken.values() for k in row})
-    found: Curves = {"iteration": [float(k) for k in marks]}
+    found = {"iteration": [float(k) for k in marks]}
     for task, own in taken.items():
         for name, row in classifiers.of_all(own, task).items():
             found[f"{name}; {task}"] = [row.get(k, float("nan")) for k in marks]

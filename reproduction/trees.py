@@ -36,7 +36,7 @@ def subtree_sizes(parents: Parents) -> Parents:
 
 def closure_edges(parents: Parents) -> NDArray[np.int64]:
     """All (descendant, ancestor) pairs, shape (m, 2)."""
-    pairs: list[tuple[int, int]] = []
+    pairs = []
     for node in range(1, len(parents)):
         ancestor = int(parents[node])
         while ancestor >= 0:
@@ -55,10 +55,10 @@ def sarkar(parents: Parents, *, radius: float = 2.5) -> Array:
     if levels.max(initial=0) == 0:
         raise ValueError("Expected a tree with at least one edge")
     edge = np.tanh(radius / levels.max() / 2)
-    children: list[list[int]] = [[] for _ in parents]
+    children = [[] for _ in parents]
     for node in range(1, len(parents)):
         children[parents[node]].append(node)
-    z: Disk = np.zeros(len(parents), dtype=np.complex128)
+    z = np.zeros(len(parents), dtype=np.complex128)
     for node, offspring in enumerate(children):
         if not offspring:
             continue
@@ -95,7 +95,7 @@ def laplacian_eigenmap(edges: NDArray[np.int64], num_nodes: int, num_features: i
     import scipy.linalg
 
     _, vectors = scipy.linalg.eigh(laplacian, subset_by_index=(1, num_features))
-    features: Array = vectors / root[:, None]
+    features = vectors / root[:, None]
     largest = np.take_along_axis(features, np.abs(features).argmax(0)[None], axis=0)
     return features * np.sign(largest)
 

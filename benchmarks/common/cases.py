@@ -1,10 +1,14 @@
 """The experiments that the engine benchmarks run: five problems, any number of clients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
+from manifed.federation.plan import Plan, RoundReport
+from manifed.federation.rounds import run_rounds
+from manifed.federation.stack import StackTransport
 
 STEPS = 10
 ROWS = {"kpca_784x5": 100, "kpca_100x5": 100}
@@ -93,3 +97,11 @@ CASES: dict[str, Callable[[int, int], dict[str, Any]]] = {
 def experiment(case: str, clients: int, rounds: int, **engine: Any) -> Experiment:
     """The frozen experiment of a case."""
     return parse(CASES[case](clients, rounds) | {"engine": engine})
+
+
+def rounds_of(config: Experiment) -> tuple[Plan, Iterator[RoundReport]]:
+    """The plan of a config, and its rounds as they are made: all clients in a stack, no ledger."""
+    plan = plan_of(config)
+    start = plan.server_update.start(initial_point(config))
+    transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=1024)
+    return plan, run_rounds(plan, start, transport, num_rounds=config.federation.num_rounds)

@@ -12,19 +12,20 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.cases import rounds_of
 from benchmarks.leaderboard.methods import AUTO, CENTRAL, LONG, METHODS, ROUNDS, Setting
 from benchmarks.leaderboard.tasks import CLIENTS, MOST_UPLOADS, Task
 from manifed.audit.bound import find_strongest
 from manifed.audit.of_config import attacks_of
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment import load as config_of
-from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
+from manifed.experiment.assembly import initial_point, load_shards, plan_of
 from manifed.experiment.schema import Experiment, sha256
-from manifed.federation.rounds import run_rounds
-from manifed.federation.stack import StackTransport
 from manifed.plan import promise_of
 
-TUNING, FINALISTS, PLACES = (1000, 1001), 3, 2
+TUNING = (1000, 1001)
+FINALISTS = 3
+PLACES = 2
 LOST = 1e3
 """The gap of a run that failed, as a share of the start's: far worse than any that ran."""
 Cell = dict[str, Any]
@@ -57,15 +58,13 @@ def run(task: Task, config: Experiment) -> dict[str, float]:
     lowest, start = levels(task, config.federation.seed)
     setup = time.process_time() - began
     try:
-        plan = plan_of(config)
-        transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=1024)
-        state = plan.server_update.start(initial_point(config))
-        for report in run_rounds(plan, state, transport, num_rounds=config.federation.num_rounds):
-            state = report.state
-        x = plan.server_update.output(state, plan.manifold)
+        plan, rounds = rounds_of(config)
+        *_, last = rounds
+        x = plan.server_update.output(last.state, plan.manifold)
     except (RoundFailed, BudgetExhausted):
         return {"share": LOST, "seconds": time.process_time() - began - setup}
-    seconds, data = time.process_time() - began - setup, load_shards(config)
+    seconds = time.process_time() - began - setup
+    data = load_shards(config)
     found = (float(data.problem.objective(x, data.examples)) - lowest) / (start - lowest)
     told = {"share": min(found, LOST) if math.isfinite(found) else LOST, "seconds": seconds}
     right = [data.problem.correct(x, shard) for shard in data.examples]
@@ -79,7 +78,7 @@ def tuned(task: Task, epsilon: float, candidates: Sequence[Setting]) -> list[Ran
 
     All are run on the first of these seeds, and the best of them on the others too.
     """
-    found = list[Ranked]()
+    found = []
     for setting in candidates:
         try:
             config = config_of.parse(setting.into(task.table(epsilon, TUNING[0])))
@@ -87,7 +86,7 @@ def tuned(task: Task, epsilon: float, candidates: Sequence[Setting]) -> list[Ran
             continue
         found.append((run(task, config)["share"], setting))
     found.sort(key=lambda one: one[0])
-    final = list[Ranked]()
+    final = []
     for first, setting in found[:FINALISTS] if len(found) > 1 else []:
         shares = [first]
         for seed in TUNING[1:]:
@@ -99,7 +98,8 @@ def tuned(task: Task, epsilon: float, candidates: Sequence[Setting]) -> list[Ran
 
 def measured(task: Task, configs: Sequence[Experiment], **more: Any) -> Cell:
     """A cell from one config a seed, which differ in the seed alone."""
-    rows, first = [run(task, config) for config in configs], configs[0]
+    rows = [run(task, config) for config in configs]
+    first = configs[0]
     plan = plan_of(first)
     point = initial_point(first)
     layout = [phase.up.layout(tuple(point.shape), point.dtype) for phase in plan.phases]
@@ -143,7 +143,7 @@ def fresh(task: Task, epsilon: float, method: str, plain: Cell | None, seeds: in
 
 def _of_auto(task: Task, epsilon: float, seeds: int) -> Cell:
     """The planner's: each config is resolved, and so frozen, before it is hashed and run."""
-    configs = list[Experiment]()
+    configs = []
     for seed in range(seeds):
         table = {**task.table(epsilon, seed), "training": {"kind": "auto"}}
         table["federation"]["num_rounds"] = MOST_UPLOADS

@@ -18,13 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.common.cases import rounds_of
 from benchmarks.common.page import Page
 from benchmarks.common.stopwatch import table
-from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
+from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
-from manifed.federation.rounds import free, run_rounds
-from manifed.federation.stack import StackTransport
 
 NODES = 16
 PLACES = {
@@ -71,11 +70,8 @@ def experiment(
 
 def gaps(config: Experiment) -> tuple[float, float]:
     """Cost gaps of the common model and of the worst node's, after the last round."""
-    plan, shards = plan_of(config), load_shards(config).examples
-    start = plan.server_update.start(initial_point(config))
-    transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=256)
-    rounds = config.federation.num_rounds
-    *_, last = run_rounds(plan, start, transport, free, num_rounds=rounds)
+    (plan, made), shards = rounds_of(config), load_shards(config).examples
+    *_, last = made
     moment = torch.stack([s["z"].T @ s["z"] / len(s) for s in shards]).mean(0)
 
     def missing(x: Tensor) -> float:
@@ -105,7 +101,7 @@ def main() -> None:
     arguments = parser.parse_args()
     page = Page()
     page.say(f"# Gossip on manifolds\n\n`python {' '.join(sys.argv)}`\n")
-    rows: list[list[str]] = []
+    rows = []
     for place in PLACES:
         for epsilon in (1.0, 4.0):
             sizes = epsilon, arguments.seeds, arguments.rounds

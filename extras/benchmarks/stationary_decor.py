@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.common.cases import rounds_of
 from benchmarks.common.page import Page
 from benchmarks.common.stopwatch import table
 from extras.benchmarks.decor_covariance import CURVATURE, DELTA, NODES, decor, said
-from manifed.experiment.assembly import client_side, facts_of, initial_point, load_shards, plan_of
+from manifed.experiment.assembly import facts_of, load_shards
 from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
-from manifed.federation.rounds import free, run_rounds
-from manifed.federation.stack import StackTransport
 from manifed.graphs import ErdosRenyi, Graph, Ring, Torus, metropolis_hastings
 from manifed.plan import planned_statement
 from manifed_extras.stationary import (
@@ -41,7 +40,9 @@ from manifed_extras.stationary_design import Workload, optimise
 
 Array = NDArray[np.float64]
 
-STEP_SIZE, CLIP, LAST = 0.005, 1.0, 200
+STEP_SIZE = 0.005
+CLIP = 1.0
+LAST = 200
 EPSILONS = (3.0, 10.0)
 RATIOS = (1.1, 1.25, 1.5)
 GRAPHS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -66,11 +67,13 @@ def designed(graph: Graph) -> StationaryNoise:
 
 def fields_of(noise: StationaryNoise) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a config says of it: of [training], and of [privacy]."""
-    own, shared = noise.nodes[0], noise.edges[0]
+    own = noise.nodes[0]
+    shared = noise.edges[0]
     if len(noise.shapes) == 1:
         stddevs = {"noise_stddev": float(own[0] ** 0.5), "mask_stddev": float(shared[0] ** 0.5)}
         return {"kind": "decor"}, stddevs
-    white, masks = float(own[0] ** 0.5), float(shared.sum() ** 0.5)
+    white = float(own[0] ** 0.5)
+    masks = float(shared.sum() ** 0.5)
     streams = [
         {
             "kind": shape.kind,
@@ -125,14 +128,10 @@ def experiment(
 
 def errors(config: Experiment) -> tuple[float, float]:
     """Mean_i |x_i - x*|^2 and |mean - x*|^2, means over the last rounds."""
-    plan, side = plan_of(config), client_side(config)
-    transport = StackTransport(side, at_once=None, memory_budget_mb=64)
     best = plan_optimum(config)
-    found: list[tuple[float, float]] = []
-    start = plan.server_update.start(initial_point(config))
-    rounds = config.federation.num_rounds
-    for report in run_rounds(plan, start, transport, free, num_rounds=rounds):
-        if report.server_round > rounds - LAST:
+    found = []
+    for report in rounds_of(config)[1]:
+        if report.server_round > config.federation.num_rounds - LAST:
             away = report.state["x"].numpy() - best
             found.append((float((away**2).sum(-1).mean()), float((away.mean(0) ** 2).sum())))
     near, mean = np.array(found).mean(0)
@@ -142,7 +141,7 @@ def errors(config: Experiment) -> tuple[float, float]:
 def plan_optimum(config: Experiment) -> Any:
     """x*, which minimises the mean of all nodes' losses."""
     facts = facts_of(config)
-    problem: Any = facts.problem
+    problem = facts.problem
     return problem.optimum(load_shards(config).examples).x.numpy()
 
 
@@ -169,7 +168,7 @@ def rows_of(name: str, seeds: int, rounds: int) -> list[list[str]]:
     graph = GRAPHS[name][0].build(NODES, SEED_OF_GRAPH)
     rivals = [noise for r in RATIOS if (noise := decor(graph, 0, r)) is not None]
     ours = designed(graph)
-    rows: list[list[str]] = []
+    rows = []
     for epsilon in EPSILONS:
         runs = [
             np.array([errors(experiment(name, n, epsilon, rounds, s)) for s in range(seeds)])

@@ -38,7 +38,8 @@ def test_the_retraction_is_the_truncated_svd():
 
 
 def test_the_gradient_of_autograd_through_dense_becomes_the_projected_ambient_gradient():
-    x, target = point(11), normals(12, 7, 5)
+    x = point(11)
+    target = normals(12, 7, 5)
     tracked = x.clone().requires_grad_()
     loss = (M.dense(tracked) - target).square().sum()
     packed = torch.autograd.grad(loss, tracked)[0]
@@ -46,26 +47,13 @@ def test_the_gradient_of_autograd_through_dense_becomes_the_projected_ambient_gr
     assert torch.allclose(M.egrad2rgrad(x, packed), expected, atol=1e-12)
 
 
-def test_transport_is_the_projection_of_the_dense_vector():
-    x, y = point(13), point(14)
-    v = M.from_coords(x, normals(15, *M.point_shape))
-    expected = projected(y, M.embed(x, v))
-    assert torch.allclose(M.transp(x, y, v), expected, atol=1e-13)
-
-
 def test_the_mean_is_the_truncated_mean_matrix():
-    cloud, weights = point(18, 4), torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
+    cloud = point(18, 4)
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
     mean = torch.tensordot(weights / 10, M.dense(cloud), dims=1)
     u, s, vt = torch.linalg.svd(mean)
     expected = (u[:, :2] * s[:2]) @ vt[:2]
     assert torch.allclose(M.dense(M.frechet_mean(cloud, weights)), expected, atol=1e-13)
-
-
-def test_noise_that_swamps_the_point_still_retracts_to_rank_two():
-    x = point(19)
-    u = 1e6 * M.from_coords(x, normals(20, *M.point_shape))
-    y = M.retr(x, u)
-    assert M.check_point_on_manifold(y, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["expmap", "logmap", "dist"])

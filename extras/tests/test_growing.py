@@ -13,8 +13,6 @@ import manifed
 from extras.tests.fits import CLIENT_LEVEL, DELTA, epsilon_of, fit, rows_of
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.projected import Projected
-from manifed.algorithms.rsgd import RSGD
-from manifed.audit.of_config import costliest_round
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.federation.client import ClientSetup, Seat, run_update
@@ -30,7 +28,8 @@ from manifed_extras.growing import GrowingProjected, GrowingRSGD
 from reproduction.endless import epsilon_of_rho
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
-ROUNDS, NOISE = 6, 8.0
+ROUNDS = 6
+NOISE = 8.0
 FALLING = GrowingRSGD(
     step_size=0.2,
     minibatch=Full(),
@@ -72,24 +71,30 @@ STEPPED = GrowingProjected(
 
 def projected_by_hand(shards, x, steps, local_steps):
     """Algorithm 1 of projected federated learning with another eta in every round."""
-    mean, before, c = None, x, [torch.zeros_like(x) for _ in shards]
+    mean = None
+    before = x
+    c = [torch.zeros_like(x) for _ in shards]
     for r, eta in enumerate(steps):
         anchor = x / x.norm()
         if mean is not None:
             last = steps[r - 1]
             c = [(before - x) / (last * local_steps) - g for g in mean]
         assert sum(c).norm() < 1e-12
-        ends, mean = [], []
+        ends = []
+        mean = []
         for rows, own in zip(shards, c, strict=True):
-            z_hat, total = anchor, torch.zeros_like(x)
+            z_hat = anchor
+            total = torch.zeros_like(x)
             for _ in range(local_steps):
                 z = z_hat / z_hat.norm()
                 s = rows @ z
                 g = -2 * (s @ rows / len(rows) - (s @ s / len(rows)) * z)
-                z_hat, total = z_hat - eta * (g + own), total + g
+                z_hat = z_hat - eta * (g + own)
+                total = total + g
             ends.append(z_hat)
             mean.append(total / local_steps)
-        before, x = anchor, sum(ends) / len(ends)
+        before = anchor
+        x = sum(ends) / len(ends)
     return x / x.norm()
 
 
@@ -120,13 +125,6 @@ def test_rounds_without_end_have_a_price_that_none_of_them_exceeds():
              for k in range(1, 31)]  # fmt: skip
     assert found == pytest.approx(exact, rel=1e-9)
     assert found[-1] < whole < 1.5 * found[-1]
-
-
-def test_without_schedules_it_is_rsgd():
-    plain = run(RSGD(step_size=0.2, minibatch=Full()))
-    same = run(GrowingRSGD(step_size=0.2, minibatch=Full()))
-    assert torch.equal(plain.model, same.model)
-    assert plain.curves["epsilon"] == pytest.approx(same.curves["epsilon"], rel=1e-12)
 
 
 def test_every_round_is_charged_its_own_noise(tmp_path):
@@ -162,15 +160,11 @@ def zero_gradient_noise(server_round, count=300, factor=1.0):
 @pytest.mark.statistical
 def test_every_round_draws_the_noise_that_it_is_charged():
     count = 300
-    low, high = chi2.ppf(5e-7, count * 9), chi2.isf(5e-7, count * 9)
+    low = chi2.ppf(5e-7, count * 9)
+    high = chi2.isf(5e-7, count * 9)
     assert low < zero_gradient_noise(3, count) < high
     for factor in (0.8, 1 / 0.8):  # the noise of the round before or after
         assert not low < zero_gradient_noise(3, count, factor) < high
-
-
-def test_the_audit_attacks_the_round_with_least_noise():
-    mechanism = ExampleMechanism(l2_norm_clip=1.0, noise=Noise(multiplier=NOISE))
-    assert costliest_round(FALLING, mechanism, 40, ROUNDS) == ROUNDS
 
 
 BASE = "training.kind='manifed_extras.growing:GrowingRSGD'"
@@ -196,15 +190,3 @@ BASE = "training.kind='manifed_extras.growing:GrowingRSGD'"
 def test_what_has_no_meaning_is_refused(sets, match):
     with pytest.raises((ConfigError, ValidationError), match=match):
         load(QUICKSTART, [BASE, *sets])
-
-
-def test_a_config_takes_schedules():
-    config = load(
-        QUICKSTART,
-        [
-            BASE,
-            "training.noise_multipliers={kind='geometric',scale=1.0,ratio=0.9}",
-            "training.step_sizes={kind='hyperbolic',scale=1.0,rate=0.5}",
-        ],
-    )
-    assert config.training.in_round(5).step_size == pytest.approx(0.5 / 3)

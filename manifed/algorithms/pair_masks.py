@@ -34,7 +34,6 @@ from manifed.privacy.masks import (
     FLAWS,
     KEY_BYTES,
     SIGNATURE_BYTES,
-    UNSIGNED,
     Agreement,
     BadOffer,
     Offer,
@@ -307,7 +306,7 @@ class Masking(ByGraph, ServerUpdate):
             takes = [i for i in near[j] if i in said and i not in by]
             text = f"clients {list(by)[:5]} refuse the key relayed as its ({', '.join(why)})"
             text += f", clients {takes[:5]} take it" if takes else ""
-            if is_signature_known or UNSIGNED not in why:  # it was looked at when it was offered
+            if is_signature_known or FLAWS[-1] not in why:  # it was looked at when it was offered
                 text += ", the server found it sound"
             found.setdefault(j, text)
         return found

@@ -26,7 +26,7 @@ from manifed.oracles.sums import (
     narrowed,
     sum_of_good,
 )
-from manifed.privacy.noise import NoiseSource, Stream, laplace_of_normals, laplace_of_uniforms
+from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.examples import KEY, Examples
 from manifed.problems.problem import Problem
 
@@ -87,9 +87,7 @@ class Draws:
 
     def laplaces(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
         """Laplace draws of scale 1, shape ``shape`` or ``(C, *shape)``, float64."""
-        if self.source.precision == "summed":
-            return laplace_of_normals(self.normals((4, *shape), stream, step), -1 - len(shape))
-        return laplace_of_uniforms(self.uniforms(shape, stream, step))
+        return self.source.laplaces(tuple(shape), **self._at(stream, step)).to(self.device)
 
     def index(self, count: int, step: int = 0) -> Tensor:
         """A uniform index in 0..count-1, shape () or (C,): Option 2 of Algorithms 2 and 3."""

@@ -69,10 +69,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from scipy import special
 
 from manifed.errors import ConfigError
 from manifed.privacy import renyi
@@ -84,20 +83,16 @@ from manifed.privacy.composition import (
     grid_interval,
 )
 from manifed.privacy.events import PoissonSampled, Release, Releases, repeated
-from manifed.privacy.loss import Array, Loss, LossPmf
+from manifed.privacy.loss import Array, Loss, LossPmf, special
 
 __all__ = [
     "Claim", "Coins", "NoValidBound", "a_priori_epsilon", "epsilon", "external_epsilon",
     "for_steps", "guaranteed", "least_multiplier",
 ]  # fmt: skip
-_binomial_upper: Any = special.bdtrc  # scipy ships no stubs
 Coins = tuple[tuple[Releases, float, int], ...]
 """(What an update releases, the probability that it is made and counts, how often)."""
 _Counts = Mapping[tuple[Composition, float], int]
 """How often an update was made, by what it releases and its probability; 1 at most once."""
-_USELESS: Final = 200.0
-_MOST_LAPLACE: Final = 32
-"""Different Laplace releases that are put on a grid; more are priced by their Rényi divergences."""
 _WASTE: Final = 0.002
 _LARGEST: Final = 2.0**40
 
@@ -125,9 +120,8 @@ def _price(total: Composition, delta: float) -> float:
     once = {(total, 1.0): 1}
     if total.without_replacement or total.is_rare:
         return min(_by_renyi(once, delta), _price(total.everybody, delta))
-    is_long = len(total.laplace) > _MOST_LAPLACE
-    found = _by_renyi(once, delta) if is_long else _by_loss(once, delta)
-    return min(found, total.pure_epsilon)
+    by = _by_renyi if len(total.laplace) > 32 else _by_loss  # so many scales fit on a grid
+    return min(by(once, delta), total.pure_epsilon)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -164,8 +158,8 @@ def _mixed(counts: _Counts, delta: float) -> float:
     for (update, probability), count in counts.items():
         everybody[update.everybody, probability] += count
     found = _by_renyi(counts, delta)
-    # one that would alone cost more than _USELESS makes the grid large and the bound useless
-    is_useless = max(update.mu for update, _ in everybody) ** 2 / 2 > _USELESS
+    # one that would alone cost more than 200 makes the grid large and the bound useless
+    is_useless = max(update.mu for update, _ in everybody) ** 2 / 2 > 200
     return found if is_useless else min(found, _mixed(everybody, delta))
 
 
@@ -202,7 +196,7 @@ def a_priori_epsilon(
     if participation_probability >= 1 or delta <= 0:
         return best
     counts = np.arange(num_rounds, dtype=np.float64)
-    upper: Array = _binomial_upper(counts, num_rounds, participation_probability) * (1 + 1e-12)
+    upper: Array = special.bdtrc(counts, num_rounds, participation_probability) * (1 + 1e-12)
     tails = np.minimum(upper, 1.0)
     shares = [share for share in delta * 0.5 ** np.arange(1, 12) if (tails <= share).any()]
     for k in sorted({int(np.argmax(tails <= share)) for share in shares}):

@@ -20,33 +20,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Final
-
-from scipy import special
+from typing import Final
 
 from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
-from manifed.privacy.loss import Loss, gaussian_loss, laplace_loss
+from manifed.privacy.loss import Loss, gaussian_loss, laplace_loss, special
 
-_ULPS: Final = 2.0**-49
-"""Relative error allowed to each logarithm of a normal tail (a few roundings)."""
-_log_cdf: Any = special.log_ndtr  # scipy ships no stubs
-_CELLS_PER_STDDEV: Final = 50
-_COARSEST: Final = 0.01
-_MOST_CELLS: Final = 1 << 21
-_LONGEST: Final = 1 << 22
-"""Grid points of a composed loss; what would need more is put on a coarser grid."""
 _LEAST_RATE: Final = 1e-9
 """Below this sampling probability a release counts as sampled with this one: still a bound."""
-_RARE: Final = 1e-6
-"""Where all sampling probabilities are below this one, a grid would be too fine."""
 _LEAST_NOISE: Final = 1e-3
 """At and below this noise multiplier (epsilon > 10^5) sampling is not worth a bound of its own."""
-_LEAST_LAPLACE: Final = 2e-3
-"""Below this one a Laplace release (epsilon > 500 on its own) counts as no noise."""
-_MOST_LAPLACE: Final = 1e9
-"""Above this one it counts as this one: less noise, so still a bound."""
-
-
 _PROVED: Final = {
     "poisson": (
         "add-or-remove",
@@ -80,10 +62,11 @@ def gaussian_delta(epsilon: float, *, mu: float) -> float:
         return 0.0
     if mu == math.inf:
         return 1.0
-    upper = float(_log_cdf(mu / 2 - epsilon / mu))
-    lower = epsilon + float(_log_cdf(-mu / 2 - epsilon / mu))
+    upper = float(special.log_ndtr(mu / 2 - epsilon / mu))
+    lower = epsilon + float(special.log_ndtr(-mu / 2 - epsilon / mu))
     value = -math.expm1(min(lower - upper, 0.0))
-    rounding = _ULPS * (1.0 + epsilon + abs(upper) + abs(lower - epsilon))
+    # 2^-49, a few roundings, is allowed to each logarithm of a normal tail
+    rounding = 2.0**-49 * (1.0 + epsilon + abs(upper) + abs(lower - epsilon))
     return min(1.0, math.exp(upper) * (value + rounding))
 
 
@@ -126,8 +109,8 @@ class Composition:
 
     @property
     def is_rare(self) -> bool:
-        """Whether every sampled release hardly ever takes a given unit."""
-        return bool(self.poisson) and max(q for _, q, _ in self.poisson) < _RARE
+        """Whether all sampling probabilities are so small that a grid would be too fine."""
+        return bool(self.poisson) and max(q for _, q, _ in self.poisson) < 1e-6
 
     @property
     def pure_epsilon(self) -> float:
@@ -196,11 +179,11 @@ def grid_interval(parts: Iterable[tuple[Composition, float]]) -> tuple[float, bo
     rounded = [(*one, times) for part, times in parts for one in part.rounded]
     variance = math.fsum(times * n * each for each, _, n, times in rounded)
     finest = math.sqrt(variance / math.fsum(times * n for *_, n, times in rounded))
-    finest = min(_COARSEST, finest / _CELLS_PER_STDDEV)
-    least = max(largest for _, largest, *_ in rounded) / _MOST_CELLS
+    finest = min(0.01, finest / 50)
+    least = max(largest for _, largest, *_ in rounded) / (1 << 21)  # cells
     wanted = 2.0 ** math.floor(math.log2(finest))
     interval = max(wanted, 2.0 ** math.ceil(math.log2(max(least, 1e-300))))
-    while any(part.length(interval) > _LONGEST for part, _ in parts):
+    while any(part.length(interval) > 1 << 22 for part, _ in parts):
         interval *= 4
     return interval, interval <= wanted
 
@@ -229,10 +212,10 @@ def compose(releases: Iterable[Release]) -> Composition:
     for release in present:
         z, count, sampling = release.noise_multiplier, release.count, release.sampling
         if release.kind == "laplace":
-            if z < _LEAST_LAPLACE:
+            if z < 2e-3:  # epsilon > 500 on its own: counts as no noise
                 unsampled.append((0.0, count))
             else:
-                laplace[min(z, _MOST_LAPLACE)] += count
+                laplace[min(z, 1e9)] += count  # less noise: still a bound
         elif isinstance(sampling, PoissonSampled) and (rate := _rate(sampling, z)) < 1:
             poisson[z, rate] += count
         elif (

@@ -112,31 +112,25 @@ class Release(Frozen):
         """Whether masks hide more of it from some adversaries than from others."""
         return not (self.to_server is self.to_one is self.to_coalition is None)
 
-    def times(self, factor: int) -> "Release":
-        """Returns the release made ``factor`` times as often."""
-        return self.model_copy(update={"count": self.count * factor})
-
-    def seen_by(self, knows: _Knowledge) -> "Release":
-        """The release as one who knows these masks sees it."""
-        if not self.is_masked:
-            return self
-        seen = {"nothing": self.to_server, "one": self.to_one, "coalition": self.to_coalition}
-        no_masks = {"to_server": None, "to_one": None, "to_coalition": None}
-        multiplier = seen.get(knows, self.noise_multiplier)
-        return self.model_copy(update={"noise_multiplier": multiplier, **no_masks})
-
 
 Releases = tuple[Release, ...]
 
 
 def seen_by(knows: _Knowledge, releases: Iterable[Release]) -> Releases:
     """The releases as an adversary who knows these masks sees them."""
-    return tuple(release.seen_by(knows) for release in releases)
+    bare = {"to_server": None, "to_one": None, "to_coalition": None}
+
+    def seen(one: Release) -> Release:
+        known = {"nothing": one.to_server, "one": one.to_one, "coalition": one.to_coalition}
+        multiplier = known.get(knows, one.noise_multiplier)
+        return one.model_copy(update={"noise_multiplier": multiplier, **bare})
+
+    return tuple(seen(one) if one.is_masked else one for one in releases)
 
 
 def repeated(releases: Iterable[Release], times: int) -> Releases:
     """Everything in ``releases``, ``times`` times over."""
-    return tuple(release.times(times) for release in releases)
+    return tuple(one.model_copy(update={"count": one.count * times}) for one in releases)
 
 
 def unsampled(releases: Iterable[Release]) -> Releases:

@@ -50,8 +50,7 @@ from manifed.privacy.tariff import Terms
 FORMAT: Final = 3
 _GENESIS: Final = "0" * 64
 """The hash that the first line is bound to."""
-RESTORE: Final = "restore it from a backup; without it nobody can say what was spent"
-_MOST_ROUNDS: Final = 10**9
+_RESTORE: Final = "restore it from a backup; without it nobody can say what was spent"
 _LONGEST_END: Final = 160
 """Bytes; what follows the content of a line, its hash among it, is shorter."""
 
@@ -61,7 +60,7 @@ class LedgerDamaged(ValueError):
 
     exit_code = 2
 
-    def __init__(self, path: Path, line: int, what: str, remedy: str = RESTORE) -> None:
+    def __init__(self, path: Path, line: int, what: str, remedy: str = _RESTORE) -> None:
         super().__init__(f"{path}, line {line}: {what}; {remedy}")
         self.line = line
 
@@ -75,7 +74,7 @@ class Reserves(Frozen):
     """One attempt of each of the rounds ``first`` to ``last``, as paid before their messages."""
 
     first: int = Field(ge=0)
-    last: int = Field(le=_MOST_ROUNDS)
+    last: int = Field(le=10**9)
     attempt: int = Field(default=0, ge=0)
     cohort: str
     """Who may be sent a message in each of them (manifed/privacy/tariff.py)."""

@@ -22,18 +22,18 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+from scipy import special as _scipy_special
 
 Array = npt.NDArray[np.float64]
 _TAIL: Final = 1e-16
 """Mass that a composition may cut off, per side; it counts as an infinite loss."""
 _Complex = npt.NDArray[np.complex128]
-_UP: Final = 1 + 1e-12
 _LARGEST_LOSS: Final = 600.0
 """Finite losses above this count as infinite (their exponentials leave float64)."""
 _REACH: Final = 8.9
 """Standard deviations kept of a Gaussian: what lies above, < 3e-19, is an infinite loss."""
-_cdf: Any = special.ndtr  # scipy ships no stubs
+special: Any = _scipy_special
+"""Scipy's special functions, which ship no stubs."""
 
 
 def _power(values: _Complex, count: int) -> _Complex:
@@ -71,7 +71,7 @@ class LossPmf:
         """The loss of ``count`` independent runs."""
         if count == 1:
             return self
-        low, high = self._range(count)
+        low, high = self.composed_range(count)
         size = _transform_size(high - low + 1)
         cycle = np.fft.irfft(_power(self._spectrum(size), count), size)
         masses = np.roll(cycle, -(low % size))[: high - low + 1]
@@ -82,11 +82,6 @@ class LossPmf:
             np.maximum(masses, 0.0),
             min(1.0, infinity + 2 * _TAIL + _roundoff(count)),
         )
-
-    def composed_length(self, count: int) -> int:
-        """How many grid points `composed` would take."""
-        low, high = self._range(count)
-        return high - low + 1
 
     def convolved(self, other: "LossPmf") -> "LossPmf":
         """The loss of both, which must share the grid."""
@@ -111,33 +106,30 @@ class LossPmf:
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon >= 0 whose hockey-stick divergence is at most delta."""
-        losses, _, infinity = self._positive
+        losses, upper, lower, infinity = self._tails
         if infinity > delta:
             return math.inf
-        upper, lower = self._tails
         at_losses = infinity + upper[1:] - np.exp(losses) * lower[1:]
         index = int(np.searchsorted(-at_losses, -delta)) if len(losses) else 0
-        if lower.size == 0 or lower[index] <= 0.0:
+        if lower[index] <= 0.0:
             return 0.0
         excess = infinity + float(upper[index]) - delta
-        return max(0.0, math.log(excess / float(lower[index]))) * _UP if excess > 0 else 0.0
+        return max(0.0, math.log(excess / float(lower[index]))) * (1 + 1e-12) if excess > 0 else 0.0
 
     @cached_property
-    def _positive(self) -> tuple[Array, Array, float]:
-        """Losses in (0, _LARGEST_LOSS], their masses, and the mass above."""
+    def _tails(self) -> tuple[Array, Array, Array, float]:
+        """Losses in (0, _LARGEST_LOSS], sums over losses >= i of p and of p exp(-loss), a 0 after.
+
+        And the mass of larger losses.
+        """
         first = max(0, 1 - self.lowest)
         points = np.arange(self.lowest + first, self.lowest + len(self.masses), dtype=np.float64)
-        losses = self.interval * points
-        masses = self.masses[first:]
+        losses, masses = self.interval * points, self.masses[first:]
         stop = int(np.searchsorted(losses, _LARGEST_LOSS))
-        return losses[:stop], masses[:stop], self.infinity + float(masses[stop:].sum())
-
-    @cached_property
-    def _tails(self) -> tuple[Array, Array]:
-        """Sums over losses >= i of p and of p exp(-loss), with a final 0."""
-        losses, masses, _ = self._positive
+        infinity = self.infinity + float(masses[stop:].sum())
+        losses, masses = losses[:stop], masses[:stop]
         sums = [np.cumsum(a[::-1])[::-1] for a in (masses, masses * np.exp(-losses))]
-        return np.append(sums[0], 0.0), np.append(sums[1], 0.0)
+        return losses, np.append(sums[0], 0.0), np.append(sums[1], 0.0), infinity
 
     def _spectrum(self, size: int) -> _Complex:
         """The Fourier transform of the masses, wrapped to ``size``; cached by size."""
@@ -151,7 +143,7 @@ class LossPmf:
     def _spectra(self) -> dict[int, Any]:
         return {}
 
-    def _range(self, count: int) -> tuple[int, int]:
+    def composed_range(self, count: int) -> tuple[int, int]:
         """Indices outside which the sum of ``count`` losses has mass <= _TAIL per side."""
         orders, logs = self._chernoff
         bounds = (count * logs - math.log(_TAIL)) / orders
@@ -201,7 +193,8 @@ class Loss:
 
     def composed_length(self, count: int) -> int:
         """How many grid points `composed` would take in its longer direction."""
-        return max(side.composed_length(count) for side in self.sides)
+        ranges = (side.composed_range(count) for side in self.sides)
+        return max(high - low + 1 for low, high in ranges)
 
     def mixed(self, probability: float) -> "Loss":
         """This loss with ``probability``, nothing otherwise, and which of the two is revealed."""
@@ -251,8 +244,8 @@ def _removed(z: float, q: float, interval: float) -> LossPmf:
     cuts = np.minimum(_place(points * interval, z, q), top)
     cuts[-1] = top
     null, shifted = _masses(cuts / z), _masses((cuts - 1) / z)
-    below = (1 - q) * _cdf(cuts[0] / z) + q * _cdf((cuts[0] - 1) / z)
-    above = (1 - q) * _cdf(-top / z) + q * _cdf(-(top - 1) / z)
+    below = (1 - q) * special.ndtr(cuts[0] / z) + q * special.ndtr((cuts[0] - 1) / z)
+    above = (1 - q) * special.ndtr(-top / z) + q * special.ndtr(-(top - 1) / z)
     return _split(interval, points, (1 - q) * null + q * shifted, null, below, above)
 
 
@@ -262,7 +255,7 @@ def _added(z: float, q: float, interval: float) -> LossPmf:
     points = _grid(interval, lowest, min(-_loss(-_REACH * z, z, q), _LARGEST_LOSS))
     cuts = _place(-points * interval, z, q)[::-1]
     null, shifted = _masses(cuts / z)[::-1], _masses((cuts - 1) / z)[::-1]
-    below, above = _cdf(-cuts[-1] / z), _cdf(cuts[0] / z)
+    below, above = special.ndtr(-cuts[-1] / z), special.ndtr(cuts[0] / z)
     return _split(interval, points, null, (1 - q) * null + q * shifted, below, above)
 
 
@@ -291,7 +284,11 @@ def _grid(interval: float, lowest: float, highest: float) -> Array:
 def _masses(cuts: Array) -> Array:
     """Standard normal masses between consecutive cuts, accurate in both tails."""
     left, right = cuts[:-1], cuts[1:]
-    return np.where(left > 0, _cdf(-left) - _cdf(-right), _cdf(right) - _cdf(left))
+    return np.where(
+        left > 0,
+        special.ndtr(-left) - special.ndtr(-right),
+        special.ndtr(right) - special.ndtr(left),
+    )
 
 
 def _split(

@@ -51,7 +51,6 @@ _Flaw = Literal[
 ]
 """What is wrong with an offer; on the wire its place in `FLAWS`, from 1."""
 FLAWS: Final[tuple[_Flaw, ...]] = get_args(_Flaw)
-UNSIGNED: Final = FLAWS[-1]
 _Owners = Mapping[bytes, Sequence[int]]
 """By public key, which nodes offered it."""
 

@@ -32,11 +32,6 @@ from manifed.privacy.events import (
     Unsampled,
 )
 
-_SMALLEST_CLIP = 1e-140
-"""A bound below this lets nothing through: products of what it leaves would round as denormals."""
-_SMALLEST_FACTOR = 1e-308
-"""A factor below this is zero: a denormal factor has no relative accuracy."""
-
 
 def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
     """min(1, l2_norm_clip / norm) for every norm, shape and dtype of ``norms``.
@@ -55,22 +50,16 @@ def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
     if not bool((bound > 0).all()):
         raise ValueError(f"Expected l2_norm_clip > 0, got {l2_norm_clip}")
     if norms.dtype != torch.float64:
-        return _narrow_factors(norms.to(torch.float64), l2_norm_clip, norms.dtype)
+        # A norm within 16 roundings below the bound counts as above it; none may underflow.
+        info, wide = torch.finfo(norms.dtype), norms.to(torch.float64)
+        factors = clip_factors(wide * (1 + 16 * info.eps), l2_norm_clip)
+        smallest = info.tiny / info.eps
+        is_kept = (factors >= smallest) & ((factors == 1.0) | (factors * wide >= smallest))
+        return torch.where(is_kept, factors, 0.0).to(norms.dtype)
     factors = (norms.reciprocal() * l2_norm_clip).clamp_max_(1.0)
-    is_kept = (factors >= _SMALLEST_FACTOR) & (bound >= _SMALLEST_CLIP)  # False for NaN
+    # False for NaN; products below these round as denormals, which have no relative accuracy
+    is_kept = (factors >= 1e-308) & (bound >= 1e-140)
     return torch.where(is_kept, factors, 0.0)
-
-
-def _narrow_factors(norms: Tensor, l2_norm_clip: float | Tensor, dtype: torch.dtype) -> Tensor:
-    """Factors that hold after products are rounded to ``dtype``; none where they would underflow.
-
-    A norm within 16 roundings below the bound counts as above it.
-    """
-    info = torch.finfo(dtype)
-    factors = clip_factors(norms * (1 + 16 * info.eps), l2_norm_clip)
-    smallest = info.tiny / info.eps
-    is_kept = (factors >= smallest) & ((factors == 1.0) | (factors * norms >= smallest))
-    return torch.where(is_kept, factors, 0.0).to(dtype)
 
 
 def clipped(vectors: Tensor, norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
@@ -107,10 +96,6 @@ class Noise(Frozen):
     def stddev(self, sensitivity: float, num_examples: int) -> float:
         """Standard deviation per orthonormal coordinate."""
         return self.multiplier * sensitivity + self.coefficient / num_examples + self.value
-
-    def scaled(self, factor: float) -> "Noise":
-        """``factor`` times as much."""
-        return Noise(**{name: factor * size for name, size in self.model_dump().items()})
 
 
 class ExampleMechanism(Frozen):
@@ -161,7 +146,8 @@ class ExampleMechanism(Frozen):
 
     def scaled(self, factor: float) -> "ExampleMechanism":
         """The mechanism with ``factor`` times the noise; what it releases is charged so."""
-        return self.model_copy(update={"noise": self.noise.scaled(factor)})
+        noise = Noise(**{name: factor * size for name, size in self.noise.model_dump().items()})
+        return self.model_copy(update={"noise": noise})
 
     def release(
         self,

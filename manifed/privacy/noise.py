@@ -49,7 +49,7 @@ _Origin = Literal["seed", "os"]
 BITS: Final = {
     "stream": 8, "attempt": 16, "step": 24, "server_round": 24, "partition": 24, "block": 32,
 }  # fmt: skip
-EDGE_BITS: Final = {
+_EDGE_BITS: Final = {
     "stream": 8, "attempt": 16, "step": 16, "server_round": 24, "edge": 40, "block": 24,
 }  # fmt: skip
 """In place of a partition stands `edge_place`."""
@@ -98,13 +98,14 @@ class _Address(TypedDict, total=False):
     step: int
 
 
-def counter_of(bits: Mapping[str, int], **fields: int) -> int:
+def counter_of(**fields: int) -> int:
     """The counter block at an address: its fields side by side, 0 where none is given.
 
     Raises:
         ValueError: naming the field that is out of range, its value and its bound.
     """
-    least, counter = 0 if "partition" in bits else 128, 0
+    bits, least = (_EDGE_BITS, 128) if "edge" in fields else (BITS, 0)
+    counter = 0
     if not least <= fields["stream"] < least + 128:
         raise ValueError(
             f"Expected {least} <= stream < {least + 128} (below 128 are those of clients, from "
@@ -163,25 +164,6 @@ def _read_uniforms(words: Array, out: Array) -> None:
 def _read_words(words: Array, out: Array) -> None:
     """The words themselves, as bit patterns."""
     np.copyto(out.view(_WORD), words)
-
-
-def laplace_of_uniforms(u: Tensor) -> Tensor:
-    """Laplace noise of scale 1 (density exp(-|x|) / 2, variance 2) of uniforms in (0, 1).
-
-    By the inverse of the distribution function: of the uniforms drawn here |x| is at most 36.04.
-    """
-    centred = u - 0.5  # exact
-    return -centred.sign() * torch.log1p(-2 * centred.abs())
-
-
-def laplace_of_normals(z: Tensor, axis: int) -> Tensor:
-    """Laplace draws of scale 1 from four normals along ``axis``, which goes: z1 z2 + z3 z4.
-
-    A product of two has the characteristic function (1 + t^2)^(-1/2), so a sum of two has that of
-    the Laplace law. Inverting it is a search over secret draws, as with summed normals.
-    """
-    one, two, three, four = z.unbind(axis)
-    return one * two + three * four
 
 
 _Reading = tuple[int, Callable[[Array, Array], None]]
@@ -249,6 +231,20 @@ class NoiseSource:
         """Uniforms of (0, 1), float64, odd multiples of 2^-53; shapes as ``normals``."""
         return self._draw(shape, _UNIFORMS, address)
 
+    def laplaces(self, shape: tuple[int, ...], **address: Unpack[_Address]) -> Tensor:
+        """Laplace draws of scale 1 (density exp(-|x|) / 2, variance 2), float64; as ``normals``.
+
+        By the inverse of the distribution function of a uniform: |x| is at most 36.04. With summed
+        precision z1 z2 + z3 z4 of four normals: a product of two has the characteristic function
+        (1 + t^2)^(-1/2), so a sum of two has that of the Laplace law. Inverting it is a search over
+        secret draws, as with summed normals.
+        """
+        if self.precision == "summed":
+            one, two, three, four = self.normals((4, *shape), **address).unbind(-1 - len(shape))
+            return one * two + three * four
+        centred = self.uniforms(shape, **address) - 0.5  # exact
+        return -centred.sign() * torch.log1p(-2 * centred.abs())
+
     def words(self, count: int, **address: Unpack[_Address]) -> Array:
         """The words of ``count`` uniforms of that address, uint64, shape (count,) or (C, count)."""
         return self._draw((count,), _WORDS, address).numpy().view(_WORD)
@@ -274,7 +270,7 @@ class NoiseSource:
         self, shape: tuple[int, ...], reading: _Reading, address: Mapping[str, Any]
     ) -> Tensor:
         """Numbers of clients, or of edges."""
-        name, bits = ("edge", EDGE_BITS) if "edge" in address else ("partition", BITS)
+        name, bits = ("edge", _EDGE_BITS) if "edge" in address else ("partition", BITS)
         own, given = dict(address), address[name]
         is_edge = name == "edge"
         is_one = isinstance(next(iter(given), None) if is_edge else given, int)
@@ -283,10 +279,10 @@ class NoiseSource:
         count = math.prod(shape)
         num_blocks = -(-count * reading[0] // 2)
         for place in (min(places, default=0), max(places, default=0)):
-            counter_of(bits, **own | {name: place, "block": max(num_blocks - 1, 0)})
+            counter_of(**own | {name: place, "block": max(num_blocks - 1, 0)})
         if len(set(places)) < len(places):
             raise ValueError(f"Expected distinct {name}s, got {places}: noise is never reused")
-        start = counter_of(bits, **own | {name: 0})
+        start = counter_of(**own | {name: 0})
         lows = np.array(places, dtype=_WORD) << np.uint64(bits["block"])
         lows += np.uint64(start & (1 << 64) - 1)
         out, (words_each, read) = np.empty((len(places), count)), reading

@@ -287,22 +287,23 @@ class Odometer:
 
         Also every planned draw that was not made, which an outsider must reckon with.
         """
-        draws, terms = Counter({i: x.draws for i, x in enumerate(self._lines)}), self.terms
-        for one in self.planned:
-            draws[self._number(one)] = max(draws[self._number(one)], one.planned_draws)
+        draws, terms = Counter({i: line.draws for i, line in enumerate(self._lines)}), self.terms
+        for i, one in ((self._number(one), one) for one in self.planned):
+            draws[i] = max(draws[i], one.planned_draws)
         if not self.planned and terms is not None and self._now is not None and terms.is_drawn:
             draws[self._now] += max(0, terms.planned_draws - draws.total())
         used = [(self._lines[i], times) for i, times in draws.items() if times]
         if not used:
             return
         table = np.stack([line.update_of for line, _ in used])
-        each = [x.terms.probabilities or x.terms.participation_probability for x, _ in used]
-        rates = np.stack([np.broadcast_to(rate, table.shape[1]) for rate in each])
-        for updates in np.unique(table, axis=1).T:
-            alike = (table == updates[:, None]).all(axis=0)
+        kinds, kind_of = np.unique(table, axis=1, return_inverse=True)
+        largest = np.zeros(kinds.shape)
+        for row, (line, _) in zip(largest, used, strict=True):
+            rates = line.terms.probabilities or line.terms.participation_probability
+            np.maximum.at(row, kind_of.ravel(), rates)
+        for updates, column in zip(kinds.T, largest.T, strict=True):
             counts = Counter[tuple[Releases, float]]()
-            largest = rates[:, alike].max(axis=1).tolist()
-            for (_, times), update, rate in zip(used, updates, largest, strict=True):
+            for (_, times), update, rate in zip(used, updates, column.tolist(), strict=True):
                 counts[seen_by(adversary.knows, self._updates[update]), rate] += times
             yield tuple((update, rate, n) for (update, rate), n in counts.items())
 

@@ -20,18 +20,13 @@ from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
-from scipy import special
 
 from manifed.privacy.composition import Composition
-from manifed.privacy.loss import Array
+from manifed.privacy.loss import Array, special
 
-_special: Any = special
 _STEP: Final = 0.25
 _REACH: Final = 9.0
 _MARGIN: Final = 1e-7
-_OFFSETS: Final = np.arange(-_REACH, _REACH + _STEP, _STEP)
-_LARGEST: Final = 1e100
-"""Noise beyond this is priced as this, so that its square is finite."""
 _EVERY: Final = 64
 """Up to this power every even one is computed, beyond it one in fifty."""
 
@@ -75,9 +70,12 @@ def mixed(divergences: Array, probability: float) -> Array:
 
 def epsilon(divergences: Array, delta: float) -> float:
     """The least epsilon over the orders."""
-    if not np.isfinite(divergences).any():
+    is_finite = np.isfinite(divergences)
+    if not is_finite.any():
         return np.inf
-    return float(_dp_rdp().compute_epsilon(*_finite(divergences), delta)[0])
+    # below 1e-15 dp-accounting's conversions leave float64
+    found = np.maximum(divergences[is_finite], 1e-15)
+    return float(_dp_rdp().compute_epsilon(orders()[is_finite], found, delta)[0])
 
 
 @lru_cache(maxsize=1)
@@ -85,12 +83,6 @@ def orders() -> Array:
     """dp-accounting's default orders, its octaves above 64 in steps of an eighth."""
     octaves = np.round(np.geomspace(64.0, 2048.0, 41))
     return np.union1d(np.asarray(_dp_rdp().DEFAULT_RDP_ORDERS, dtype=np.float64), octaves)
-
-
-def _finite(divergences: Array) -> tuple[Array, Array]:
-    """Orders with a bound; below 1e-15 dp-accounting's conversions leave float64, so not below."""
-    is_finite = np.isfinite(divergences)
-    return orders()[is_finite], np.maximum(divergences[is_finite], 1e-15)
 
 
 @lru_cache(maxsize=256)
@@ -133,7 +125,7 @@ def subset_divergences(z: float, sample_size: int, population: int, orders: Arra
 
     z > 0 is the noise multiplier; 1 <= sample_size <= population.
     """
-    z = min(z, _LARGEST)
+    z = min(z, 1e100)  # whose square is finite; less noise, so still a bound
     if sample_size == population:
         return orders / (2 * z**2)
     below, above = np.floor(orders), np.ceil(orders)
@@ -148,8 +140,8 @@ def _log_moments(z: float, q: float, orders: Array) -> Array:
     largest = max(int(orders[-1]), 2)
     a, j = orders[:, None], np.arange(2, largest + 1, dtype=np.float64)
     with np.errstate(invalid="ignore"):
-        left = _special.gammaln(np.maximum(a - j, 0.0) + 1)
-        binomials: Array = _special.gammaln(a + 1) - _special.gammaln(j + 1) - left
+        left = special.gammaln(np.maximum(a - j, 0.0) + 1)
+        binomials: Array = special.gammaln(a + 1) - special.gammaln(j + 1) - left
     total = np.where(j <= a, binomials, -np.inf) + (j * math.log(q) + _log_terms(z, largest))
     top = np.maximum(total.max(1), 0.0)
     rest: Array = np.exp(total - top[:, None]).sum(1)
@@ -170,9 +162,8 @@ def _log_even_moments(z: float, count: int) -> Array:
     """Log B(2) = log(e^(1/z^2) - 1), log B(4), ..., log B(2 count)."""
     second = z**-2 + math.log(-math.expm1(-(z**-2)))
     powers = _nodes(count)
-    above = _log_peak(z, powers, _place(z, powers, is_above=True), is_above=True)
-    below = _log_peak(z, powers, _place(z, powers, is_above=False), is_above=False)
-    found = np.concatenate([[second], np.logaddexp(above, below)]) + _MARGIN
+    both = np.logaddexp(*(_log_side(z, powers, is_above=one) for one in (True, False)))
+    found = np.concatenate([[second], both]) + _MARGIN
     wanted = 2.0 * np.arange(1, count + 1)
     return np.interp(wanted, np.concatenate([[2.0], powers]), found)
 
@@ -185,8 +176,11 @@ def _nodes(count: int) -> Array:
     return np.unique(np.concatenate([fine, coarse[coarse <= last + 1], [last]])).astype(np.float64)
 
 
-def _place(z: float, powers: Array, *, is_above: bool) -> Array:
-    """Where phi(y) |r(y) - 1|^l is largest, on one side of r = 1, by bisection."""
+def _log_side(z: float, powers: Array, *, is_above: bool) -> Array:
+    """Log of the integral of phi(y) |r(y) - 1|^l over one side of r = 1.
+
+    Its peak is found by bisection.
+    """
     if is_above:
         low = np.full_like(powers, 0.5 / z)
         high = 2 * powers / z + 2 * np.sqrt(powers) + 1 / z
@@ -194,15 +188,9 @@ def _place(z: float, powers: Array, *, is_above: bool) -> Array:
         low, high = -np.sqrt(powers) - 1.0, np.zeros_like(powers)
     for _ in range(25):
         y = (low + high) / 2
-        loss = y / z - 0.5 / z**2
-        slope = powers / z / -np.expm1(-loss) - y  # of log phi + l log|r - 1|
+        slope = powers / z / -np.expm1(0.5 / z**2 - y / z) - y  # of log phi + l log|r - 1|
         low, high = np.where(slope > 0, y, low), np.where(slope > 0, high, y)
-    return (low + high) / 2
-
-
-def _log_peak(z: float, powers: Array, peak: Array, *, is_above: bool) -> Array:
-    """Log of the integral of phi(y) |r(y) - 1|^l over one side of r = 1."""
-    y = peak[:, None] + _OFFSETS
+    y = ((low + high) / 2)[:, None] + np.arange(-_REACH, _REACH + _STEP, _STEP)
     loss = y / z - 0.5 / z**2
     is_inside = loss > 0 if is_above else loss < 0
     size = np.where(is_inside, np.abs(loss), 1.0)

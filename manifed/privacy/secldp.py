@@ -48,9 +48,6 @@ _TREE: Final = 256
 """Nodes of the trees around each node of a larger graph."""
 _MOST_LOST: Final = 1e-2
 """Where float64 may lose more than this share of a price, masks are worth nothing."""
-_UPDATE_LOST: Final = 1e-6
-"""More than this, relative to the node's own noise, an update may not lose, of up to 200 nodes; of
-more, than `_MOST_LOST` of what it finds."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +174,7 @@ def _one_colluding(graph: Graph, noise: Correlated) -> Worst | None:
     """
     n = graph.num_nodes
     lost = 64.0 * n * _condition(graph, noise) ** 2 * _UNIT_ROUNDOFF
-    is_fine = lost <= _UPDATE_LOST
+    is_fine = lost <= 1e-6  # relative to the node's own noise
     if n <= _DIRECT or (n <= 2 * _DIRECT and not is_fine):
         return None
     diagonals = enumerate(_each_gone(graph, noise))

@@ -28,9 +28,9 @@ from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.events import Frozen
 from manifed.schedules import Array, TimeVarying
 
-ROUNDING: Final = 2.0**-44
+_ROUNDING: Final = 2.0**-44
 """Allowed, relatively, to each term and each step of a recursion: some hundred ulps."""
-MOST_TERMS: Final = 10**7
+_MOST_TERMS: Final = 10**7
 
 
 class Releases(Frozen):
@@ -57,9 +57,9 @@ class Releases(Frozen):
         Raises:
             ValueError: unless 0 <= rounds <= 10^7.
         """
-        if not 0 <= rounds <= MOST_TERMS:
-            raise ValueError(f"rounds: expected 0 to {MOST_TERMS}, got {rounds}")
-        return math.fsum(self.costs(rounds, side)) * (1 + side * ROUNDING)
+        if not 0 <= rounds <= _MOST_TERMS:
+            raise ValueError(f"rounds: expected 0 to {_MOST_TERMS}, got {rounds}")
+        return math.fsum(self.costs(rounds, side)) * (1 + side * _ROUNDING)
 
     def costs(self, rounds: int, side: int = 1) -> Array:
         """What each of the first releases that cost something costs."""
@@ -67,7 +67,7 @@ class Releases(Frozen):
         with np.errstate(over="ignore", under="ignore"):
             ratio = self.sensitivities(rounds, side) / self.schedules.noise_scale.values(k)
             each = ratio if self.noise == "laplace" else ratio * ratio / 2
-        return each * (1 + side * ROUNDING)
+        return each * (1 + side * _ROUNDING)
 
     def sizes(self, k: Array) -> Array:
         """The batches of rounds k, no larger than a node's examples."""
@@ -83,10 +83,12 @@ class Releases(Frozen):
         s = self.schedules
         with np.errstate(over="ignore", under="ignore"):
             if self.algorithm == "gradient":
-                return self.sensitivity / self.sizes(k) * (1 + side * ROUNDING)  # Theorem 5
-            fresh = self.sensitivity * s.step_size.values(k) / self.sizes(k) * (1 + side * ROUNDING)
+                return self.sensitivity / self.sizes(k) * (1 + side * _ROUNDING)  # Theorem 5
+            fresh = (
+                self.sensitivity * s.step_size.values(k) / self.sizes(k) * (1 + side * _ROUNDING)
+            )
         kept = 1.0 - s.mixing.values(k) + self.lipschitz * s.step_size.values(k)
-        kept = np.maximum(kept + side * ROUNDING, 0.0)
+        kept = np.maximum(kept + side * _ROUNDING, 0.0)
         found, delta = np.empty(rounds), 0.0
         for i, (keep, new) in enumerate(zip(kept.tolist(), fresh.tolist(), strict=True)):
             delta = keep * delta + new  # eq. (8)
@@ -99,4 +101,4 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
 
     They are mu-GDP with mu = sqrt(2 rho), infinitely many of them too.
     """
-    return gaussian_epsilon(delta, mu=math.sqrt(2 * rho) * (1 + ROUNDING))
+    return gaussian_epsilon(delta, mu=math.sqrt(2 * rho) * (1 + _ROUNDING))

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import product
 from operator import le
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,12 +25,6 @@ from manifed.privacy.tariff import Made, Tariff, Terms, encode
 
 if TYPE_CHECKING:
     from manifed.privacy.accountant import Claim
-
-_PUBLIC: Final = "shard sizes, the config and the number of rounds are public"
-_ORACLE: Final = (
-    "cost, gap and gradient norm were computed on all data without noise (a simulation oracle): "
-    "they are no part of the release, and whoever shows them voids this guarantee"
-)
 
 
 @dataclass(frozen=True)
@@ -235,7 +229,14 @@ class Promise:
         if self.adversaries:
             is_shown = self.has_oracle if has_oracle is None else has_oracle
             passed = self.passed_target(self.made(odometer))
-            notes = [_PUBLIC, *([passed] if passed else []), *([_ORACLE] if is_shown else [])]
+            notes = ["shard sizes, the config and the number of rounds are public"]
+            notes += [passed] if passed else []
+            if is_shown:
+                notes.append(
+                    "cost, gap and gradient norm were computed on all data without noise (a "
+                    "simulation oracle): they are no part of the release, and whoever shows them "
+                    "voids this guarantee"
+                )
         origins, is_charged = frozenset(noise_origins), odometer.rounds_counted > 0
         return {
             "label": self.label(origins, is_charged=is_charged and not is_planned),

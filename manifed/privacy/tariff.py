@@ -40,7 +40,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -84,13 +84,11 @@ def encode(cohort: Members) -> str:
     bits[cohort] = 1
     packed = np.packbits(bits, bitorder="little").tobytes()
     bitset = "b:" + base64.b64encode(packed).decode("ascii")
-    breaks = np.flatnonzero(np.diff(cohort) != 1)
-    if 2 * breaks.size + 1 > len(bitset):
+    runs = np.split(cohort, np.flatnonzero(np.diff(cohort) != 1) + 1)
+    if 2 * len(runs) - 1 > len(bitset):
         return bitset
-    firsts = cohort[np.concatenate(([0], breaks + 1))].tolist()
-    lasts = cohort[np.concatenate((breaks, [cohort.size - 1]))].tolist()
-    ranges = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))
-    return min(ranges, bitset, key=len)
+    ranges = (f"{run[0]}-{run[-1]}" if run.size > 1 else str(run[0]) for run in runs)
+    return min(",".join(ranges), bitset, key=len)
 
 
 def decode(text: str, population: int) -> Members:
@@ -343,7 +341,7 @@ class Tariff:
 
 
 # -- rounds that are reserved together ---------------------------------------------------------
-SPREAD: Final = 1.01
+_SPREAD: Final = 1.01
 """The largest noise multiplier of a block, over the least."""
 
 
@@ -375,26 +373,32 @@ def blocks(rounds: Iterable[Mapping[int, Releases]], most: int) -> Iterator[Bloc
 
     ``rounds`` say what clients release, by their number of examples.
     """
-    first, kinds, low, high, dearest = 0, None, np.zeros(0), np.zeros(0), np.zeros(0, dtype=int)
-    block, r = Block(1, 0, {}), 0
+    first, rows, low, high = 1, list[NDArray[np.float64]](), np.zeros(0), np.zeros(0)
+    kinds = dict[int, Releases]()
+
+    def block() -> Block:
+        dearest = iter((first + np.argmin(rows, axis=0)).tolist())
+        each = {size: tuple(islice(dearest, len(events))) for size, events in kinds.items()}
+        return Block(first, first + len(rows) - 1, each)
+
     for r, released in enumerate(rounds, 1):
-        kind = {size: tuple(map(_kind, events)) for size, events in released.items()}
+        found = {size: tuple(map(_kind, events)) for size, events in released.items()}
         all_events = [event for events in released.values() for event in events]
         z = np.array([1.0 if event.is_masked else event.noise_multiplier for event in all_events])
-        if kind != kinds or r - first >= most or (
-            np.maximum(z, high) > SPREAD * np.minimum(z, low)
-        ).any():  # fmt: skip
-            if kinds is not None:
-                yield block
-            first, kinds, low, high, dearest = r, kind, z, z, np.full(len(z), r)
-        else:
-            dearest = np.where(z < low, r, dearest)
+        if (
+            rows
+            and found == kinds
+            and len(rows) < most
+            and (np.maximum(z, high) <= _SPREAD * np.minimum(z, low)).all()
+        ):
+            rows.append(z)
             low, high = np.minimum(z, low), np.maximum(z, high)
-        cuts = np.cumsum([len(events) for events in released.values()])[:-1]
-        parts = (tuple(part.tolist()) for part in np.split(dearest, cuts))
-        block = Block(first, r, dict(zip(released, parts, strict=True)))
-    if r:
-        yield block
+            continue
+        if rows:
+            yield block()
+        first, kinds, rows, low, high = r, found, [z], z, z
+    if rows:
+        yield block()
 
 
 def _kind(event: Release) -> Release:

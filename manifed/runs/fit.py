@@ -291,9 +291,6 @@ def fit(
             "fit: expected a problem, shards, an algorithm and rounds, or model= and sites=; "
             f"got {_named(problem=problem, algorithm=algorithm, rounds=rounds, **given)}"
         )
-    assert problem is not None
-    assert algorithm is not None
-    assert rounds is not None
     run = federate(
         problem, shards, algorithm, rounds=rounds, privacy=privacy, cohort=cohort, seed=seed,
         start=start, replies=replies, ledger=ledger, transport=transport or way,

@@ -24,7 +24,6 @@ import os
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
@@ -40,15 +39,7 @@ from pydantic import (
 from pydantic_core import from_json
 
 from manifed import durable
-from manifed.durable import (
-    append_line,
-    close_to_writers,
-    is_draft,
-    make_folder,
-    sync,
-    sync_file,
-    write_atomically,
-)
+from manifed.durable import sync, write_atomically
 from manifed.errors import RoundFailed, one_line, short
 from manifed.privacy.events import LABELS, AdversaryName, MaskAdversaryName
 
@@ -162,11 +153,18 @@ class _Manifest(Table):
 
 
 # -- the folder ------------------------------------------------------------------------------------
-@dataclass(frozen=True)
 class RunFolder:
     """One run's folder; made by ``claim`` and ``begin`` before round 1, or there for reading."""
 
-    directory: Path
+    def __init__(self, directory: Path) -> None:
+        """Nothing is read or made."""
+        self.directory = directory
+        self.experiment_path = directory / "experiment.toml"
+        self.manifest_path = directory / "manifest.json"
+        self.metrics_path = directory / "metrics.csv"
+        self.ledger_path = directory / "ledger.jsonl"
+        self.checkpoint_path = directory / "checkpoint.safetensors"
+        self.error_path = directory / "error.json"
 
     @classmethod
     def claim(cls, directory: Path) -> "RunFolder":
@@ -181,8 +179,8 @@ class RunFolder:
                 f"Expected a new or empty run folder, got {directory}, which is not empty; "
                 "name another one with --out or remove it"
             )
-        make_folder(directory)
-        close_to_writers(directory)
+        durable.make_folder(directory)
+        durable.close_to_writers(directory)
         return cls(directory)
 
     @classmethod
@@ -199,36 +197,6 @@ class RunFolder:
                 "a run has written"
             )
         return folder
-
-    @property
-    def manifest_path(self) -> Path:
-        """Where the manifest is."""
-        return self.directory / "manifest.json"
-
-    @property
-    def experiment_path(self) -> Path:
-        """Where the resolved config is."""
-        return self.directory / "experiment.toml"
-
-    @property
-    def metrics_path(self) -> Path:
-        """Where the rows of the rounds are."""
-        return self.directory / "metrics.csv"
-
-    @property
-    def ledger_path(self) -> Path:
-        """Where the privacy ledger is."""
-        return self.directory / "ledger.jsonl"
-
-    @property
-    def checkpoint_path(self) -> Path:
-        """Where the newest checkpoint is."""
-        return self.directory / "checkpoint.safetensors"
-
-    @property
-    def error_path(self) -> Path:
-        """Where the last part of the run says why it ended before its end."""
-        return self.directory / "error.json"
 
     @property
     def is_finished(self) -> bool:
@@ -249,11 +217,9 @@ class RunFolder:
         """
         found = json_object(self.manifest_path)
         if found.get("format") != FORMAT:
-            given = short(found.get("format"))
-            raise FolderDamaged(
-                self.manifest_path, f"a run folder of format {FORMAT}",
-                f"format {given}, which another version of manifed wrote; read it with that one",
-            )  # fmt: skip
+            other = f"format {short(found.get('format'))}, which another version of manifed wrote"
+            expected = f"a run folder of format {FORMAT}"
+            raise FolderDamaged(self.manifest_path, expected, f"{other}; read it with that one")
         checked(found, _Manifest, self.manifest_path)
         return found
 
@@ -272,7 +238,7 @@ class RunFolder:
         expected = "experiment.toml as the run wrote it"
         with _refused(self.experiment_path, expected):
             content = durable.read_regular(self.experiment_path)
-        if experiment_digest(content) != digest:
+        if hashlib.sha256(content).hexdigest() != digest:
             raise FolderDamaged(self.experiment_path, expected, "an edited one; restore it")
 
     def keep_error(self, error: BaseException) -> None:
@@ -292,19 +258,17 @@ class RunFolder:
         Raises:
             ValueError: the keys of ``row`` are not those of the header.
         """
-        columns, text = list(row), ""
+        columns, text = list(row), f"{','.join(row)}\n"
         if self.metrics_path.exists():
             with self.metrics_path.open(encoding="ascii") as file:
-                columns = file.readline().rstrip("\n").split(",")
-        else:
-            text = ",".join(columns) + "\n"
+                columns, text = file.readline().rstrip("\n").split(","), ""
         if set(columns) != set(row):
             raise ValueError(
                 f"Expected a row of metrics.csv with the columns {columns}, got {list(row)}; "
                 "give None to what was not measured"
             )
         text += ",".join(_cell(row[column]) for column in columns) + "\n"
-        append_line(self.metrics_path, text.encode())
+        durable.append_line(self.metrics_path, text.encode())
 
     def rows(self) -> list[dict[str, str]]:
         """The whole rows of metrics.csv, by column; one that a crash tore is none.
@@ -312,9 +276,9 @@ class RunFolder:
         Raises:
             FolderDamaged: it is no table of numbers with rounds in order; with the first bad line.
         """
-        path, before = self.metrics_path, -1
+        path, found = self.metrics_path, list[dict[str, str]]()
         if not os.path.lexists(path):
-            return []
+            return found
         check_regular(path, "a table of metrics")
         try:
             text = path.read_bytes().decode("ascii")
@@ -326,7 +290,7 @@ class RunFolder:
             raise FolderDamaged(
                 path, "on line 1 names of columns, each once, round among them", ",".join(header)
             )
-        found = list[dict[str, str]]()
+        before = -1
         for number, line in enumerate(lines, start=2):
             if len(line) != len(header):
                 raise FolderDamaged(path, f"on line {number} {len(header)} cells", f"{len(line)}")
@@ -336,10 +300,10 @@ class RunFolder:
                 if re.fullmatch(pattern, cell) is None:
                     expected = f"on line {number} for {name} {kind}"
                     raise FolderDamaged(path, expected, repr(cell[:80]))
-            if int(row["round"]) <= before:
+            if (now := int(row["round"])) <= before:
                 expected = f"on line {number} a round after {before}"
                 raise FolderDamaged(path, expected, row["round"])
-            before = int(row["round"])
+            before = now
             found.append(row)
         return found
 
@@ -362,14 +326,13 @@ class RunFolder:
     def sync_metrics(self) -> None:
         """Make every row so far survive a power cut."""
         if self.metrics_path.exists():
-            sync_file(self.metrics_path)
+            durable.sync_file(self.metrics_path)
 
     def drop_metrics_after(self, server_round: int) -> None:
         """Forget a torn last row and those beyond ``server_round``: a resumed run writes them."""
         kept = [row for row in self.rows() if int(row["round"]) <= server_round]
         if kept:
-            lines = [list(kept[0]), *(list(row.values()) for row in kept)]
-            text = "".join(",".join(line) + "\n" for line in lines)
+            text = "".join(",".join(line) + "\n" for line in (kept[0], *map(dict.values, kept)))
             write_atomically(self.metrics_path, text.encode())
         else:
             self.metrics_path.unlink(missing_ok=True)
@@ -394,7 +357,7 @@ class RunFolder:
 # -- reading and writing ---------------------------------------------------------------------------
 def is_fresh(directory: Path) -> bool:
     """Whether there is no such folder, or nothing in it but drafts of unfinished writes."""
-    return not directory.exists() or all(is_draft(path) for path in directory.iterdir())
+    return not directory.exists() or all(map(durable.is_draft, directory.iterdir()))
 
 
 def check_regular(path: Path, expected: str, most: int = durable.MOST_BYTES) -> None:
@@ -446,11 +409,12 @@ def checked(table: Mapping[str, Any], shape: type[_Shape], path: Path) -> _Shape
     try:
         return shape.model_validate(table)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=True)[0]
+        first = error.errors(include_url=False)[0]
         where = ".".join(one_line(str(part), 80) for part in first["loc"])
-        found = "none" if first["type"] == "missing" else short(first["input"])
-        message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        wanted = "a value" if first["type"] == "missing" else message
+        wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        found = short(first["input"])
+        if first["type"] == "missing":
+            wanted, found = "a value", "none"
         raise FolderDamaged(path, f"for {where} {wanted}", found) from None
 
 
@@ -484,11 +448,6 @@ def tensor_bytes(
         for name, tensor in tensors.items()
     }
     return save(plain, dict(metadata) if metadata else None)
-
-
-def experiment_digest(content: bytes) -> str:
-    """What the manifest remembers of experiment.toml."""
-    return hashlib.sha256(content).hexdigest()
 
 
 def with_label(row: Mapping[str, _Cell], label: str) -> dict[str, _Cell]:

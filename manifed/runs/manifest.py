@@ -25,7 +25,8 @@ from manifed.experiment.assembly import Facts
 from manifed.experiment.load import dump
 from manifed.experiment.plugins import note_of
 from manifed.experiment.schema import Experiment, sha256
-from manifed.runs.folder import FORMAT, RunFolder, experiment_digest
+from manifed.problems.data import source_sha256
+from manifed.runs.folder import FORMAT, RunFolder
 
 _PACKAGES = (
     "torch",
@@ -72,7 +73,7 @@ def manifest_of(
         "data_checksums": {config.data.kind: None if is_private else facts.checksum},
         "num_examples": runs,
         "ledger_run_id": ledger_run_id,
-        "experiment_sha256": experiment_digest(folder.experiment_path.read_bytes()),
+        "experiment_sha256": hashlib.sha256(folder.experiment_path.read_bytes()).hexdigest(),
         "config_sha256": sha256(config),
         "config": table,
         "git": git_state(LIBRARY.parent),
@@ -110,20 +111,10 @@ def process_began() -> float:
     return now - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
-def source_sha256(package: Path) -> str:
-    """Hash of the sorted names and the contents of all Python files under ``package``."""
-    digest = hashlib.sha256()
-    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
-    for name, path in sorted(files.items()):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{content}  {name}\n".encode())
-    return digest.hexdigest()
-
-
 @cache
 def code_sha256() -> str:
-    """`source_sha256` of the imported ``manifed``."""
-    return source_sha256(LIBRARY)
+    """Hash of the names and contents of the Python files of the imported ``manifed``."""
+    return source_sha256("manifed")
 
 
 def git_state(source: Path) -> dict[str, str | bool] | None:

@@ -66,7 +66,7 @@ def least_mean_square(runs: Sequence[Trial]) -> float:
 
 def check_6() -> Finding:
     """Theorem 5.1 on the digits sphere: min E |grad f|^2 <= (5.2)."""
-    numbers: dict[str, dict[str, float]] = {}
+    numbers = {}
     for epsilon in SPHERE_EPSILONS:
         runs = trials("000_2_digits-rsgd-N-3", FIVE_SEEDS, *sphere_overrides(epsilon))
         bound = mean([theorem_5_1(run, epsilon) for run in runs])
@@ -75,9 +75,7 @@ def check_6() -> Finding:
     return Finding(
         "6",
         "Theorem 5.1 holds on the sphere (digits, N=10, N_i=179, b=N_i, alpha=1/(2L_g), T=100)",
-        verdict_of(
-            as_printed=all(n["min mean |grad f|^2"] <= n["bound"] for n in numbers.values())
-        ),
+        verdict_of(all(n["min mean |grad f|^2"] <= n["bound"] for n in numbers.values())),
         numbers,
         FIVE_SEEDS,
     )
@@ -116,7 +114,8 @@ class Ball:
 def ball_of(name: str, seed: int) -> Ball:
     """The ball around the optimum that holds the data and the start of a config's run."""
     config = load(curve_path(name), [f"federation.seed={seed}"])
-    found, x = load_shards(config), initial_point(config)
+    found = load_shards(config)
+    x = initial_point(config)
     problem = found.problem
     best = problem.optimum(found.examples).x
     points = Examples.concatenate(found.examples)["z"]
@@ -143,7 +142,9 @@ def spd_overrides(ball: Ball, epsilon: float, num_rounds: int = 200) -> tuple[st
 
 def theorem_5_3(ball: Ball, start: float, stddev: float, num_rounds: int, clients: int) -> float:
     """The right side of (5.4) for equal N_i at alpha = 1 / (2 L_g)."""
-    zeta, smooth, t = ball.zeta, ball.smoothness, num_rounds
+    zeta = ball.zeta
+    smooth = ball.smoothness
+    t = num_rounds
     drift = zeta * start**2 * smooth / (zeta + t - 1)
     growth = t * (6 * zeta + t - 1) * SPD_DIM / (16 * smooth * (zeta + t - 1))
     return drift + growth * stddev**2 / clients
@@ -151,10 +152,10 @@ def theorem_5_3(ball: Ball, start: float, stddev: float, num_rounds: int, client
 
 def check_7() -> Finding:
     """Theorem 5.3 on SPD, and the interior minimum of its bound in T."""
-    numbers: dict[str, dict[str, float]] = {}
+    numbers = {}
     interior = True
-    measured: dict[int, list[float]] = {t: [] for t in SPD_ROUNDS}
-    bounds: dict[int, list[float]] = {t: [] for t in SPD_ROUNDS}
+    measured = {t: [] for t in SPD_ROUNDS}
+    bounds = {t: [] for t in SPD_ROUNDS}
     for seed in SEEDS:
         ball = ball_of(SPD_NAME, seed)
         run = trial(SPD_NAME, seed, *spd_overrides(ball, 0.15))
@@ -172,7 +173,7 @@ def check_7() -> Finding:
         "7",
         "Theorem 5.3 holds on SPD (N=20, N_i=250, K=1, alpha=1/(2L_g), epsilon=0.15); "
         "its bound is least at some T in between",
-        verdict_of(as_printed=holds and interior),
+        verdict_of(holds and interior),
         numbers,
         SEEDS,
         "clip norm above every gradient in W: the theorem ignores clipping",
@@ -185,7 +186,7 @@ TRADE_OFF_EPSILONS = (0.02, 0.04, 0.08, 0.16)
 
 def check_14() -> Finding:
     """Excess risk against epsilon at fixed T: slope -2 where noise dominates."""
-    excess: dict[float, float] = {}
+    excess = {}
     for epsilon in TRADE_OFF_EPSILONS:
         tails = [
             trial(SPD_NAME, seed, *spd_overrides(ball_of(SPD_NAME, seed), epsilon, 100)).tail(
@@ -198,7 +199,7 @@ def check_14() -> Finding:
     return Finding(
         "14",
         "excess risk falls as epsilon^-2 at fixed T where noise dominates",
-        verdict_of(as_printed=abs(slope + 2) <= 0.25),
+        verdict_of(abs(slope + 2) <= 0.25),
         {"slope": slope, "excess": {str(k): v for k, v in excess.items()}},
         SEEDS,
         "SPD, N=20, N_i=250, K=1, s=N, T=100, mean of rounds 30 to 100",

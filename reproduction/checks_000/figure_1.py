@@ -19,8 +19,8 @@ ROUNDS = {1: 200, 2: 200, 3: 40}
 def finals(stem: str, column: int) -> dict[str, list[float]]:
     """Relative gap and gradient norm, mean of the last measurements, for each epsilon."""
     sets = (f"federation.num_rounds={ROUNDS[column]}", "evaluation.every=5")
-    gaps: list[float] = []
-    gradients: list[float] = []
+    gaps = []
+    gradients = []
     for epsilon in EPSILONS:
         runs = trials(f"{stem}-eps-{epsilon}", SEEDS[column], *sets)
         gaps.append(mean([run.tail("relative_cost_gap", 3) for run in runs]))
@@ -42,7 +42,7 @@ def check_4() -> Finding:
     return Finding(
         "4",
         "Figure 1: larger epsilon, better cost and smaller gradient (epsilon = 0.08, 0.15, 0.3)",
-        verdict_of(as_printed=as_printed, in_regime=in_regime),
+        verdict_of(as_printed, in_regime=in_regime),
         {
             "literal": {f"column {c}": v for c, v in literal.items()},
             "regime": {f"column {c}": v for c, v in regime.items()},

@@ -52,7 +52,7 @@ def check_12() -> Finding:
     return Finding(
         "12",
         "Figure 5: DP methods reach the embedding, RSVRG faster; both RSVRG leave it again",
-        verdict_of(as_printed=private and leaves["rsvrg"], in_regime=private),
+        verdict_of(private and leaves["rsvrg"], in_regime=private),
         {
             **found,
             "reaches": reaches,

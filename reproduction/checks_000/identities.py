@@ -87,12 +87,14 @@ def single_client_returns() -> float:
 
 def one_full_batch_step() -> float:
     """|x^(t+1) - Exp(-alpha sum_i p_i eta_i)| at K = 1, b = N_i, s = N, with noise."""
-    sphere, step = Sphere(), 0.3
+    sphere = Sphere()
+    step = 0.3
     parts = _digits(5)
     x = sphere.random(64, generator=torch.Generator().manual_seed(2))
     rsgd = RSGD(step_size=step, minibatch=Full())
     short = RSGD(step_size=1e-3, minibatch=Full())
-    uploads, gradients = [], []
+    uploads = []
+    gradients = []
     for i, shard in enumerate(parts):
         draws = Draws(NoiseSource.from_seed(0), i, 1)
         uploads.append(_displacement(rsgd, shard, x, draws))
@@ -112,7 +114,7 @@ def check_15() -> Finding:
     return Finding(
         "15",
         "m=1 RSVRG = full-batch RSGD; s=1 returns the client's point; K=1, s=N is a gradient step",
-        verdict_of(as_printed=max(numbers.values()) <= 1e-9),
+        verdict_of(max(numbers.values()) <= 1e-9),
         numbers,
         (0,),
     )
@@ -133,7 +135,7 @@ def mean_differences(manifold: Manifold, shape: tuple[int, ...]) -> list[float]:
     directions = manifold.from_coords(x, coordinates)
     longest = float(manifold.norm(x, directions).max())
     weights = torch.full((8,), 1 / 8, dtype=torch.float64)
-    found: list[float] = []
+    found = []
     for spread in SPREADS:
         points = manifold.expmap(x, spread / longest * directions)
         approximate = manifold.expmap(x, manifold.logmap(x, points).mean(0))
@@ -151,7 +153,7 @@ def check_16() -> Finding:
     return Finding(
         "16",
         "tangent mean - Fréchet mean = O(spread^3) on curved manifolds, 0 on flat ones",
-        verdict_of(as_printed=holds),
+        verdict_of(holds),
         {
             "slopes": slopes,
             "at spread 0.4": {name: values[0] for name, values in differences.items()},

@@ -4,7 +4,8 @@ from reproduction.findings import Finding, verdict_of
 from reproduction.trials import Trial, mean, trials
 
 SEEDS = (0, 1)
-EARLY, ROUNDS = 5, 100
+EARLY = 5
+ROUNDS = 100
 SHORT = (f"federation.num_rounds={ROUNDS}", "evaluation.every=5")
 STEPS = {"rsgd": 3, "rsvrg": 30}
 GRADIENTS = {("rsgd", 20): 375, ("rsvrg", 20): 3 * (250 + 20), ("rsgd", 50): 150,
@@ -30,7 +31,7 @@ def early(algorithm: str, clients: int) -> float:
 def at_equal_gradients(clients: int) -> dict[str, float]:
     """Excess risks once each algorithm has spent what 40 rounds of DP-RSVRG cost."""
     budget = 40 * GRADIENTS["rsvrg", clients]
-    found: dict[str, float] = {}
+    found = {}
     for algorithm in ("rsgd", "rsvrg"):
         last = min(ROUNDS, budget // GRADIENTS[algorithm, clients])
         found[algorithm] = mean(
@@ -61,7 +62,7 @@ def at_equal_privacy() -> dict[str, dict[str, float]]:
         'training.correction_clip="difference"',
         "privacy.correction_l2_norm_clip=0.2",
     )
-    found: dict[str, dict[str, float]] = {"t=5": {}, "t=40": {}}
+    found = {"t=5": {}, "t=40": {}}
     for algorithm, sets in (("rsgd", rsgd), ("rsvrg", rsvrg)):
         runs = trials(f"000_3_wishart-{algorithm}-N-20", SEEDS, *sets)
         found["t=5"][algorithm] = mean([run.at("cost_gap", EARLY) for run in runs])
@@ -85,7 +86,7 @@ def check_9() -> Finding:
     return Finding(
         "9",
         "DP-RSVRG outperforms DP-RSGD on SPD",
-        verdict_of(as_printed=ahead and stays, in_regime=ahead),
+        verdict_of(ahead and stays, in_regime=ahead),
         {**numbers, "equal privacy (4, 1e-4)": privacy},
         SEEDS,
         "regime: the first rounds (30 noised steps a round against 3); the floor is higher",
@@ -98,7 +99,7 @@ def check_10() -> Finding:
     return Finding(
         "10",
         "DP-RSVRG is less sensitive to the noise than DP-RSGD (N_i from 250 to 100)",
-        verdict_of(as_printed=growth["rsvrg"] < 0.8 * growth["rsgd"]),
+        verdict_of(growth["rsvrg"] < 0.8 * growth["rsgd"]),
         {"growth of the floor": growth, "growth of sigma^2": (250 / 100) ** 2},
         SEEDS,
     )

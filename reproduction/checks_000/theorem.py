@@ -30,7 +30,7 @@ def printed(num_clients: float, cohort_size: float, num_rounds: float, local_eps
 
 def check_1() -> Finding:
     """96 numbers of Table 1 within 0.5 %."""
-    deviations: list[float] = []
+    deviations = []
     for row in table_1():
         found = printed(row["num_clients"], row["cohort_size"], row["num_rounds"])
         deviations.append(abs(found[0] / row["epsilon"] - 1))
@@ -39,7 +39,7 @@ def check_1() -> Finding:
     return Finding(
         "1",
         "Table 1 follows from Theorem 4.2 (96 numbers, 0.5 %)",
-        verdict_of(as_printed=len(deviations) == 96 and worst <= 5e-3),
+        verdict_of(len(deviations) == 96 and worst <= 5e-3),
         {"numbers": len(deviations), "largest_relative_deviation": worst},
         remark="the formula is reproduced; as a guarantee it is unsound at record level",
     )
@@ -58,7 +58,7 @@ def check_2() -> Finding:
     return Finding(
         "2",
         "epsilon' grows with T, s, epsilon; advanced <= basic in Table 1; rho = 1 gives s epsilon",
-        verdict_of(as_printed=grows and below_basic and abs(whole / (10 * LOCAL[0]) - 1) < 1e-9),
+        verdict_of(grows and below_basic and abs(whole / (10 * LOCAL[0]) - 1) < 1e-9),
         {"by_rounds": rounds, "by_cohort": cohorts, "by_local_epsilon": locals_, "rho_1": whole},
     )
 
@@ -78,11 +78,13 @@ def check_3() -> Finding:
         )
     }
     ordered = all(_is_ordered(s, prices) for (_, s, _), prices in pairs.items())
-    example, first, last = pairs[300, 10, 500], pairs[100, 1, 50], pairs[100, 1, 500]
+    example = pairs[300, 10, 500]
+    first = pairs[100, 1, 50]
+    last = pairs[100, 1, 500]
     return Finding(
         "3",
         "parallel composition across clients is never worse, equal iff s = 1",
-        verdict_of(as_printed=ordered),
+        verdict_of(ordered),
         {
             "300_10_500": {who: price["epsilon"] for who, price in example.items()},
             "100_1_50": {who: price["epsilon"] for who, price in first.items()},
@@ -93,6 +95,7 @@ def check_3() -> Finding:
 
 
 def _is_ordered(cohort_size: int, prices: Mapping[str, Mapping[str, float]]) -> bool:
-    parallel, published = prices["parallel"]["epsilon"], prices["published"]["epsilon"]
+    parallel = prices["parallel"]["epsilon"]
+    published = prices["published"]["epsilon"]
     is_equal = abs(parallel / published - 1) < 1e-9
     return parallel <= published * (1 + 1e-12) and is_equal == (cohort_size == 1)

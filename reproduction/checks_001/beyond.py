@@ -36,7 +36,7 @@ def gap_of(config: Experiment) -> float:
 
 def check_partial() -> Finding:
     """Ten of thirty a round: with control variates as with everybody, stale ones never."""
-    numbers: dict[str, Any] = {}
+    numbers = {}
     is_true = True
     for seed in SEEDS[:2]:
         changes = {"seed": seed, "step_size": 2e-3}
@@ -60,7 +60,7 @@ def check_partial() -> Finding:
     return Finding(
         "PARTIAL",
         "ten of thirty a round: with control variates at the server it converges as with all",
-        verdict_of(as_printed=is_true),
+        verdict_of(is_true),
         numbers,
         SEEDS[:2],
     )
@@ -78,7 +78,7 @@ def check_example() -> Finding:
     return Finding(
         "EXAMPLE",
         "(4, 1e-5) for every image, even against the server: ours ends below RFedAvg",
-        verdict_of(as_printed=is_true),
+        verdict_of(is_true),
         numbers,
         SEEDS,
     )
@@ -93,10 +93,10 @@ class LetThrough(Projected):
 
 def check_client() -> Finding:
     """At (8, 1e-3) for every client plain uploads keep up with RFedAvg, corrected ones do not."""
-    numbers: dict[str, Any] = {}
+    numbers = {}
     is_true = True
     for rounds in (20, 200):
-        gaps: dict[str, list[float]] = {"plain": [], "corrected": [], "rfedavg": []}
+        gaps = {"plain": [], "corrected": [], "rfedavg": []}
         for seed in SEEDS:
             changes = {"seed": seed, "rounds": rounds}
             plain = parse(table("001_private-client-projected", **changes))
@@ -112,7 +112,7 @@ def check_client() -> Finding:
     return Finding(
         "CLIENT",
         "(8, 1e-3) for every client: plain uploads keep up with RFedAvg, corrected do not",
-        verdict_of(as_printed=is_true),
+        verdict_of(is_true),
         numbers,
         SEEDS,
     )

@@ -5,7 +5,6 @@ and ended on their plateau where the gradient norm has not fallen by 1 % in ``pa
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -45,14 +44,14 @@ def check_c3() -> Finding:
     return Finding(
         "C3",
         "no client drift: from the optimum Algorithm 1 comes back, RFedAvg leaves for good",
-        verdict_of(as_printed=ours.final < 1e-3 and averaged.final > 0.3),
+        verdict_of(ours.final < 1e-3 and averaged.final > 0.3),
         shown,
     )
 
 
 def check_c4() -> Finding:
     """Synthetic kPCA: both drift-corrected algorithms converge, averaging stalls."""
-    numbers: dict[str, Any] = {}
+    numbers = {}
     is_true = True
     for seed, eta in ((0, 4e-3), (1, 3e-3), (2, 3e-3)):
         ends = {
@@ -67,14 +66,14 @@ def check_c4() -> Finding:
     return Finding(
         "C4",
         "synthetic kPCA, equal eta: ours and RFedSVRG converge, RFedAvg and RFedProx stall",
-        verdict_of(as_printed=is_true),
+        verdict_of(is_true),
         numbers,
     )
 
 
 def check_c5() -> Finding:
     """Ours needs at most 0.55 times the uploads of RFedSVRG at equal step size."""
-    numbers: dict[str, Any] = {}
+    numbers = {}
     for name, target in (("001_6", 1e-2), ("001_4_exact", 1e-4)):
         mine, theirs = (
             run(table(f"{name}_{a}" if name == "001_6" else f"{name}-{a}"), [target], stops=True)
@@ -90,7 +89,7 @@ def check_c5() -> Finding:
     return Finding(
         "C5",
         "at most 0.55 times the uploads of RFedSVRG at equal eta",
-        verdict_of(as_printed=is_true),
+        verdict_of(is_true),
         numbers,
     )
 
@@ -109,7 +108,7 @@ def check_c6() -> Finding:
     return Finding(
         "C6",
         "more local steps: fewer uploads for ours, a higher plateau for RFedAvg",
-        verdict_of(as_printed=is_true),
+        verdict_of(is_true),
         numbers,
     )
 
@@ -122,7 +121,8 @@ def check_c7() -> Finding:
     ends = {a: run(table(f"001_1_digits-{a}"), patience=250) for a in ("projected", *RIVALS)}
     final = {name: result.final for name, result in ends.items()}
     config = parse(table("001_1_digits-projected"))
-    found, shares = load_shards(config), client_shares((1,) * 10, "uniform")
+    found = load_shards(config)
+    shares = client_shares((1,) * 10, "uniform")
     best = found.problem.optimum(found.examples, shares)
     gaps = {
         name: float(found.problem.objective(result.model, found.examples, shares)) - best.value
@@ -135,14 +135,14 @@ def check_c7() -> Finding:
     return Finding(
         "C7",
         "digits: after 1000 rounds the corrected algorithms are far below averaging's plateau",
-        verdict_of(as_printed=is_true),
+        verdict_of(is_true),
         {"|grad|": final, "f - f*": gaps, "angle": angle},
     )
 
 
 def check_c8() -> Finding:
     """Stochastic gradients: a floor whose mean square falls like the sampling variance."""
-    floors: dict[str, float] = {}
+    floors = {}
     for b in (9, 18, 45, 90):
         result = run(table(f"001_3_digits-batch-{b}", rounds=400), start=best_point)
         tail = torch.tensor(result.gradient_norms[-200:], dtype=torch.float64)
@@ -157,14 +157,14 @@ def check_c8() -> Finding:
     return Finding(
         "C8",
         "minibatches end in a floor whose mean square falls like the sampling variance",
-        verdict_of(as_printed=is_true),
+        verdict_of(is_true),
         numbers,
     )
 
 
 def check_c9() -> Finding:
     """Matrix completion: as many rounds as RFedSVRG, half the uploads; RFedAvg needs conflict."""
-    numbers: dict[str, Any] = {}
+    numbers = {}
     is_true = True
     for eta, slack in ((2e-5, 0.2), (5e-5, 0.3)):
         ends = {
@@ -186,7 +186,7 @@ def check_c9() -> Finding:
     return Finding(
         "C9",
         "matrix completion: as many rounds as RFedSVRG, half the uploads",
-        verdict_of(as_printed=is_true),
+        verdict_of(is_true),
         numbers,
     )
 
@@ -200,16 +200,16 @@ def check_c10() -> Finding:
     return Finding(
         "C10",
         "matrix completion: more local steps, fewer uploads",
-        verdict_of(as_printed=is_true),
+        verdict_of(is_true),
         {"uploads to 1e-4": uploads},
     )
 
 
 def check_c12() -> Finding:
     """CPU time a round: ours is fastest and RFedProx slowest, with exact maps and without."""
-    numbers: dict[str, Any] = {}
+    numbers = {}
     for maps in ("exact", "retraction"):
-        times: dict[str, float] = {}
+        times = {}
         for name in ("projected", *RIVALS):
             found = table(f"001_6_{name}", rounds=60, step_size=2e-3)
             if name != "projected":
@@ -224,7 +224,7 @@ def check_c12() -> Finding:
     return Finding(
         "C12",
         "ours is the cheapest round and RFedProx the dearest, with exact maps and without",
-        verdict_of(as_printed=is_true),
+        verdict_of(is_true),
         numbers,
     )
 
@@ -252,7 +252,7 @@ def check_c13() -> Finding:
     is_true = window["0.008"]["projected"].final > 0.1 > window["0.008"]["rfedsvrg"].final
     is_true &= centred["1.0/beta"]["projected"].final > 1 > centred["0.5/beta"]["projected"].final
     is_true &= sum(end > 5e-3 for end in edge) >= 2
-    numbers: dict[str, Any] = {
+    numbers = {
         "synthetic, |grad| at 500, by eta": {eta: endings(ends) for eta, ends in window.items()},
         "synthetic, eta 4e-3, |grad| at 500, seeds 0-3": edge,
         "centred digits, |grad| at 300": {step: endings(ends) for step, ends in centred.items()},
@@ -260,6 +260,6 @@ def check_c13() -> Finding:
     return Finding(
         "C13",
         "limits: a narrower window of eta than RFedSVRG's, its edge at 4e-3, centred data",
-        verdict_of(as_printed=is_true),
+        verdict_of(is_true),
         numbers,
     )

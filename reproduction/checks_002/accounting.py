@@ -40,7 +40,8 @@ ETAS = {"output": (0.0, 0.05, 0.1, 0.2, 0.3), "gradient": (0.0, 0.05, 0.1, 0.15)
 
 def fresh(of: Releases, rounds: int) -> Array:
     """C alpha_{k-1} / gamma_{k-1} for k = 1..rounds."""
-    k, s = np.arange(rounds, dtype=np.float64), of.schedules
+    k = np.arange(rounds, dtype=np.float64)
+    s = of.schedules
     return of.sensitivity * s.step_size.values(k) / s.sizes(k)
 
 
@@ -58,7 +59,7 @@ def check_1() -> Finding:
     gap = abs(printed_10 - rows[10][1])
     return Finding(
         "002-1", "Lemma 1: eq. (4) bounds how far one sample a round moves what is sent",
-        verdict_of(as_printed=bool(np.all(newest[1:] == 0))),
+        verdict_of(bool(np.all(newest[1:] == 0))),
         {"Delta_k [recursion (8), eq. (4)]": rows, "largest difference to the table": off,
          "eq. (4) at k = 10 term by term, off by": gap},
         remark="Eq. (4) is less than its own proof's recursion by C alpha_{k-1} / gamma_{k-1}.",
@@ -67,7 +68,8 @@ def check_1() -> Finding:
 
 def check_2() -> Finding:
     """Theorem 2 (iii): on both sides of the boundary."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     for gamma in (0.55, 0.65, 0.75, 1.1):
         of = releases(1, gamma=gamma)
         margin = 0.9 + gamma - 0.6 + 0.05 - 1
@@ -87,7 +89,7 @@ def check_2() -> Finding:
     holds &= abs(slope + 1.4) < 0.03
     return Finding(
         "002-2", "Theorem 2 (iii): finite if alpha + gamma - beta + eta > 1",
-        verdict_of(as_printed=bool(holds)),
+        verdict_of(bool(holds)),
         {**rows, "slope of log Delta_k": slope,
          "Delta_k / (.2 (k+1)^-1.4), k = 1000, 2000": ratios},
     )  # fmt: skip
@@ -95,7 +97,8 @@ def check_2() -> Finding:
 
 def check_3() -> Finding:
     """Theorem 2 (i) and (ii), beta = 1."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     for case, gamma, least in (("(i)", 0.5, 0.6), ("(ii)", 1.2, 0.5)):
         for eta in (least - 0.1, least + 0.1):
             of = releases(1, beta=1.0, gamma=gamma, eta=eta)
@@ -104,14 +107,13 @@ def check_3() -> Finding:
                 "eps(10^4)": few.partial, "eps(10^5)": many.partial, "total": total.total,
             }  # fmt: skip
             holds &= math.isfinite(total.total) == (eta > least)
-    return Finding(
-        "002-3", "Theorem 2 (i), (ii): beta = 1, a1 = .5", verdict_of(as_printed=holds), rows
-    )
+    return Finding("002-3", "Theorem 2 (i), (ii): beta = 1, a1 = .5", verdict_of(holds), rows)
 
 
 def check_4() -> Finding:
     """Theorem 5: on both sides of the boundary."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     for gamma in (0.8, 0.9, 0.95, 1.2):
         of = releases(2, gamma=gamma)
         found = [of.series(10**n) for n in (3, 4, 5)]
@@ -123,7 +125,7 @@ def check_4() -> Finding:
     sums = {k: printed_sum(releases(2), k).partial for k in golden}
     holds &= all(abs(sums[k] - v) < 1e-6 for k, v in golden.items())
     return Finding(
-        "002-4", "Theorem 5: finite if gamma + eta > 1", verdict_of(as_printed=holds),
+        "002-4", "Theorem 5: finite if gamma + eta > 1", verdict_of(holds),
         {**rows, "Example 2, k = 1..K as printed": sums,
          "what the sum from k = 1 leaves out": 0.2},
     )  # fmt: skip
@@ -131,12 +133,14 @@ def check_4() -> Finding:
 
 def check_5() -> Finding:
     """The totals in the text."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     for number, text, corrected, printed in (
         (1, 0.864, 1.0080, 0.9584),
         (2, 0.488, 0.7555, 0.5555),
     ):
-        found, own = releases(number).series(10**6), printed_sum(releases(number), 10**6)
+        found = releases(number).series(10**6)
+        own = printed_sum(releases(number), 10**6)
         rows[f"Example {number}"] = {
             "in the text": text, "its formula": own.total, "all that is released": found.total,
             "at least": found.total_low,
@@ -146,14 +150,16 @@ def check_5() -> Finding:
         assert abs(own.total - printed) < 5e-4
     return Finding(
         "002-5", "total epsilon 0.864 (Example 1) and 0.488 (Example 2)",
-        verdict_of(as_printed=holds), rows,
+        verdict_of(holds), rows,
         remark="0.488 is the formula's sum cut at k = 2010 to 2111; no cut explains both.",
     )  # fmt: skip
 
 
 def check_6() -> Finding:
     """Figure 2."""
-    rows, holds, off = {}, True, 0.0
+    rows = {}
+    holds = True
+    off = 0.0
     for algorithm, grid in FIGURE_2.items():
         number, rounds = (1, 20_000) if algorithm == "output" else (2, 10**6)
         for gamma, expected in grid.items():
@@ -166,7 +172,7 @@ def check_6() -> Finding:
         holds &= all(b < a for column in columns for a, b in itertools.pairwise(column))
     return Finding(
         "002-6", "Figure 2: epsilon falls in eta and in gamma",
-        verdict_of(as_printed=holds and off < 1e-4),
+        verdict_of(holds and off < 1e-4),
         {**rows, "largest difference to the table": off},
     )  # fmt: skip
 
@@ -190,7 +196,7 @@ def check_13() -> Finding:
     remarks = all(rows[f"Remark {r}"]["holds"] for r in ("8a", "8b", "11"))
     return Finding(
         "002-13", "the paper's schedules meet its conditions",
-        verdict_of(as_printed=all(one.holds for one in named.values()), in_regime=remarks), rows,
+        verdict_of(all(one.holds for one in named.values()), in_regime=remarks), rows,
         remark="The remarks do (8a on the boundary, where Theorem 4's rate is k^0); "
         "Example 1 meets neither Corollary 1 nor Assumption 4, Example 2 not Assumption 5.",
     )  # fmt: skip
@@ -198,8 +204,10 @@ def check_13() -> Finding:
 
 def check_14() -> Finding:
     """Without growth."""
-    gradient, output = releases(2, gamma=0.0), releases(1, gamma=0.0)
-    rows, holds = {}, True
+    gradient = releases(2, gamma=0.0)
+    output = releases(1, gamma=0.0)
+    rows = {}
+    holds = True
     for name, of, expected in (("gradient", gradient, 0.9), ("output", output, 0.65)):
         sums = [of.series(10**n).partial for n in (3, 4, 5)]
         slope = math.log10(sums[2] / sums[1])
@@ -207,7 +215,7 @@ def check_14() -> Finding:
         holds &= abs(slope - expected) < 0.03 and of.series(1000).total == math.inf
     return Finding(
         "002-14", "growth of the samples is what makes the total finite",
-        verdict_of(as_printed=holds), rows,
+        verdict_of(holds), rows,
     )  # fmt: skip
 
 
@@ -222,14 +230,15 @@ def check_15() -> Finding:
     holds &= abs(more[1e5] / more[1e3] - 1) < 1e-3
     return Finding(
         "002-15", "Remark 4: epsilon is linear in C, inverse in b, about inverse in a3",
-        verdict_of(as_printed=holds),
+        verdict_of(holds),
         {"C twice": twice, "b twice": noise, "epsilon a3 for a3 = 1, 10, 10^3, 10^5": more},
     )  # fmt: skip
 
 
 def check_19() -> Finding:
     """A finite data set."""
-    size, rows = 12_000, {}
+    size = 12_000
+    rows = {}
     capped = schedules(2).model_copy(update={"sample_size": Constant(value=size)})
     of = Releases(algorithm="gradient", schedules=capped, sensitivity=0.2)
     k = np.arange(10**6, dtype=np.float64)
@@ -245,7 +254,7 @@ def check_19() -> Finding:
     unbounded = of.series(1000).total == math.inf
     return Finding(
         "002-19", "Remark 12: a finite sample space only caps gamma_k (N = 12000)",
-        verdict_of(as_printed=not unbounded and slope < 0),
+        verdict_of(not unbounded and slope < 0),
         {**rows, "exponent of the increments": slope, "total": of.series(1000).total},
         remark="Convergence, perhaps; the total epsilon is infinite again.",
     )  # fmt: skip
@@ -253,7 +262,8 @@ def check_19() -> Finding:
 
 def check_21() -> Finding:
     """Corollary 3."""
-    rows, costs = {}, True
+    rows = {}
+    costs = True
     for accuracy, expected in ((0.05, 3.5), (0.01, 2.196)):
         _, exponent, privacy = corollary_3(accuracy)
         rows[f"accuracy {accuracy}"] = {
@@ -263,6 +273,6 @@ def check_21() -> Finding:
     finite = corollary_3(0.05)[2].holds
     return Finding(
         "002-21", "Corollary 3: a sample cost near epsilon^-2 at a finite total epsilon",
-        verdict_of(as_printed=costs and finite, in_regime=costs), rows,
+        verdict_of(costs and finite, in_regime=costs), rows,
         remark="The cost is right; with these exponents the total epsilon is infinite.",
     )  # fmt: skip

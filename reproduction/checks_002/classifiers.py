@@ -37,12 +37,13 @@ class Images:
         """Means over ``size`` images, of x (1, n, d)."""
         of, (models,) = self.learner.of, x
         local = of.labels.shape[1]
-        found = list[Array]()
+        found = []
         for i, model in enumerate(models):
             agent = i if len(models) > 1 else int(rng.integers(AGENTS))
             rows = torch.from_numpy(rng.choice(local, size, replace=False))
             flat = torch.from_numpy(model).float()
-            images, labels = of.images[agent][rows], of.labels[agent][rows]
+            images = of.images[agent][rows]
+            labels = of.labels[agent][rows]
             weights = torch.full((size,), 1 / size)
             found.append(self.learner.gradient(flat, images, labels, weights).double().numpy())
         return np.stack(found)[None]
@@ -59,7 +60,7 @@ def rival(name: str, marks: Sequence[int], on: str, seed: int = 0) -> dict[int, 
     learner = Learner(task(on))
     start = learner.start(seed).double().expand(1, AGENTS, -1).numpy()
     made = RIVALS[name](constants(), Images(learner), start, np.random.default_rng(seed))
-    found: dict[int, float] = {}
+    found = {}
     for k, x in enumerate(made, 1):
         if k in marks:
             found[k] = learner.worst(torch.from_numpy(x[0]).float())

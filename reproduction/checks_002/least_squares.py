@@ -36,7 +36,8 @@ GOLDEN = {
 }  # fmt: skip
 """Spec 002 §5.1: E of the mean squared error, and of the squared error of the mean."""
 SEEDS = 20
-LONG, SHORT = 20_000, 2000
+LONG = 20_000
+SHORT = 2000
 
 
 def of_example(number: int, most: int, **exponents: float) -> dict[int, Moments]:
@@ -64,12 +65,14 @@ def drawn(number: int) -> Array:
 
 
 def _figure_1(number: int, most: int) -> Finding:
-    found, seen = of_example(number, most), drawn(number)
-    off, exact = off_table(number, most), found[SHORT].mse
+    found = of_example(number, most)
+    seen = drawn(number)
+    off = off_table(number, most)
+    exact = found[SHORT].mse
     holds = off < 1e-4 and abs(seen.mean() / exact - 1) < 0.15 and exact < 0.005 * 19.5
     return Finding(
         f"002-{number + 6}", f"Figure 1({'ab'[number - 1]}): Algorithm {number} converges",
-        verdict_of(as_printed=bool(holds)),
+        verdict_of(bool(holds)),
         {"[E MSE, E |mean - x*|^2]": {k: [m.mse, m.mean] for k, m in found.items()},
          "largest difference to the table": off,
          "20 seeds at k = 2000": [float(seen.mean()), float(seen.std() / SEEDS**0.5)]}, (0,),
@@ -93,7 +96,7 @@ def check_9() -> Finding:
     row = {k: found[k].mse for k in (100, 1000, 10_000)}
     return Finding(
         "002-9", "Algorithm 1 converges under growing noise, eta = 0.05",
-        verdict_of(as_printed=all(b < a for a, b in itertools.pairwise(row.values()))), row,
+        verdict_of(all(b < a for a, b in itertools.pairwise(row.values()))), row,
     )  # fmt: skip
 
 
@@ -110,13 +113,15 @@ def check_10() -> Finding:
     holds &= [is_falling[eta] for eta in last] == [True, True, True, False, False]
     return Finding(
         "002-10", "Theorem 4: a larger eta is slower; none converges from beta - alpha/2 = .15 on",
-        verdict_of(as_printed=holds), {"MSE at k = 2000": last, "still falling": is_falling},
+        verdict_of(holds), {"MSE at k = 2000": last, "still falling": is_falling},
     )  # fmt: skip
 
 
 def check_11() -> Finding:
     """Theorem 7's rate bounds what is measured."""
-    marks, last, slopes = (1000, SHORT), {}, {}
+    marks = (1000, SHORT)
+    last = {}
+    slopes = {}
     for eta in (0.0, 0.05, 0.1, 0.15):
         row = moments("gradient", schedules(2, eta=eta), marks)
         last[eta] = row[SHORT].mse
@@ -126,7 +131,7 @@ def check_11() -> Finding:
     holds &= all(slopes[eta] <= bound[eta] for eta in last)
     return Finding(
         "002-11", "Theorem 7: O(k^-min(beta - 2 eta, alpha - beta - 2 eta))",
-        verdict_of(as_printed=holds),
+        verdict_of(holds),
         {"MSE at k = 2000": last, "slopes from 1000 to 2000": slopes, "bound": bound},
         remark="A bound, and a loose one: with one Hessian the sharp exponent is alpha - 2 eta.",
     )  # fmt: skip
@@ -134,19 +139,24 @@ def check_11() -> Finding:
 
 def check_12() -> Finding:
     """The leading constants on quadratics."""
-    trace, rows, holds = float(np.trace(np.linalg.inv(COVARIANCE))), {}, True
+    trace = float(np.trace(np.linalg.inv(COVARIANCE)))
+    rows = {}
+    holds = True
     for number in (1, 2):
-        found, table = of_example(number, LONG), schedules(number)
+        found = of_example(number, LONG)
+        table = schedules(number)
         ratios = {}
         for k in (SHORT, LONG):
-            alpha, beta, sigma = table.step_size(k), table.mixing(k), table.noise_scale(k)
+            alpha = table.step_size(k)
+            beta = table.mixing(k)
+            sigma = table.noise_scale(k)
             lead = beta**2 / alpha if number == 1 else alpha
             ratios[k] = found[k].mean / (lead * sigma**2 * trace / NODES)
         rows[f"Algorithm {number}"] = ratios
         holds &= 1 < ratios[LONG] < ratios[SHORT] < 1.15
     return Finding(
         "002-12", "E|mean - x*|^2 over its leading term goes to 1 (beyond the paper)",
-        verdict_of(as_printed=bool(holds)), rows,
+        verdict_of(bool(holds)), rows,
     )  # fmt: skip
 
 
@@ -176,7 +186,7 @@ def check_16() -> Finding:
     holds &= privacy["[42]-like"] > privacy["Algorithm 1"]
     return Finding(
         "002-16", "Figures 3, 4: only growing samples give convergence and a finite total",
-        verdict_of(as_printed=bool(holds)),
+        verdict_of(bool(holds)),
         {"MSE": accuracy, "Laplace epsilon of 2000 iterations at C = 0.2": privacy},
         remark="The paper gives no constants for its rivals; these are stand-ins. With steps that "
         "fall as k^-0.9 the first one's price grows as k^0.1 alone.",
@@ -196,7 +206,8 @@ def clipped_errors(
 
 def check_20() -> Finding:
     """A clip that enforces C."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     for number, most in ((1, 1.5), (2, 0.15)):
         small = clipped_errors(number, 0.2, 500, 1.0, 1)
         large = clipped_errors(number, 20.0, 300, 1.0)
@@ -208,7 +219,7 @@ def check_20() -> Finding:
     apart = np.abs(grads[::2] - grads[1::2]).sum(-1)
     return Finding(
         "002-20", "C = 0.2 is how far two examples' gradients lie apart (L1)",
-        verdict_of(as_printed=float(np.median(apart)) <= 0.2),
+        verdict_of(float(np.median(apart)) <= 0.2),
         {**rows, "median distance at the start": float(np.median(apart)),
          "learning under an enforced C": "as derived" if holds else "not as derived"}, (1, 2),
         remark="The clip that makes C = 0.2 true leaves nothing to learn; C = 20 learns, "
@@ -218,7 +229,8 @@ def check_20() -> Finding:
 
 def check_b1() -> Finding:
     """Beyond the paper: Gaussian noise of the same variance needs half the growth."""
-    rows, found = {}, {}
+    rows = {}
+    found = {}
     for noise, gamma in (("laplace", 1.2), ("gaussian", 1.2), ("gaussian", 0.8),
                          ("gaussian", 0.6), ("gaussian", 0.3)):  # fmt: skip
         is_pure = noise == "laplace"
@@ -233,10 +245,11 @@ def check_b1() -> Finding:
             "MSE at k = 2000": mse, "samples until then": table.samples(SHORT),
             "epsilon of all rounds": total,
         }  # fmt: skip
-    pure, half = found["laplace", 1.2], found["gaussian", 0.6]
+    pure = found["laplace", 1.2]
+    half = found["gaussian", 0.6]
     holds = half[0] < 1.01 * pure[0] and half[1] < pure[1] / 50 and half[2] < 1.2 * pure[2]
     return Finding(
         "002-B1", "Algorithm 2 with Gaussian noise: 2 (gamma + eta) > 1 suffices (delta 1e-5)",
-        verdict_of(as_printed=holds and math.isinf(found["gaussian", 0.3][2])), rows,
+        verdict_of(holds and math.isinf(found["gaussian", 0.3][2])), rows,
         remark="C = 0.2 for both, in L2 and in L1: of the same gradients the L2 bound is smaller.",
     )  # fmt: skip

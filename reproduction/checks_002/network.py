@@ -84,14 +84,19 @@ def task(name: str) -> Task:
     """
     if name == "digits":
         rows, labels = load_digits(return_X_y=True)
-        shape, test = (8, 8), 362
+        shape = (8, 8)
+        test = 362
         rows = rows / 16
     elif name == "mnist":
         rows, labels, _ = mnist(data_folder())
-        shape, test, rows, labels = (28, 28), 2000, rows[-10_000:], labels[-10_000:]
+        shape = (28, 28)
+        test = 2000
+        rows = rows[-10_000:]
+        labels = labels[-10_000:]
     else:
         rows, labels = load_breast_cancer(return_X_y=True)
-        shape, test = (6, 5), 114
+        shape = (6, 5)
+        test = 114
         rows = (rows - rows.mean(0)) / rows.std(0)
     order = np.random.default_rng(0).permutation(len(labels))
     images = torch.tensor(rows[order].reshape(-1, 1, *shape), dtype=torch.float32)
@@ -137,7 +142,7 @@ class Learner:
     def start(self, seed: int) -> Tensor:
         """PyTorch's kind of start, (d,)."""
         generator = torch.Generator().manual_seed(seed)
-        parts: list[Tensor] = []
+        parts = []
         for shape in self.layout.values():
             bound = 1 / shape[1:].numel() ** 0.5 if len(shape) > 1 else 0.1
             parts.append(bound * (2 * torch.rand(shape.numel(), generator=generator) - 1))
@@ -159,11 +164,12 @@ def accuracies(
     ``reading``: "averaged" (as printed), "summed" (not divided by gamma_k), or "fixed": gradients
     of 50 examples, step 0.01, mixing 1 (a stand-in for [42]).
     """
-    rng, of = np.random.default_rng(seed), task(on)
+    rng = np.random.default_rng(seed)
+    of = task(on)
     learner = Learner(of)
 
     def gradients(x: Tensor, weights: Tensor) -> Tensor:  # faster, agent by agent, than vmap
-        rows = list[Tensor]()
+        rows = []
         for one, images, labels, shares in zip(x, of.images, of.labels, weights, strict=True):
             drawn = shares > 0
             rows.append(learner.gradient(one, images[drawn], labels[drawn], shares[drawn]))
@@ -172,7 +178,7 @@ def accuracies(
     x = learner.start(seed).expand(AGENTS, -1).clone()
     mixing = torch.tensor(metropolis_hastings(Ring().build(AGENTS)).toarray(), dtype=x.dtype)
     local = of.labels.shape[1]
-    found: dict[int, float] = {}
+    found = {}
     for k in range(max(marks)):
         size = 50 if reading == "fixed" else SCHEDULES.size(k)
         alpha = 0.01 if reading == "fixed" else SCHEDULES.step_size(k)
@@ -193,7 +199,7 @@ def check_17(rounds: int = 2000) -> Finding:
     fails = found["fixed"] < 0.2
     return Finding(
         "002-17", "Figure 5: Algorithm 1 classifies over 80 % right, [42] does not learn",
-        verdict_of(as_printed=fails and found["averaged"] > 0.8,
+        verdict_of(fails and found["averaged"] > 0.8,
                    in_regime=fails and found["summed"] > 0.8),
         {"accuracy of the worst agent": found, "rounds": rounds}, (0,),
         remark="Only with gradients summed, not averaged; then one example moves gamma_k times as "

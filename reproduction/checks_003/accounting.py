@@ -56,7 +56,7 @@ def check_h9() -> Finding:
     return Finding(
         "H9",
         "alpha* = (sqrt(14) - 1)/13 minimises eq. (3)",
-        verdict_of(as_printed=holds),
+        verdict_of(holds),
         numbers,
         remark="For C0 = C1 only; Figure 2 has C0 = 10 C1, where alpha* = 0.728 by the formula and "
         "0.18 to 0.23 by the accountant.",
@@ -65,8 +65,8 @@ def check_h9() -> Finding:
 
 def check_h10() -> Finding:
     """Figure 2 by the moments accountant, both counts."""
-    rows: dict[str, list[float]] = {}
-    errors: list[float] = []
+    rows = {}
+    errors = []
     for stddev in (0.05, 0.1):
         for epochs in EPOCHS:
             schedule = figure_2(epochs)
@@ -77,7 +77,8 @@ def check_h10() -> Finding:
             if (stddev, epochs) in AUTODP:
                 theirs = AUTODP[stddev, epochs]
                 errors += [abs(equal / theirs[0] - 1), abs(best / theirs[1] - 1)]
-    s50, s100 = rows["sigma 0.05 S 50"], rows["sigma 0.05 S 100"]
+    s50 = rows["sigma 0.05 S 50"]
+    s100 = rows["sigma 0.05 S 100"]
     claimed = [0.64, 0.47, 1.6]
     together = any(
         [round(row[0], 2), round(row[1], 2), round(row[3], 1)] == claimed
@@ -88,7 +89,7 @@ def check_h10() -> Finding:
     return Finding(
         "H10",
         "at sigma = 0.05 optimising alpha brings epsilon from 0.64 to 0.47, a 1.6x improvement",
-        verdict_of(as_printed=together, in_regime=apart and max(errors) < 0.02),
+        verdict_of(together, in_regime=apart and max(errors) < 0.02),
         {
             "alpha=1/2, best, alpha, ratio, best if charged S times": rows,
             "largest deviation from autodp's grid": max(errors),
@@ -101,7 +102,7 @@ def check_h10() -> Finding:
 
 def check_h11() -> Finding:
     """The gain of Figure 2 under tight accounting."""
-    rows: dict[str, list[float]] = {}
+    rows = {}
     for stddev, epochs, share in ((0.05, 100, 0.7), (0.1, 100, 0.8)):
         schedule = figure_2(epochs)
         equal, best = (
@@ -112,7 +113,7 @@ def check_h11() -> Finding:
     return Finding(
         "H11",
         "optimising alpha improves epsilon by about 1.6x",
-        verdict_of(as_printed=gain > 1.5),
+        verdict_of(gain > 1.5),
         {"loss distributions: alpha=1/2, alpha=0.7 or 0.8, ratio": rows},
         remark="The 1.4x to 2.1x of Figure 2 are looseness of the Renyi bound for subsets at noise "
         "multipliers near 1; tightly accounted, epsilon is 2 to 3 times smaller at any alpha.",
@@ -138,7 +139,7 @@ def rates(first: float, second: float, epsilon: float) -> dict[str, float]:
 def check_h12() -> Finding:
     """Claim 5: sigma ~ sqrt(m S log(1/delta)) / (n epsilon)."""
     exponents = {f"C0=1 C1={c1}": rates(1.0, c1, 0.1) for c1 in (1.0, 0.01)}
-    closed: dict[str, list[float]] = {}
+    closed = {}
     for n, target in ((10704, 0.1), (10704, 0.3), (1180, 0.5)):
         schedule = Schedule(num_examples=n, inner_steps=n // 10, epochs=10)
         stddev = schedule.claimed_stddev(target, DELTA)
@@ -153,7 +154,7 @@ def check_h12() -> Finding:
     return Finding(
         "H12",
         "Algorithm 11 is (epsilon, delta)-DP with sigma^2 of order m S log(1/delta) C^2/(n eps)^2",
-        verdict_of(as_printed=not violated, in_regime=in_regime),
+        verdict_of(not violated, in_regime=in_regime),
         {
             "exponents of the calibrated sigma (1/2 and 1 claimed)": exponents,
             "closed form: sigma, lambda limit, lambda needed, epsilon at least, about": closed,
@@ -165,7 +166,7 @@ def check_h12() -> Finding:
 
 def check_h13() -> Finding:
     """What charging the full gradient once an epoch does to the printed algorithm."""
-    rows: dict[str, list[float]] = {}
+    rows = {}
     for first, second in ((1.0, 1.0), (1.0, 0.1), (1.0, 0.01)):
         schedule = pixels(first, second)
         sound, _ = calibrated_stddev(schedule, 0.1, DELTA)
@@ -178,7 +179,7 @@ def check_h13() -> Finding:
     return Finding(
         "H13",
         "the public code's accountant (full gradient charged S times) gives the stated epsilon 0.1",
-        verdict_of(as_printed=worst[3] <= 0.1, in_regime=rows["C0=1 C1=1"][3] <= 0.1),
+        verdict_of(worst[3] <= 0.1, in_regime=rows["C0=1 C1=1"][3] <= 0.1),
         {
             "sigma at m S, sigma at S, ratio, epsilon at least": rows,
             "C0=1 C1=0.01, epsilon at S-count noise: at least, about": [worst[3], upper],

@@ -30,7 +30,8 @@ NOISELESS: dict[str, tuple[Pair, float, int, int]] = {
 
 def check_h14() -> Finding:
     """Without noise and clipping."""
-    seeds, rows = (0, 1), dict[str, list[float]]()
+    seeds = (0, 1)
+    rows = {}
     for name, (pair, step_size, inner, epochs) in NOISELESS.items():
         reduced = solve(centrally(pair, rsvrg(step_size, inner), epochs), seeds)
         plain = solve(centrally(pair, rsgd(step_size, inner), epochs), seeds)
@@ -45,7 +46,7 @@ def check_h14() -> Finding:
     return Finding(
         "H14",
         "without noise RSVRG converges linearly in epochs; RSGD with constant steps plateaus",
-        verdict_of(as_printed=linear and plateau),
+        verdict_of(linear and plateau),
         {"mean factor an epoch, final excess risk of RSVRG, of RSGD": rows},
         seeds=seeds,
     )
@@ -63,7 +64,9 @@ def strongly_convex(
 
 def check_h15() -> Finding:
     """Theorems 6 and 8: the excess risk is of order d / (n epsilon)^2."""
-    seeds, sizes, dimensions = tuple(range(16)), (1000, 3000, 10_000), (5, 20, 80)
+    seeds = tuple(range(16))
+    sizes = (1000, 3000, 10_000)
+    dimensions = (5, 20, 80)
     by_clip = {
         f"C1={clip:g}": [strongly_convex(n, 10, clip, seeds).final for n in sizes]
         for clip in (1e-5, 1e-3, 1.0)
@@ -75,7 +78,7 @@ def check_h15() -> Finding:
     return Finding(
         "H15",
         "the excess risk falls as d / (n epsilon)^2 (Theorems 6 and 8: clips C0 = C1 = L0)",
-        verdict_of(as_printed=holds["C1=1"], in_regime=holds["C1=1e-05"] and abs(in_d - 1) < 0.2),
+        verdict_of(holds["C1=1"], in_regime=holds["C1=1e-05"] and abs(in_d - 1) < 0.2),
         {
             "excess risk at n = 1000, 3000, 10000 (C0 = 1)": by_clip,
             "slope in n (-2)": slopes,
@@ -91,14 +94,18 @@ def check_h15() -> Finding:
 # -- H16 -------------------------------------------------------------------------------------
 def nonconvex(epsilon: float, clip: float, seeds: Sequence[int]) -> tuple[float, float]:
     """(mean |grad F|^2 at Output II, the constant c of (16)) with Theorem 7's eta, m and S."""
-    n, dimension, smoothness, lipschitz = 30, 20, 2.0, 1.0
+    n = 30
+    dimension = 20
+    smoothness = 2.0
+    lipschitz = 1.0
     spread = dimension * math.log(1 / DELTA)
     epochs = max(1, round(math.sqrt(smoothness / spread) * n ** (2 / 3) * epsilon / lipschitz))
     step_size = 1 / (10 * smoothness * n ** (2 / 3))
     training = rsvrg(step_size, 10 * n // 3, epochs=epochs, output="random-iterate")
     pair = spiked(n, dimension)
     config = centrally(pair, training, 1, example_level(epsilon, lipschitz, clip))
-    curve, data = solve(config, seeds), load_shards(config)
+    curve = solve(config, seeds)
+    data = load_shards(config)
     squares = [float(data.problem.gradient_norm(x, data.examples)) ** 2 for x in curve.points]
     found = float(np.mean(squares))
     bound = lipschitz * math.sqrt(spread * smoothness * float(curve.excess[:, 0].mean()))
@@ -107,7 +114,8 @@ def nonconvex(epsilon: float, clip: float, seeds: Sequence[int]) -> tuple[float,
 
 def check_h16() -> Finding:
     """Theorem 7: the squared gradient norm is of order 1 / (n epsilon)."""
-    seeds, epsilons = tuple(range(32)), (16.0, 64.0)
+    seeds = tuple(range(32))
+    epsilons = (16.0, 64.0)
     rows = {
         f"C1={clip:g}": [nonconvex(epsilon, clip, seeds) for epsilon in epsilons]
         for clip in (1.0, 1e-4)
@@ -116,7 +124,7 @@ def check_h16() -> Finding:
     return Finding(
         "H16",
         "E|grad F|^2 at Output II falls as 1 / (n epsilon) with Theorem 7's step, m and S",
-        verdict_of(as_printed=slopes["C1=1"] < -0.5, in_regime=slopes["C1=0.0001"] < -0.5),
+        verdict_of(slopes["C1=1"] < -0.5, in_regime=slopes["C1=0.0001"] < -0.5),
         {
             "n = 30, epsilon = 16 and 64: |grad F|^2 and the constant of (16)": {
                 key: [value for row in found for value in row] for key, found in rows.items()

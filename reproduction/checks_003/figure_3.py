@@ -34,7 +34,8 @@ def is_best(row: dict[str, float], name: str, among: Sequence[str]) -> bool:
 
 def check_h17() -> Finding:
     """Figure 3b: a leading eigenvector on the sphere, n = 6903, d = 784."""
-    seeds, rows = (0, 1, 2), Rows()
+    seeds = (0, 1, 2)
+    rows = Rows()
     for epsilon in (0.1, 0.5):
         panel = f"3b_spiked_eps{epsilon}"
         rows[f"epsilon {epsilon}"] = finals(panel, (*PRINTED, "scount"), seeds)
@@ -57,7 +58,7 @@ def check_h17() -> Finding:
 
 def antipodes(seeds: tuple[int, ...]) -> list[float]:
     """DP-RGD with steps whose noise alone turns the point by a large part of pi."""
-    found: list[float] = []
+    found = []
     for step_size in (0.1, 1.0, 2.0):
         config = experiment("003_3b_spiked_eps0.1_rgd", f"training.step_size={step_size}")
         run = solve(config, seeds)
@@ -68,12 +69,13 @@ def antipodes(seeds: tuple[int, ...]) -> list[float]:
 def ordering(rows: Rows) -> Verdict:
     """Whether RSVRG with noise for the stated epsilon is best at every epsilon, or at some."""
     printed = [is_best(row, "rsvrg", PRINTED) for row in rows.values()]
-    return verdict_of(as_printed=all(printed), in_regime=any(printed))
+    return verdict_of(all(printed), in_regime=any(printed))
 
 
 def check_h18() -> Finding:
     """Figure 3a, row 1: a Frechet mean on SPD(11), n = 10704."""
-    seeds, row = (0,), dict[str, float]()
+    seeds = (0,)
+    row = {}
     for name in (*PRINTED, "scount"):
         config = experiment(f"003_3a_lognormal_eps0.1_{name}", "evaluation.every=10")
         row[name] = solve(config, seeds).final
@@ -81,7 +83,7 @@ def check_h18() -> Finding:
         "H18",
         "Figure 3a (SPD(11); stand-in): DP-RSVRG consistently better than DP-RGD and DP-RSGD",
         verdict_of(
-            as_printed=all(1.5 * row["rsvrg"] < row[other] for other in ("rgd", "rsgd")),
+            all(1.5 * row["rsvrg"] < row[other] for other in ("rgd", "rsgd")),
             in_regime=row["rsvrg"] < 1.5 * row["rgd"] and 1.5 * row["rsvrg"] < row["rsgd"],
         ),
         {"final excess risk, epsilon 0.1": row},
@@ -103,7 +105,7 @@ def check_h19() -> Finding:
     return Finding(
         "H19",
         "Figure 3c (Poincare ball; stand-in): DP-RGD best, DP-RSVRG better than DP-RSGD",
-        verdict_of(as_printed=best and all(second), in_regime=best and any(second)),
+        verdict_of(best and all(second), in_regime=best and any(second)),
         {
             "final excess risk": rows,
             "DP-RSGD / DP-RSVRG": [row["rsgd"] / row["rsvrg"] for row in rows.values()],
@@ -115,7 +117,7 @@ def check_h19() -> Finding:
 
 def check_h20() -> Finding:
     """The first IFO calls: one epoch of DP-RSVRG (1.2 n) against one step of DP-RGD (n)."""
-    rows: dict[str, list[float]] = {}
+    rows = {}
     cases = (("3c_tree_eps0.1", (0, 1, 2, 3, 4)), ("3b_spiked_eps0.1", (0, 1, 2)))
     for panel, seeds in cases:
         size = load_shards(experiment(f"003_{panel}_rgd")).sizes[0]
@@ -127,7 +129,7 @@ def check_h20() -> Finding:
     return Finding(
         "H20",
         "DP-RSVRG needs fewer IFO calls: ahead of DP-RGD, or level, in the initial iterations",
-        verdict_of(as_printed=all(ahead), in_regime=any(ahead)),
+        verdict_of(all(ahead), in_regime=any(ahead)),
         {"excess risk of DP-RGD, DP-RSGD, DP-RSVRG": rows},
         seeds=(0, 1, 2, 3, 4),
     )

@@ -85,7 +85,8 @@ def law(manifold: Manifold, shape: tuple[int, ...], case: int) -> dict[str, floa
     freedom = manifold.dim(shape)
     squared = manifold.inner(x, u) / stddev**2
     spread = math.sqrt(2 / (freedom * DRAWS))
-    points, some = x.expand(100, *shape), u[:100]
+    points = x.expand(100, *shape)
+    some = u[:100]
     off = manifold.norm(points, manifold.proju(points, some) - some)
     return {
         "mean/(d sigma^2)": float(squared.mean()) / freedom,
@@ -109,7 +110,7 @@ def check_h1() -> Finding:
     return Finding(
         "H1",
         "|xi|_w^2 / sigma^2 is chi-square with d degrees of freedom on all 8 manifolds, 3 sizes",
-        verdict_of(as_printed=holds),
+        verdict_of(holds),
         {
             "cases": len(found),
             "largest |mean - 1| in standard deviations (< 4)": worst,
@@ -129,9 +130,11 @@ def gram(manifold: Manifold, shape: tuple[int, ...], sampler: Sampler) -> Tensor
 
 def check_h2() -> Finding:
     """The corrected maps are isometries; five printed ones are not."""
-    corrected, printed = {}, {}
+    corrected = {}
+    printed = {}
     for name, (manifold, shape, right, wrong) in PRINTED.items():
-        good, bad = gram(manifold, shape, right), gram(manifold, shape, wrong)
+        good = gram(manifold, shape, right)
+        bad = gram(manifold, shape, wrong)
         corrected[name] = float((good - torch.eye(len(good))).abs().max())
         values = torch.linalg.eigvalsh((bad + bad.mT) / 2)
         printed[name] = [float(values[0]), float(values[-1])]
@@ -140,7 +143,7 @@ def check_h2() -> Finding:
     return Finding(
         "H2",
         "pushing noise through a linear isometry gives exactly N_w (Claim 2, Algorithms 3-10)",
-        verdict_of(as_printed=isometric and not wrong, in_regime=isometric),
+        verdict_of(isometric and not wrong, in_regime=isometric),
         {
             "corrected, largest |Gram - I|": corrected,
             "printed, smallest and largest eigenvalue of the Gram matrix (1 is right)": printed,
@@ -151,8 +154,11 @@ def check_h2() -> Finding:
 
 def check_h8() -> Finding:
     """Claim 3's sensitivities, over random and worst pairs of records."""
-    clip0, clip1, n, pairs = 1.0, 0.1, 50, 100_000
-    found: dict[str, dict[str, float]] = {}
+    clip0 = 1.0
+    clip1 = 0.1
+    n = 50
+    pairs = 100_000
+    found = {}
     for name, (manifold, shape) in {"sphere": (Sphere(), (6,)), "SPD": (SPD(), (3, 3))}.items():
         x = manifold.random(*shape, generator=generator(4))
         anchor = manifold.random(*shape, generator=generator(5))
@@ -162,7 +168,8 @@ def check_h8() -> Finding:
             c = 3 * torch.randn(size, generator=generator(10 + seed), dtype=torch.float64)
             if seed == 0:  # antipodal records at both points
                 c[1:] = c[:1] * torch.tensor([-1.0, -1.0, 1.0]).reshape(3, *[1] * (c.dim() - 1))
-            here, there = manifold.from_coords(x, c[:2]), manifold.from_coords(anchor, c[2:])
+            here = manifold.from_coords(x, c[:2])
+            there = manifold.from_coords(anchor, c[2:])
             if seed == 0:
                 there = -manifold.transp(x, anchor, here)
             full = clipped(here, manifold.norm(x, here), clip0)
@@ -181,7 +188,7 @@ def check_h8() -> Finding:
     return Finding(
         "H8",
         "replacing one record moves the full gradient by at most 2 C0/n and the query by 4 C1",
-        verdict_of(as_printed=max(ratios) < 1 + 1e-9 and min(ratios) > 1 - 1e-6),
+        verdict_of(max(ratios) < 1 + 1e-9 and min(ratios) > 1 - 1e-6),
         {"largest move / bound over 1e5 pairs, antipodal ones included": found},
     )
 
@@ -189,7 +196,7 @@ def check_h8() -> Finding:
 def check_h21() -> Finding:
     """The MCMC baseline returns zero noise where its unit step is never accepted."""
     chain = Metropolis(burn_in=10_000, thinning=10, step=1.0)
-    found: dict[str, float | str] = {}
+    found = {}
     for m, stddev in ((2, 1.0), (2, 0.02), (11, 1.0)):
         key = f"SPD({m}), sigma {stddev}"
         unguarded = replace(chain, min_acceptance_rate=-1.0)
@@ -204,7 +211,7 @@ def check_h21() -> Finding:
     return Finding(
         "H21",
         "Han et al.'s chain (unit steps from 0) samples the tangent Gaussian",
-        verdict_of(as_printed=not zero, in_regime=found["SPD(2), sigma 1.0"] > 0),
+        verdict_of(not zero, in_regime=found["SPD(2), sigma 1.0"] > 0),
         {"|state| / (sigma sqrt d) after 10 010 steps": found, "our guard refuses it": refused},
         remark="Regime: sigma near the step of 1 in few dimensions; elsewhere no noise at all.",
     )
@@ -212,7 +219,8 @@ def check_h21() -> Finding:
 
 def check_h22() -> Finding:
     """The printed Algorithm 6 releases half of the noise that is accounted."""
-    ball, stddev = PoincareBall(), 0.2
+    ball = PoincareBall()
+    stddev = 0.2
     x = ball.random(5, generator=generator(7))
     a = torch.randn(DRAWS, 5, generator=generator(8), dtype=torch.float64)
     root = {
@@ -225,7 +233,7 @@ def check_h22() -> Finding:
     return Finding(
         "H22",
         "Algorithm 6 (Poincare ball) draws N_w(0, sigma^2)",
-        verdict_of(as_printed=abs(root["printed"] - 1) < 0.02),
+        verdict_of(abs(root["printed"] - 1) < 0.02),
         {"measured stddev / sigma": root},
         remark="a/4 should be a/2: what is accounted with sigma is released with sigma/2.",
     )

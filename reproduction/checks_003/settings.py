@@ -37,7 +37,7 @@ def example_level(
     epsilon: float, clip: float, correction_clip: float | None = None
 ) -> dict[str, Any]:
     """Replace-one privacy at (epsilon, 1e-6) over the whole run."""
-    table: dict[str, Any] = {
+    table = {
         "kind": "example-level",
         "l2_norm_clip": clip,
         "neighboring_relation": "replace-one",

@@ -38,7 +38,8 @@ def slope(graph: Graph, noise: Correlated, q: int = 0) -> float:
 
 def check_h6() -> Finding:
     """Fifteen vectors and the star."""
-    found, off = {}, 0.0
+    found = {}
+    off = 0.0
     for (sigmas, q), rows in VECTORS.items():
         for (name, graph), expected in zip(GRAPHS.items(), rows, strict=True):
             noise = Correlated(*sigmas)
@@ -49,14 +50,16 @@ def check_h6() -> Finding:
     star = [slope(STAR, Correlated(1, 1), q) for q in (0, 1)]
     off = max(off, abs(star[0] - 1.058824), abs(star[1] - 2.0))
     return Finding(
-        "004-H6", "one round, Algorithm 3 and Theorem 6, n = 16", verdict_of(as_printed=off < 1e-6),
+        "004-H6", "one round, Algorithm 3 and Theorem 6, n = 16", verdict_of(off < 1e-6),
         {"[Algorithm 3, Theorem 6]": found, "star, q = 0, 1": star, "largest difference": off},
     )  # fmt: skip
 
 
 def check_h7() -> Finding:
     """Order and limits of the accountant."""
-    noise, rows, holds = Correlated(1.0, 1.0), {}, True
+    noise = Correlated(1.0, 1.0)
+    rows = {}
+    holds = True
     for name, graph in {**GRAPHS, "star": STAR}.items():
         exact = [slope(graph, noise, q) for q in (0, 1, 2, 15)]
         bounds = [2 * precision_bound(16 - q, connectivity_bound(graph, q)[0], noise)
@@ -69,13 +72,16 @@ def check_h7() -> Finding:
         rows[name] = {"q = 0, 1, 2, 15": exact, "sigma_cor = 0, 300": limits}
     return Finding(
         "004-H7", "Algorithm 3 <= Theorem 6; I <= II <= III <= IV = 2 C^2 / sigma_cdp^2; limits",
-        verdict_of(as_printed=holds), rows,
+        verdict_of(holds), rows,
     )  # fmt: skip
 
 
 def check_h8() -> Finding:
     """The optimal linear attack is as good as the price says; reused masks are worth nothing."""
-    count, rng, rows, holds = 100_000, np.random.default_rng(0), {}, True
+    count = 100_000
+    rng = np.random.default_rng(0)
+    rows = {}
+    holds = True
     for name, graph in GRAPHS.items():
         covariance = np.eye(16) + graph.laplacian
         drawn = rng.standard_normal((2 * count, len(graph.edges))) @ graph.incidence.T
@@ -90,7 +96,8 @@ def check_h8() -> Finding:
         predicted = float(norm.cdf(2 * math.sqrt(precision / 2)))
         holds &= abs(area - predicted) < 0.01
         rows[name] = {"area under the ROC": area, "Phi(d' / sqrt 2)": predicted}
-    ring, s_cor = GRAPHS["ring"], 100.0
+    ring = GRAPHS["ring"]
+    s_cor = 100.0
     masks = s_cor * rng.standard_normal((count, 16)) @ ring.incidence.T
     first, second = (masks + rng.standard_normal((count, 16)) for _ in range(2))
     gap = first[:, 0] - second[:, 0]
@@ -104,7 +111,7 @@ def check_h8() -> Finding:
     }  # fmt: skip
     return Finding(
         "004-H8", "the best attack separates by d' = 2 C sqrt([S^-1]_ii); reused masks do not hide",
-        verdict_of(as_printed=bool(holds)), rows, (0,),
+        verdict_of(bool(holds)), rows, (0,),
     )  # fmt: skip
 
 
@@ -117,7 +124,7 @@ def check_h9() -> Finding:
     local = math.sqrt(2 / paper_slope(5, 1000, DELTA))
     holds = max(trips) < 1e-9 and off < 1e-6 and abs(local - 66.69457) < 1e-4
     return Finding(
-        "004-H9", "slope of a round for (epsilon, T) at delta 1e-5", verdict_of(as_printed=holds),
+        "004-H9", "slope of a round for (epsilon, T) at delta 1e-5", verdict_of(holds),
         {"slopes": found, "round trip": max(trips), "sigma_LDP, sigma_CDP": [local, local / 4]},
     )  # fmt: skip
 
@@ -130,7 +137,9 @@ def check_h10() -> Finding:
         (2.0, 0): (64.616, 34.896, 16.674), (1.25, 1): (220.036, 65.442, 27.165),
     }  # fmt: skip
     base = {0: math.sqrt(2 / limit) / 4, 1: 17.2204}
-    found, off, safe = {}, 0.0, True
+    found = {}
+    off = 0.0
+    safe = True
     for (r, q), row in expected.items():
         made = [
             calibrate_masks(graph, r * base[q], q, lambda w: 2 * w.precision <= limit)
@@ -142,14 +151,15 @@ def check_h10() -> Finding:
             safe &= slope(graph, noise, q) <= limit
     return Finding(
         "004-H10", "sigma_cor on budget for ring, torus, complete graph",
-        verdict_of(as_printed=off < 3e-5 and safe),
+        verdict_of(off < 3e-5 and safe),
         {"sigma_cor": found, "largest relative difference": off, "all on the private side": safe},
     )  # fmt: skip
 
 
 def check_h11() -> Finding:
     """Corollary 3's noise is on the safe side by a known factor."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     expected = {"ring": 2.894, "torus": 3.282, "complete": 3.685}
     for name, graph in GRAPHS.items():
         a = connectivity_bound(graph, 0)[0]
@@ -161,7 +171,7 @@ def check_h11() -> Finding:
         holds &= abs(total - expected[name]) < 1e-3 and total <= 0.832 * 5
     return Finding(
         "004-H11", "Corollary 3 at epsilon = 5, T = 1000: at most 0.832 of the budget is spent",
-        verdict_of(as_printed=holds), rows,
+        verdict_of(holds), rows,
     )  # fmt: skip
 
 
@@ -174,7 +184,8 @@ def check_h12() -> Finding:
     exact = {s: Rounds(1000, 2.0).epsilon(worst(ring, Correlated(41.68411, s), 0), DELTA)
              for s in figure_2}  # fmt: skip
     figure_3 = {0.001: 28.82, 0.01: 2.1559, 0.02: 0.08516, 0.04: 0.014198, 0.1: 0.00758}
-    rate, clip = 64 / 3750, 1 / 64
+    rate = 64 / 3750
+    clip = 1 / 64
     printed = {
         s: public_code_epsilon(clip**2 * slope(ring, Correlated(0.005, s)), rate) for s in figure_3
     }
@@ -187,7 +198,7 @@ def check_h12() -> Finding:
     sound = all(printed[s] >= true[s] for s in figure_3)
     return Finding(
         "004-H12", "Figure 2; Figure 3 as a budget of the whole run",
-        verdict_of(as_printed=same and drawn and sound, in_regime=same),
+        verdict_of(same and drawn and sound, in_regime=same),
         {"Figure 2": found, "the same, priced exactly": exact, "Figure 3 as plotted": printed,
          "Figure 3, Poisson add-or-remove, all rounds, delta 1e-5": true},
         remark="Figure 3 plots one step at order 2, without rounds and without delta.",
@@ -202,7 +213,7 @@ def check_h22() -> Finding:
     bound = 2 * precision_bound(16, connectivity_bound(halves, 0)[0], Correlated(1.0, 1000.0))
     return Finding(
         "004-H22", "a disconnected graph gives LDP",
-        verdict_of(as_printed=abs(found - 2) < 1e-6, in_regime=abs(found - 2 / 8) < 1e-3),
+        verdict_of(abs(found - 2) < 1e-6, in_regime=abs(found - 2 / 8) < 1e-3),
         {"two rings of 8, sigma_cor = 1000 sigma_cdp": found, "2 C^2 / (n/2)": 2 / 8,
          "Theorem 1": bound},
         remark="In terms of Theorem 1's bound alone; each component hides among its own nodes.",
@@ -215,6 +226,6 @@ def check_h23() -> Finding:
     found = {s: slope(leaf, Correlated(0.5, s), 1) for s in (0.1, 1.0, 10.0, 100.0)}
     return Finding(
         "004-H23", "with a leaf, one curious node sees 2 C^2 / sigma_cdp^2 for every sigma_cor",
-        verdict_of(as_printed=all(abs(v - 8.0) < 1e-9 for v in found.values())),
+        verdict_of(all(abs(v - 8.0) < 1e-9 for v in found.values())),
         {"ring of 5 with a leaf, q = 1": found},
     )  # fmt: skip

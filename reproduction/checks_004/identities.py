@@ -49,7 +49,7 @@ def distance_to_mean(weights: Weights) -> float:
 def check_h1() -> Finding:
     """The network mean does not see the masks."""
     task = LeastSquares.draw(1)
-    worst: dict[str, float] = {}
+    worst = {}
     for name, graph in GRAPHS.items():
         for rounds, clip in ((1, 1.0), (50, None)):
             settings = [
@@ -68,7 +68,7 @@ def check_h1() -> Finding:
     return Finding(
         "004-H1",
         "the mean of the models does not depend on sigma_cor (0, 1, 100)",
-        verdict_of(as_printed=max(worst.values()) <= 1e-9 * 100),
+        verdict_of(max(worst.values()) <= 1e-9 * 100),
         {"largest difference of the mean": worst},
         remark="50 rounds: linear gradients with one matrix for all, no clipping; else 1 round.",
     )
@@ -76,7 +76,8 @@ def check_h1() -> Finding:
 
 def check_h2() -> Finding:
     """Complete mixing makes all models equal, whatever the masks and the seed graph."""
-    task, found = LeastSquares.draw(1), {}
+    task = LeastSquares.draw(1)
+    found = {}
     for name, graph in GRAPHS.items():
         runs = [
             run(
@@ -93,7 +94,7 @@ def check_h2() -> Finding:
     return Finding(
         "004-H2",
         "W = 11^T/n: all models are equal and do not depend on sigma_cor, for any seed graph",
-        verdict_of(as_printed=most <= 1e-9 * 100),
+        verdict_of(most <= 1e-9 * 100),
         {"200 rounds": found},
     )
 
@@ -115,14 +116,17 @@ def check_h3() -> Finding:
     return Finding(
         "004-H3",
         "v_ij + v_ji = 0 bit for bit; rounds are uncorrelated; others draw other numbers",
-        verdict_of(as_printed=holds),
+        verdict_of(holds),
         {"correlations": correlations, "bound 4 / sqrt d": float(bound)},
     )
 
 
 def check_h4() -> Finding:
     """Lemma 8: E|N W|^2 / E|N|^2 = H_G(W), and E|N|^2 = 2 |E| d sigma_cor^2."""
-    rng, draws, found, holds = np.random.default_rng(0), 20_000, {}, True
+    rng = np.random.default_rng(0)
+    draws = 20_000
+    found = {}
+    holds = True
     for name, graph in GRAPHS.items():
         weights = metropolis_hastings(graph)
         noise = rng.standard_normal((draws, len(graph.edges))) @ graph.incidence.T
@@ -137,7 +141,7 @@ def check_h4() -> Finding:
     return Finding(
         "004-H4",
         "Lemma 8 for ring, torus, complete graph and star of 16",
-        verdict_of(as_printed=bool(holds)),
+        verdict_of(bool(holds)),
         found,
         (0,),
     )
@@ -145,7 +149,8 @@ def check_h4() -> Finding:
 
 def check_h5() -> Finding:
     """The constants of the paper's examples."""
-    found, holds = {}, True
+    found = {}
+    holds = True
     for name, graph in GRAPHS.items():
         weights = metropolis_hastings(graph)
         row = (
@@ -156,4 +161,4 @@ def check_h5() -> Finding:
         if name in H5:
             holds &= bool(np.allclose(row, H5[name], rtol=2e-5, atol=5e-5))
     holds &= found["star"]["a_1"] == 0 and abs(found["star"]["a"] - 1) < 1e-12
-    return Finding("004-H5", "constants of 16 nodes", verdict_of(as_printed=holds), found)
+    return Finding("004-H5", "constants of 16 nodes", verdict_of(holds), found)

@@ -21,7 +21,8 @@ from reproduction.decor_prices import paper_slope
 from reproduction.findings import Finding, verdict_of
 
 GRAPHS = {spec.kind: spec.build(16) for spec in (Complete(), Torus(), Ring())}
-NODES, DELTA = 16, 1e-5
+NODES = 16
+DELTA = 1e-5
 CHOICES = tuple(itertools.product((0.005, 0.01, 0.05, 0.1), (0.001, 0.01, 0.1)))
 """(Step size, clip): the grid of the public code."""
 Best = dict[float, dict[str, tuple[float, float, float]]]
@@ -30,7 +31,7 @@ Best = dict[float, dict[str, tuple[float, float, float]]]
 
 def best_of(methods: Sequence[Method], values: Sequence[float] | Array, *, is_least: bool) -> Best:
     """The best of all choices for every curve at every epsilon."""
-    found: Best = {}
+    found = {}
     for method, value in zip(methods, values, strict=True):
         curve, epsilon = method.curve
         row = found.setdefault(epsilon, {})
@@ -69,7 +70,8 @@ def logistic(
     )
     gaps = np.zeros(len(methods))
     for seed in seeds:
-        rule, rng = Dirichlet(alpha=10.0), np.random.default_rng([seed, 2])
+        rule = Dirichlet(alpha=10.0)
+        rng = np.random.default_rng([seed, 2])
         parts = rule.split(build({"feature": features}, labels=labels.astype(np.int64)), NODES, rng)
         task = Logistic(tuple((features[p], labels[p]) for p in parts), batch, rounds)
         gaps += task.losses(train(methods, GRAPHS, task, seed)) / len(seeds)
@@ -112,13 +114,13 @@ def check_h17() -> Finding:
         choices=CHOICES,
         epsilons=(3, 10, 40), seeds=(0,),
     )  # fmt: skip
-    over, under = _ratios(found, "LDP"), _ratios(found, "CDP")
+    over = _ratios(found, "LDP")
+    under = _ratios(found, "CDP")
     ordered = all(v >= 1 - 1e-9 for row in under.values() for v in row[1:])
     better = min(v for row in over.values() for v in row[1:])
     return Finding(
         "004-H17", "Figure 1(b): ten times better than LDP at every budget, close to CDP",
-        verdict_of(
-            as_printed=min(v for row in over.values() for v in row) >= 10,
+        verdict_of(min(v for row in over.values() for v in row) >= 10,
             in_regime=ordered and better >= 1.5,
         ),
         {"optimality gap": _shown(found), "LDP / DECOR": over, "DECOR / CDP": under,
@@ -139,13 +141,13 @@ def check_h18() -> Finding:
         choices=[(step, 0.1) for step in (0.01, 0.03, 0.1)], epsilons=(3, 10, 40),
         seeds=range(4),
     )  # fmt: skip
-    over, under = _ratios(found, "LDP"), _ratios(found, "CDP")
+    over = _ratios(found, "LDP")
+    under = _ratios(found, "CDP")
     better = min(v for row in over.values() for v in row[:2])
     close = max(v for row in under.values() for v in row)
     return Finding(
         "004-H18", "breast cancer data: LDP >= 1.5 DECOR at epsilon <= 10, DECOR <= 1.7 CDP",
-        verdict_of(
-            as_printed=better >= 1.5 and close <= 1.7,
+        verdict_of(better >= 1.5 and close <= 1.7,
             in_regime=min(v[1] for v in over.values()) >= 1.5
             and max(v for row in under.values() for v in row[1:]) <= 1.7,
         ),
@@ -159,7 +161,8 @@ def check_h18() -> Finding:
 def local_stddev(epsilon: float, rounds: int, batch: int, examples: int) -> float:
     """Of the noise that alone gives epsilon to examples, on a mean of gradients of norm 1."""
     whole = Rounds(rounds, 1.0 / batch, batch / examples)
-    low, high = 0.05 / batch, 100.0 / batch
+    low = 0.05 / batch
+    high = 100.0 / batch
     while high / low > 1.0002:
         middle = float(np.sqrt(low * high))
         worst = Worst(1 / middle**2, None, None, is_exact=True)
@@ -205,10 +208,12 @@ def closed(found: Best) -> dict[str, list[float]]:
 
 def check_h19() -> Finding:
     """Example level: a network on a mixture of ten classes."""
-    seeds, all_found = (0, 1), []
+    seeds = (0, 1)
+    all_found = []
     for seed in seeds:
         mixture = recipes.ClassMixture(num_examples=NODES * 1000 + 5000).load(None, seed)
-        z, labels = mixture.examples["z"].numpy().astype(np.float32), mixture.labels
+        z = mixture.examples["z"].numpy().astype(np.float32)
+        labels = mixture.labels
         count = NODES * 1000
         task = Network(
             z[:count].reshape(NODES, 1000, 40), labels[:count].reshape(NODES, 1000), 32, 10, 64, 500
@@ -217,7 +222,7 @@ def check_h19() -> Finding:
             network(task, z[count:], labels[count:], (1, 3), (1.0, 2.0, 4.0), 1.25, GRAPHS,
                     (seed,))
         )  # fmt: skip
-    found: Best = {
+    found = {
         epsilon: {
             curve: (float(np.mean([one[epsilon][curve][0] for one in all_found])), *made[1:])
             for curve, made in row.items()
@@ -236,7 +241,7 @@ def check_h19() -> Finding:
     return Finding(
         "004-H19", "example level: CDP >= DECOR > LDP, 60 % of their gap closed, the ring within "
         "one point of CDP",
-        verdict_of(as_printed=ordered and least >= 0.6 and points <= 1, in_regime=ordered
+        verdict_of(ordered and least >= 0.6 and points <= 1, in_regime=ordered
                    and least >= 0.6),
         {"test accuracy": _shown(found), "without privacy": found[0]["none"][0],
          "share of the gap closed": share, "CDP less DECOR on the ring, points": points}, seeds,
@@ -253,7 +258,8 @@ def check_h20() -> Finding:
     """
     z, labels, split = real.mnist(data_folder())
     order = np.random.default_rng([0, 2]).permutation(len(z))
-    z, labels = z[order].astype(np.float32), labels[order]
+    z = z[order].astype(np.float32)
+    labels = labels[order]
     each = (len(z) - 2000) // NODES
     count = NODES * each
     task = Network(
@@ -273,7 +279,7 @@ def check_h20() -> Finding:
     return Finding(
         "004-H20", "Figure 1(c): ten points between CDP and LDP at the tightest budget, the ring "
         "within one point of CDP",
-        verdict_of(as_printed=ordered and points <= 1 and gap >= 8, in_regime=ordered),
+        verdict_of(ordered and points <= 1 and gap >= 8, in_regime=ordered),
         {"test accuracy": _shown(found), "without privacy": found[0]["none"][0],
          "share of the gap closed": share, "CDP less LDP at epsilon 1, points": gap,
          "CDP less DECOR on the ring, points": points, "images": f"{count} of the {split} set"},

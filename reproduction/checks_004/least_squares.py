@@ -12,7 +12,11 @@ from reproduction.decor_prices import paper_slope
 from reproduction.decor_reference import LeastSquares, Setting, run
 from reproduction.findings import Finding, log_slope, verdict_of
 
-SEEDS, ROUNDS, STEP, DELTA, TAIL = 32, 3500, 1.668e-3, 1e-5, 200
+SEEDS = 32
+ROUNDS = 3500
+STEP = 1.668e-3
+DELTA = 1e-5
+TAIL = 200
 GRAPHS = {spec.kind: spec.build(16) for spec in (Complete(), Torus(), Ring())}
 RATIOS = {"complete": (1.05,), "torus": (1.1, 1.25, 1.5), "ring": (1.1, 1.25, 1.5)}
 TABLE = {
@@ -45,11 +49,12 @@ def measured(task: LeastSquares, setting: Setting, seed: int = 0) -> tuple[float
 @lru_cache(maxsize=1)
 def table() -> dict[int, dict[str, dict[float, tuple[float, float]]]]:
     """By epsilon and method: (distance, loss gap) for every r that was tried."""
-    task, found = LeastSquares.draw(SEEDS), {}
+    task = LeastSquares.draw(SEEDS)
+    found = {}
     for epsilon in TABLE:
         limit = paper_slope(epsilon, ROUNDS, DELTA)
         local = float(np.sqrt(2 / limit))
-        rows: dict[str, dict[float, tuple[float, float]]] = {}
+        rows = {}
         everyone = GRAPHS["complete"]
         rows["CDP"] = {1.0: measured(task, Setting(everyone, local / 4, 0.0, STEP, ROUNDS))}
         for name, graph in GRAPHS.items():
@@ -72,7 +77,8 @@ def best(rows: dict[float, tuple[float, float]]) -> tuple[float, float]:
 
 def check_h13() -> Finding:
     """Every entry of the table within 30 %."""
-    found, off = {}, {}
+    found = {}
+    off = {}
     for epsilon, rows in TABLE.items():
         for method, expected in rows.items():
             made = best(table()[epsilon][method])
@@ -85,7 +91,7 @@ def check_h13() -> Finding:
     far = {key: value for key, value in off.items() if value > 0.3}
     return Finding(
         "004-H13", "the least-squares table of spec 004 §8.3 within 30 %",
-        verdict_of(as_printed=not far, in_regime=len(far) <= 2),
+        verdict_of(not far, in_regime=len(far) <= 2),
         {"[distance, loss gap]": found, "largest difference": max(off.values()),
          "beyond 30 %": far}, (0,), remark=f"{SEEDS} seeds with targets of their own.",
     )  # fmt: skip
@@ -93,7 +99,9 @@ def check_h13() -> Finding:
 
 def check_h14() -> Finding:
     """Figure 1(a): an order of magnitude better than LDP, comparable to CDP."""
-    rows, near_ldp, order = {}, [], True
+    rows = {}
+    near_ldp = []
+    order = True
     gap = {"torus": 0.0, "ring": 0.0}
     for epsilon, made in table().items():
         for name in ("torus", "ring"):
@@ -108,8 +116,7 @@ def check_h14() -> Finding:
     grows = [rows[f"epsilon {e}, ring"]["DECOR / CDP"][0] for e in TABLE]
     return Finding(
         "004-H14", "Figure 1(a): ten times better than LDP at every budget, close to CDP",
-        verdict_of(
-            as_printed=all(near_ldp) and max(grows) < 1.5,
+        verdict_of(all(near_ldp) and max(grows) < 1.5,
             in_regime=all(near_ldp) and order and gap["torus"] <= 2.5 and gap["ring"] <= 3.6,
         ),
         {"[distance, loss gap]": rows, "complete <= torus <= ring": order,
@@ -131,7 +138,7 @@ def check_h15() -> Finding:
     holds = holds and all(row["torus"] <= 1.25 for row in picks.values())
     return Finding(
         "004-H15", "best sigma_cdp / sigma_CDP: up to 1.25 on the torus, 1.1 to 1.5 on the ring",
-        verdict_of(as_printed=holds), {"best r in distance": picks}, (0,),
+        verdict_of(holds), {"best r in distance": picks}, (0,),
     )  # fmt: skip
 
 
@@ -147,17 +154,23 @@ def _mean_square(sums: list[float], rounds: int) -> Callable[[int, np.ndarray], 
 
 def check_h16() -> Finding:
     """The stationary error of the mean with A_i = I: graph and masks do not enter."""
-    eta, d, rounds, rows, holds = 0.05, 10, 600, {}, True
+    eta = 0.05
+    d = 10
+    rounds = 600
+    rows = {}
+    holds = True
     for name, graph in GRAPHS.items():
         for sigma_cor in (0.0, 10.0):
-            start, sums = np.zeros((256, 16, d)), [0.0]
+            start = np.zeros((256, 16, d))
+            sums = [0.0]
             setting = Setting(graph, 1.0, sigma_cor, eta, rounds, None)
             run(setting, lambda x: x, start, 1, _mean_square(sums, rounds))
             predicted = eta * d / (16 * (2 - eta))
             rows[f"{name}, sigma_cor = {sigma_cor:g}"] = [sums[0], predicted]
             holds &= abs(sums[0] / predicted - 1) < 0.05
-    sizes, local = (4, 8, 16, 32), 4.0
-    errors: dict[str, list[float]] = {"CDP": [], "LDP": []}
+    sizes = (4, 8, 16, 32)
+    local = 4.0
+    errors = {"CDP": [], "LDP": []}
     for n in sizes:
         for method, sigma in (("CDP", local / np.sqrt(n)), ("LDP", local)):
             sums = [0.0]
@@ -168,16 +181,18 @@ def check_h16() -> Finding:
     holds &= abs(slopes["CDP"] + 2) < 0.1 and abs(slopes["LDP"] + 1) < 0.1
     return Finding(
         "004-H16", "E|mean - x*|^2 = eta d sigma_cdp^2 / (n (2 - eta)), for any graph and masks",
-        verdict_of(as_printed=bool(holds)),
+        verdict_of(bool(holds)),
         {"[measured, predicted]": rows, "slope in n, ring, noise of CDP and LDP": slopes}, (1,),
     )  # fmt: skip
 
 
 def check_h21() -> Finding:
     """Ten times the masks: the mean stays, the spread grows a hundredfold."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     for name, graph in GRAPHS.items():
-        spreads, means = [], []
+        spreads = []
+        means = []
         for sigma_cor in (10.0, 100.0):
             start = np.zeros((64, 16, 10))
             x = run(Setting(graph, 0.1, sigma_cor, 0.05, 200, None), lambda x: x, start, 2)
@@ -189,13 +204,15 @@ def check_h21() -> Finding:
         holds &= moved < 1e-9 * 100 and (name == "complete" or abs(ratio / 100 - 1) < 0.1)
     return Finding(
         "004-H21", "masks do not enter the mean (one matrix for all, no clip); the spread does",
-        verdict_of(as_printed=bool(holds)), rows, (2,),
+        verdict_of(bool(holds)), rows, (2,),
     )  # fmt: skip
 
 
 def check_h24() -> Finding:
     """Excess of the ring over complete mixing with the same own noise, calibrated for each T."""
-    task, rows, excess = LeastSquares.draw(SEEDS), {}, []
+    task = LeastSquares.draw(SEEDS)
+    rows = {}
+    excess = []
     horizons = (500, 1000, 2000, 4000)
     for rounds in horizons:
         limit = paper_slope(10, rounds, DELTA)
@@ -213,7 +230,7 @@ def check_h24() -> Finding:
     slope = log_slope(horizons, [max(e, 1e-12) for e in excess])
     return Finding(
         "004-H24", "what a ring with masks loses falls about as 1/T, the privacy floor stays",
-        verdict_of(as_printed=-1.5 <= slope <= -0.5, in_regime=0 < excess[-1] < excess[0]),
+        verdict_of(-1.5 <= slope <= -0.5, in_regime=0 < excess[-1] < excess[0]),
         {**rows, "log-log slope of the excess": slope}, (0,),
         remark="Steps 4 / (h (t + 32)), no clipping; noise calibrated for every T.",
     )  # fmt: skip

@@ -13,6 +13,7 @@ from manifed.experiment.assembly import client_setup, own_node
 from manifed.experiment.load import load
 from manifed.federation.client import answer
 from manifed.privacy import accountant
+from manifed.privacy.events import repeated
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import audit_ledger
@@ -104,7 +105,7 @@ def _event(config):
 
 
 def _price(config, answers):
-    return accountant.epsilon([_event(config).times(answers)], DELTA)
+    return accountant.epsilon(repeated([_event(config)], answers), DELTA)
 
 
 def _run_with_deaths(federation, path, out):

@@ -13,7 +13,7 @@ from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
 from manifed.manifolds.sphere import Sphere
 from manifed.privacy import accountant
-from manifed.privacy.events import PoissonSampled, Release
+from manifed.privacy.events import PoissonSampled, Release, repeated
 from manifed.problems.frechet import FrechetMean
 from manifed.problems.module_problem import made
 
@@ -86,7 +86,7 @@ def test_what_is_priced_is_what_the_sites_and_the_rounds_are():
         sampling=PoissonSampled(sampling_probability=0.5),
     )  # fmt: skip
     assert found.statement["adversaries"][0]["epsilon"] == pytest.approx(
-        accountant.epsilon([worst.times(12)], 1e-4), rel=1e-6
+        accountant.epsilon(repeated([worst], 12), 1e-4), rel=1e-6
     )
 
 

@@ -1,8 +1,10 @@
 """What ``flwr run --run-config`` can say, and that both sides run the same code."""
 
 import shutil
+import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG
@@ -17,7 +19,8 @@ from manifed.flower import handshake
 from manifed.flower.handshake import HandshakeFailed, meet
 from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import FIELDS, experiment_of
-from manifed.runs.manifest import LIBRARY, code_sha256, source_sha256
+from manifed.problems.data import source_sha256
+from manifed.runs.manifest import LIBRARY, code_sha256
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart.toml"
@@ -87,15 +90,17 @@ def test_a_resolved_experiment_stands_alone():
         experiment_of({"resolved": "name = 'x'", "seed": 1})
 
 
-def test_the_hash_of_the_code_is_that_of_its_names_and_contents(tmp_path):
-    copy = tmp_path / "elsewhere"
+def test_the_hash_of_the_code_is_that_of_its_names_and_contents(tmp_path, monkeypatch):
+    copy = tmp_path / "manifed"
+    placed = SimpleNamespace(__file__=str(copy / "__init__.py"))
+    monkeypatch.setitem(sys.modules, "elsewhere", placed)
     shutil.copytree(LIBRARY, copy, ignore=shutil.ignore_patterns("__pycache__", "py.typed"))
-    assert source_sha256(copy) == code_sha256()
+    assert source_sha256("elsewhere") == code_sha256()
     (copy / "errors.py").rename(copy / "faults.py")
-    renamed = source_sha256(copy)
+    renamed = source_sha256("elsewhere")
     with (copy / "faults.py").open("a") as file:
         file.write("\n")
-    assert len({code_sha256(), renamed, source_sha256(copy)}) == 3
+    assert len({code_sha256(), renamed, source_sha256("elsewhere")}) == 3
 
 
 def test_a_node_that_runs_other_code_refuses_the_server_and_both_hashes_are_named(monkeypatch):

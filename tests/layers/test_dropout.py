@@ -51,17 +51,6 @@ def test_entries_are_dropped_with_the_probability_and_the_others_keep_the_mean()
         KeyedDropout(1.0)
 
 
-def test_neighbouring_keys_and_layers_share_no_draws():
-    layers, entries = [KeyedDropout(0.5), KeyedDropout(0.5)], torch.ones(4096)
-    kept = []
-    for number in (1, 2, 3):
-        with keyed(layers, torch.tensor(number * 2.0**-53, dtype=torch.float64)):
-            kept += [layer(entries) > 0 for layer in layers]
-    for i, one in enumerate(kept):
-        for other in kept[:i]:
-            assert abs(float((one == other).double().mean()) - 0.5) < 6 * (0.25 / 4096) ** 0.5
-
-
 def test_a_step_drops_anew_and_repeats_from_its_address():
     x = ModuleProblem(model()).start
     one, again = oracle(shard(5), 0), oracle(shard(5), 0)

@@ -1,4 +1,4 @@
-"""Grassmann formulas against pymanopt and at the ends of the range of angles."""
+"""Grassmann formulas at the ends of the range of angles, and whatever the basis."""
 
 import math
 
@@ -39,14 +39,6 @@ def test_transport_is_the_limit_of_a_pole_ladder():
     middle = GRASSMANN.expmap(x, 0.5 * GRASSMANN.logmap(x, y))
     mirrored = GRASSMANN.expmap(middle, -GRASSMANN.logmap(middle, GRASSMANN.expmap(x, v)))
     assert torch.allclose(GRASSMANN.transp(x, y, v), -GRASSMANN.logmap(y, mirrored), atol=1e-13)
-
-
-def test_a_noisy_step_of_any_length_returns_an_orthonormal_basis():
-    x = frame(13)
-    for size in (1.0, 1e3, 1e8):
-        u = tangent(x, 14, size)
-        for y in (GRASSMANN.retr(x, u), GRASSMANN.expmap(x, u)):
-            assert GRASSMANN.check_point_on_manifold(y, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(

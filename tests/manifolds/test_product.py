@@ -29,15 +29,6 @@ def tangent(x: torch.Tensor, seed: int) -> torch.Tensor:
     return 0.3 * M.from_coords(x, torch.randn(size, generator=generator, dtype=torch.float64))
 
 
-def test_packing_and_unpacking_are_inverse():
-    x = draw(1, 5)
-    parts = M.unpack(x)
-    assert {name: tuple(p.shape) for name, p in parts.items()} == {
-        "basis": (5, 6, 2), "place": (5, 3), "bias": (5, 4),
-    }  # fmt: skip
-    assert torch.equal(M.pack(parts), x)
-
-
 def test_every_operation_is_the_factors_own():
     x, y = draw(2, 3), draw(3, 3)
     u = tangent(x, 4)

@@ -14,10 +14,8 @@ from manifed.manifolds.sphere import Sphere
 from reproduction.tangent_samplers import (
     Metropolis,
     StuckChainError,
-    metric_basis,
     normals_from,
 )
-from tests.conformance.manifold_cases import CASES
 
 STDDEV = 0.3
 CHAINS = 16_000
@@ -58,28 +56,6 @@ def test_converged_chains_have_the_exact_law(manifold: Manifold, shape, step):
     strategy = Metropolis(burn_in=290, thinning=10, step=step, min_acceptance_rate=0.005)
     draws = strategy.sample(manifold, x.expand(CHAINS, *shape), STDDEV, source(4))
     assert_chi_square(manifold, x, draws)
-
-
-def gram_gap(m: Manifold, x: torch.Tensor, basis: torch.Tensor) -> float:
-    gram = m.inner(x, basis.unsqueeze(0), basis.unsqueeze(1))
-    return float((gram - torch.eye(len(basis))).abs().max())
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_basis_is_orthonormal_tangent_and_complete(case):
-    m, x = case.manifold, case.points(5)
-    basis = metric_basis(m, x)
-    assert basis.shape == (m.dim(case.shape), *case.shape)
-    assert gram_gap(m, x, basis) <= 1e-13
-    assert m.check_vector_on_tangent(x, basis, atol=1e-12, rtol=1e-12)
-
-
-def test_the_basis_stays_orthonormal_far_out_and_ill_conditioned():
-    ball = PoincareBall()
-    far = ball.expmap(torch.zeros(4).double(), torch.tensor([8.0, 0, 0, 0]).double())
-    x = torch.diag(torch.tensor([1.0, 1e-3, 1e-6]).double())
-    for manifold, place in ((ball, far), (SPD(), x)):
-        assert gram_gap(manifold, place, metric_basis(manifold, place)) <= 1e-10
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from scipy import optimize
 from manifed.privacy import accountant
 from manifed.privacy.accountant import NoValidBound, external_epsilon
 from manifed.privacy.composition import gaussian_epsilon
-from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
+from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement, repeated
 from tests.privacy.releases import laplace, poisson, release, subset
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "privacy_epsilons.json").read_text())
@@ -40,7 +40,7 @@ def test_epsilon_agrees_with_dp_accounting(case):
     if case["adversary"] == "external":
         found = external_epsilon(((tuple(releases), case["rate"], case["times"]),), case["delta"])
     else:
-        found = accountant.epsilon([r.times(case["times"]) for r in releases], case["delta"])
+        found = accountant.epsilon(repeated(releases, case["times"]), case["delta"])
     assert found == pytest.approx(case["epsilon"], rel=1e-3)
 
 

@@ -13,7 +13,6 @@ from scipy.special import ndtri
 
 from manifed.privacy.noise import (
     BITS,
-    EDGE_BITS,
     EdgeStream,
     NoiseSource,
     Stream,
@@ -40,8 +39,8 @@ def block(fields) -> int:
     stream, server_round, attempt, step, place, index = fields
     own = {"stream": stream, "server_round": server_round, "attempt": attempt, "step": step}
     if isinstance(place, tuple):
-        return counter_of(EDGE_BITS, **own, edge=edge_place(place), block=index)
-    return counter_of(BITS, **own, partition=place, block=index)
+        return counter_of(**own, edge=edge_place(place), block=index)
+    return counter_of(**own, partition=place, block=index)
 
 
 def unpacked(counter: int) -> tuple:
@@ -71,7 +70,7 @@ def test_one_map_reads_every_field_of_clients_and_edges_back_from_the_counter_bl
 
 
 def test_field_widths_fill_the_block_exactly():
-    assert sum(BITS.values()) == sum(EDGE_BITS.values()) == 128
+    assert sum(BITS.values()) == 128
 
 
 def test_both_ends_of_an_edge_draw_the_same_numbers_and_no_others_do():
@@ -134,10 +133,10 @@ def test_a_cohort_draws_what_each_client_alone_would_draw(size, precision):
         assert torch.equal(together, torch.stack(alone))
 
 
-@pytest.mark.parametrize(("bits", "stream"), [(BITS, Stream.COHORT), (EDGE_BITS, 128)])
-def test_an_address_has_no_more_blocks_than_its_field_can_count(bits, stream):
+@pytest.mark.parametrize(("place", "bits"), [("partition", 32), ("edge", 24)])
+def test_an_address_has_no_more_blocks_than_its_field_can_count(place, bits):
     with pytest.raises(ValueError, match=r"block < .* use another step or a smaller shape"):
-        counter_of(bits, stream=stream, block=1 << bits["block"])
+        counter_of(**{place: 1}, stream=128 * (place == "edge"), block=1 << bits)
 
 
 NODE = {"stream": Stream.COHORT, "partition": 0, "server_round": 0}

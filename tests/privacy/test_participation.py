@@ -14,6 +14,7 @@ from manifed.plan import example_mechanism
 from manifed.privacy import accountant
 from manifed.privacy.accountant import Claim, a_priori_epsilon, external_epsilon, guaranteed
 from manifed.privacy.composition import gaussian_delta
+from manifed.privacy.events import repeated
 from tests.privacy.releases import poisson, release, subset
 
 PAPER = (0.15, 1e-4)
@@ -24,7 +25,7 @@ def external(update, rho, rounds, delta=1e-5):
 
 
 def of_server(update, times, delta=1e-5):
-    return accountant.epsilon([one.times(times) for one in update], delta)
+    return accountant.epsilon(repeated(update, times), delta)
 
 
 POISSON = [poisson(1.1, 0.05, 3)]

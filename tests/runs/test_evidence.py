@@ -1,5 +1,6 @@
 """What a folder refutes no reader believes; what nobody can exclude all of them say."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +13,6 @@ from manifed.experiment.schema import sha256
 from manifed.privacy.events import AUTHENTICITY, RELEASE, SEEDED, UNKNOWN
 from manifed.privacy.ledger import Head, head_file
 from manifed.runs.evidence import evidence_of
-from manifed.runs.folder import experiment_digest
 from tests.privacy.forging import rewritten
 from tests.runs.folder_damage import consistent_checkpoint
 from tests.runs.running import ended, one_line, run_in
@@ -162,7 +162,7 @@ def seeded_called_a_release(folder, *, checkpoint=False):
     def change(found):
         found["config"]["privacy"]["noise_source"] = "os"
         found["privacy"] |= {"noise_source": "os", "noise_origins": ["os"]}
-        digest = experiment_digest((folder / "experiment.toml").read_bytes())
+        digest = hashlib.sha256((folder / "experiment.toml").read_bytes()).hexdigest()
         found |= said | {"experiment_sha256": digest, "randomness_source": "os"}
 
     edit(folder / "manifest.json", change)
@@ -280,7 +280,7 @@ def test_reading_a_folder_imports_no_plug_in_that_this_machine_does_not_allow(ru
     folder = copy()
     text = (folder / "experiment.toml").read_text()
     (folder / "experiment.toml").write_text(text.replace('kind = "rsgd"', 'kind = "no.such:Step"'))
-    digest = experiment_digest((folder / "experiment.toml").read_bytes())
+    digest = hashlib.sha256((folder / "experiment.toml").read_bytes()).hexdigest()
     edit(folder / "manifest.json", lambda found: found.update(experiment_sha256=digest))
     found = evidence_of(folder)
     assert found.label == UNKNOWN

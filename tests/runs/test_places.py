@@ -216,13 +216,6 @@ def test_an_unexpected_error_in_a_run_is_one_line_that_names_it(
     assert folder.metrics()["round"] == list(range(6))
 
 
-def test_under_debug_an_unexpected_error_is_not_caught(tmp_path, monkeypatch):
-    fails_in_round_3(monkeypatch, ZeroDivisionError("x"))
-    monkeypatch.setenv("MANIFED_DEBUG", "1")
-    with pytest.raises(ZeroDivisionError):
-        simulation([QUICKSTART, *SMALL, "--out", str(tmp_path / "run")])
-
-
 def test_an_unexpected_error_outside_a_run_is_one_line(capsys, monkeypatch, tmp_path):
     error = ZeroDivisionError("planted\nin two lines")
     monkeypatch.setattr(launching, "check_parts", raises(error))

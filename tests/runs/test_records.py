@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from manifed.cli.launch import check_parts
-from manifed.cli.options import outcome
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards, own_examples, own_node
 from manifed.experiment.schema import Experiment, sha256
@@ -148,17 +147,6 @@ def test_an_invalid_record_is_one_line_for_its_owner_and_an_absent_node_for_the_
     sizes = tuple(len(shard) for shard in load_shards(config).examples)
     with caplog.at_level("ERROR"), pytest.raises(HandshakeFailed, match=re.escape(ABSENT)):
         meet(grid, sha256(config), sizes, 0.2)
-
-
-def test_the_command_ends_with_exit_code_2(monkeypatch):
-    fault = FAULTS["sphere x 2"]
-    config = experiment(fault.problem)
-    plant(fault, config, monkeypatch)
-    with pytest.raises(ConfigError) as caught:
-        check_parts(config)
-    message, code = outcome(caught.value)
-    assert code == 2
-    assert "record" in message
 
 
 def test_a_turn_that_fails_tells_the_server_nothing_of_its_data(monkeypatch):

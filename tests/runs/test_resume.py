@@ -6,13 +6,10 @@ import shlex
 import signal
 
 import pytest
-import torch
 
 from manifed.errors import RunEnded
-from manifed.privacy.account import Account
 from manifed.runs import checkpoint, driver
 from manifed.runs.folder import FORMAT, RunFolder
-from tests.privacy.forging import entries_of
 from tests.runs.running import go_on, killed_in, run_in
 
 SETS = (
@@ -21,20 +18,6 @@ SETS = (
     "output.plots=false",
     "output.checkpoint_every=2",
 )
-
-
-def test_a_resumed_run_ends_with_all_rounds_and_pays_for_the_lost_ones(tmp_path):
-    sets = (*SETS, "privacy.max_epsilon=3.0")
-    whole = run_in(tmp_path / "whole", *sets)
-    folder = go_on(killed_in(4, run_in, tmp_path / "run", *sets))
-    assert folder.manifest()["final"]["rounds"] == 6
-    assert folder.metrics()["round"] == list(range(7))
-    charged = [e.reserves.first for e in entries_of(folder.ledger_path) if e.reserves]
-    assert charged == [1, 2, 3, 4, 3, 4, 5, 6]
-    spent, honest = folder.manifest()["final"]["epsilon"], whole.manifest()["final"]["epsilon"]
-    assert spent > honest
-    notes = folder.manifest()["privacy"]["notes"]
-    assert [note for note in notes if "target epsilon 2 is passed" in note]
 
 
 def test_a_round_done_again_is_paid_again_draws_fresh_noise_and_stops_at_the_target(
@@ -51,21 +34,6 @@ def test_a_round_done_again_is_paid_again_draws_fresh_noise_and_stops_at_the_tar
     assert manifest["final"]["rounds"] == 4
     assert manifest["final"]["epsilon"] <= 2.0
     assert "privacy.noise.epsilon" in manifest["stopped"]
-
-
-def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path):
-    sets = (
-        *SETS,
-        "privacy.noise={kind='multiplier',noise_multiplier=5.0}",
-        "privacy.delta=1e-5",
-        "privacy.max_epsilon=1.5",
-    )
-    folder = run_in(tmp_path / "run", *sets)
-    manifest = folder.manifest()
-    assert 0 < manifest["final"]["rounds"] < 6
-    assert manifest["final"]["epsilon"] <= 1.5
-    assert "budget" in manifest["stopped"]
-    assert folder.load_tensors("model")["x"].shape == (64,)
 
 
 @pytest.mark.parametrize(
@@ -93,27 +61,6 @@ def test_a_signal_ends_a_run_that_keeps_its_last_round_and_names_its_folder(
     monkeypatch.undo()
     folder = go_on(out)
     assert folder.metrics()["round"] == list(range(7))
-
-
-def test_an_interrupted_run_without_privacy_ends_like_an_uninterrupted_one(tmp_path, monkeypatch):
-    sets = (*SETS, "privacy={kind='none'}", "output.checkpoint_every=100")
-    whole = run_in(tmp_path / "whole", *sets)
-    charge = Account.charge
-
-    def fails_in_round_5(self, server_round, *rest):
-        if server_round == 5:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        charge(self, server_round, *rest)
-
-    monkeypatch.setattr(Account, "charge", fails_in_round_5)
-    with pytest.raises(RunEnded, match="No space left") as caught:
-        run_in(tmp_path / "run", *sets)
-    assert caught.value.exit_code == 1
-    assert checkpoint.load(tmp_path / "run" / "checkpoint.safetensors").server_round == 4
-    monkeypatch.undo()
-    folder = go_on(tmp_path / "run")
-    assert torch.equal(folder.load_tensors("model")["x"], whole.load_tensors("model")["x"])
-    assert folder.metrics()["cost"] == whole.metrics()["cost"]
 
 
 def test_checkpoints_by_time_take_their_share_and_no_more(monkeypatch):

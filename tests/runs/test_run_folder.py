@@ -47,11 +47,6 @@ def strict_json(path):
     return json.loads(path.read_text(), parse_constant=refuse_constant)
 
 
-def test_the_manifest_is_on_disk_as_soon_as_the_folder_is(folder):
-    assert strict_json(folder.manifest_path)["config"] == {"federation": {"num_rounds": 3}}
-    assert [path.name for path in folder.directory.iterdir()] == ["manifest.json"]
-
-
 def test_an_empty_folder_is_accepted_and_no_other(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"run folder with manifest\.json"):
         RunFolder.open(tmp_path)
@@ -100,11 +95,6 @@ def test_a_resumed_run_forgets_the_rows_beyond_its_checkpoint(folder):
     for row in rows[4:]:
         folder.append_metrics(row)
     assert folder.metrics_path.read_text() == whole
-
-
-def test_a_run_without_rounds_has_no_metrics(folder):
-    folder.drop_metrics_after(0)
-    assert folder.metrics() == {}
 
 
 def test_tensors_come_back_bit_for_bit_views_included_or_not_at_all(folder):

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -40,37 +39,6 @@ def ended(process, number):
     out, err = process.communicate(timeout=60)
     assert "Traceback" not in err
     return process.returncode, out, err.splitlines()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_run_in_its_rounds_names_the_folder_it_goes_on_in(tmp_path, number, code):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    process = begun(tmp_path / "link" / "it's mine")
-    folder = tmp_path / "real" / "it's mine"
-    deadline = time.monotonic() + 60
-    while not (folder / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    found, out, lines = ended(process, number)
-    assert found == code
-    assert out == ""
-    way = f"python simulation.py --resume {shlex.quote(str(folder))}"
-    assert lines[-1] == f"error: interrupted; go on with: {way}"
-    again = begun(tmp_path / "elsewhere", "--resume", str(folder))
-    found, _, lines = ended_in_its_rounds(again, folder, number)
-    assert found == code
-    assert lines[-1].endswith(way)
-
-
-def ended_in_its_rounds(process, folder, number):
-    before = (folder / "checkpoint.safetensors").stat().st_mtime_ns
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if (folder / "checkpoint.safetensors").stat().st_mtime_ns != before:
-            break
-        time.sleep(0.02)
-    return ended(process, number)
 
 
 @pytest.mark.slow

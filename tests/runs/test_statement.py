@@ -1,7 +1,6 @@
 """The statement and the ledger agree, for every adversary and every kind of privacy."""
 
 import os
-from dataclasses import replace
 
 import pytest
 
@@ -9,11 +8,7 @@ from manifed.cli.main import main
 from manifed.experiment.assembly import facts_of
 from manifed.experiment.load import load
 from manifed.plan import promise_of
-from manifed.privacy import accountant
-from manifed.privacy.account import opened
-from manifed.privacy.events import Release
 from manifed.privacy.statement import audit_ledger
-from manifed.privacy.tariff import ClientReleases, Tariff
 from tests.runs.running import QUICKSTART, ROOT, run_in
 
 SETS = (
@@ -77,36 +72,6 @@ def test_a_realised_number_says_that_other_draws_would_cost_something_else(name)
 def test_a_target_is_met_and_not_wasted(tmp_path):
     folder = run_in(tmp_path / "run", *SETS)
     assert 2.0 * 0.995 <= folder.manifest()["final"]["epsilon"] <= 2.0
-
-
-def test_the_statement_counts_what_stands_in_the_ledger_and_nothing_else(tmp_path):
-    """A ledger whose charges cost more than the config's is seen and stated."""
-    config = load(ROOT / QUICKSTART, [*SETS, *CASES["fixed-size"]])
-    promise, path = promise_of(config.setting, (300,) * 6), tmp_path / "ledger.jsonl"
-    noisier = Release(unit="example", neighboring_relation="add-or-remove", noise_multiplier=0.5)
-    update = ClientReleases(partitions=tuple(range(6)), releases=(noisier,))
-    terms = promise.terms.model_copy(update={"updates": (update,)})
-    other = replace(promise, tariff=Tariff((terms,)), target=None, budget=None)
-    with opened(path, other, header={}, last_round=4) as account:
-        account.charge(1, 0, (0, 1))
-    odometer = account.odometer
-    found = {one["name"]: one["epsilon"] for one in promise.statement(odometer)["adversaries"]}
-    assert found["server"] == pytest.approx(accountant.epsilon([noisier], 1e-5), rel=1e-9)
-    assert promise.headline(odometer) == pytest.approx(found["server"], rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    "case", ["fixed-size", "poisson", "unequal shards", "client-level poisson"]
-)
-def test_a_ledger_of_the_same_terms_is_resumed(tmp_path, case):
-    config = load(ROOT / QUICKSTART, [*SETS, "privacy.max_epsilon=20.0", *CASES[case]])
-    path, sizes = tmp_path / "ledger.jsonl", (300, 300, 300, 299, 299, 299)
-    for first in (1, 2, 3):
-        resumed_at, promise = None if first == 1 else first, promise_of(config.setting, sizes)
-        with opened(path, promise, header={}, last_round=4, resumed_at=resumed_at) as account:
-            account.charge(first, 0, (0, 1))
-            account.charge(first + 1, 0, (2, 3))
-    assert account.odometer.rounds_counted == 6
 
 
 @pytest.mark.parametrize("command", ["statement", "curve"])

@@ -24,11 +24,6 @@ def test_a_round_and_a_client_update_go_through_no_more_modules_than_they_need()
         assert all(found[name][what] <= most for what, most in ceiling.items()), (name, found)
 
 
-def test_a_window_that_was_never_entered_says_which_function_it_looked_for():
-    with pytest.raises(ValueError, match="a function 'no_such', got 0"):
-        calls.Window("no_such", 1).numbers()
-
-
 @pytest.mark.parametrize("package", ["manifed", "app", "reproduction"])
 def test_no_modules_import_each_other_in_a_circle_also_not_within_functions(package):
     graph = grimp.build_graph(package, cache_dir=None)

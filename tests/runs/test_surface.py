@@ -1,15 +1,12 @@
 """What a run shows: nothing computed without noise unless it is declared."""
 
-import dataclasses
 import math
 import pickle
 
 import pytest
 import torch
 
-from benchmarks import engines_agree
 from manifed.algorithms.payloads import Point
-from manifed.cli.launch import launch
 from manifed.errors import ConfigError
 from manifed.experiment import assembly
 from manifed.experiment.load import load
@@ -68,19 +65,6 @@ def test_clients_elsewhere_switch_the_oracle_off_whatever_the_engine_is_called(t
     config = load(ROOT / QUICKSTART, [*SETS, f'output.directory="{tmp_path / "run"}"'])
     grid = PollingGrid(InlineGrid(client_app_of(lambda _: config), 4, {}))
     assert not ORACLE & set(run(grid, config).metrics())
-
-
-def test_engines_are_compared_by_their_costs_on_every_engine(monkeypatch):
-    asked = []
-
-    def inline(request):
-        asked.append(load(ROOT / QUICKSTART, request.sets))
-        return launch(dataclasses.replace(request, engine="inline"))
-
-    monkeypatch.setattr(engines_agree, "launch", inline)
-    found = engines_agree.compare_engines(QUICKSTART, SETS, ("inline", "deployment"))
-    assert found["max_difference"] == 0.0
-    assert all(config.setting.has_oracle(is_deployment=True) for config in asked)
 
 
 def test_an_oracle_that_is_declared_and_switched_off_is_refused():

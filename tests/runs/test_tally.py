@@ -1,8 +1,6 @@
 """Traffic and replies add up, whichever rounds have a row, and over a resumed run."""
 
-import copy
 import json
-import pickle
 import signal
 from pathlib import Path
 
@@ -72,12 +70,6 @@ def test_a_resumed_run_adds_up_to_the_same(tmp_path, monkeypatch):
 
 def report_of(server_round, failures):
     return RoundReport(server_round, {}, (0, 2), failures, 5, 3)
-
-
-def test_a_report_without_failures_is_pickled_and_copied():
-    report = RoundReport(1, {}, (0, 2))
-    for same in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
-        assert same == report
 
 
 def test_failures_are_counted_by_client_and_reason_within_bounds():

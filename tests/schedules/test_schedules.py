@@ -19,11 +19,8 @@ from reproduction.conditions import (
     checks,
     corollary_1,
     corollary_2,
-    corollary_3,
-    gaussian_sums,
     theorem_2,
     theorem_4,
-    theorem_5,
     theorem_7,
 )
 from reproduction.powers import EXAMPLES, polynomial, power_of
@@ -55,12 +52,6 @@ def test_a_schedule_is_its_power_law_and_comes_from_a_table(table):
         expected = np.maximum(1, np.ceil(expected - 1e-9))
     np.testing.assert_allclose(values, expected, rtol=1e-12)
     assert schedule(7) == pytest.approx(values[7])
-
-
-def test_a_geometric_schedule_is_no_power_law():
-    schedule = Geometric(scale=2.0, ratio=1.5)
-    assert power_of(schedule) is None
-    assert schedule(3) == pytest.approx(6.75)
 
 
 def test_sample_sizes_are_whole_and_an_exact_power_is_not_rounded_up():
@@ -125,32 +116,9 @@ def test_theorem_2_at_beta_1(schedules, source, least):
         assert (found.source, found.holds) == (source, holds)
 
 
-def test_gaussian_noise_needs_half_the_growth():
-    schedules = of(0.9, 0.6, 0.5, 0.05)
-    output, gradient = gaussian_sums(schedules)
-    assert output.holds
-    assert gradient.holds
-    assert not theorem_2(schedules).holds
-    assert not theorem_5(schedules).holds
-    assert gaussian_sums(of(0.9, 0.6, 0.45, 0.05))[1].margin == 0
-
-
-def test_the_sample_cost_of_corollary_3_comes_at_an_infinite_epsilon():
-    for accuracy, exponent in ((0.05, 3.5), (0.01, 2.1957)):
-        _, cost, privacy = corollary_3(accuracy)
-        assert cost == pytest.approx(exponent, abs=1e-4)
-        assert not privacy.holds
-    with pytest.raises(ValueError, match="accuracy: expected a number in"):
-        corollary_3(0.2)
-
-
 def test_only_power_laws_have_exponents():
     schedules = of().model_copy(update={"sample_size": Geometric(scale=1, ratio=1.1)})
     with pytest.raises(ValueError, match="sample_size: expected a power law"):
         checks(schedules, "output")
     hyperbolic = of().model_copy(update={"step_size": Hyperbolic(scale=1, rate=0.1)})
     assert checks(hyperbolic, "output")[0].exponents["alpha"] == 1.0
-
-
-def power(exponent):
-    return Polynomial(scale=1.0, exponent=exponent)

@@ -24,7 +24,7 @@ from manifed.experiment.schema import canonical, sha256
 from manifed.federation.client import answer
 from manifed.federation.replies import Header
 from manifed.privacy import accountant
-from manifed.privacy.events import Release
+from manifed.privacy.events import Release, repeated
 from manifed.privacy.statement import audit_ledger
 from manifed.site.protocol import MAGIC, BadFrame, Question, Refusal, Update, ask, frame_of
 from tests.site.sites import DELTA, write
@@ -116,7 +116,7 @@ def started(folder, config, *more, epsilon=1e3):
 
 
 def price(rounds: int) -> float:
-    return accountant.epsilon([ROUND.times(rounds)], DELTA)
+    return accountant.epsilon(repeated([ROUND], rounds), DELTA)
 
 
 def garbage(door: Path, seed: int) -> None:

@@ -17,7 +17,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.load import load, parse
 from manifed.experiment.schema import canonical, sha256
 from manifed.privacy import accountant
-from manifed.privacy.events import Release
+from manifed.privacy.events import Release, repeated
 from manifed.privacy.ledger import LedgerDamaged, LedgerLocked
 from manifed.privacy.statement import audit_ledger
 from manifed.site import process
@@ -57,7 +57,7 @@ def canonical_of(text: str) -> str:
 
 
 def price(rounds: int) -> float:
-    return accountant.epsilon([ROUND.times(rounds)], DELTA)
+    return accountant.epsilon(repeated([ROUND], rounds), DELTA)
 
 
 def ledger_bytes(tmp_path):
