@@ -25,13 +25,13 @@ _HEIRS_GRACE_SECONDS = 1.5
 """For processes whose run was killed."""
 
 
-ProcessId = tuple[int, str]
+_ProcessId = tuple[int, str]
 """A process id together with its start time: ids are used again, pairs are not."""
 
 
-def process_table() -> dict[ProcessId, int]:
+def process_table() -> dict[_ProcessId, int]:
     """Every living process of this machine and the id of its parent."""
-    table: dict[ProcessId, int] = {}
+    table: dict[_ProcessId, int] = {}
     for entry in _PROC.glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
             state, parent, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
@@ -47,7 +47,7 @@ def _carries(pid: int, mark: bytes) -> bool:
         return False
 
 
-def family(mark: str, roots: Iterable[int], seen: Iterable[ProcessId] = ()) -> set[ProcessId]:
+def family(mark: str, roots: Iterable[int], seen: Iterable[_ProcessId] = ()) -> set[_ProcessId]:
     """The living processes of one run; never this process itself.
 
     Members carry ``mark`` (``NAME=value``), are in ``roots`` or ``seen``, or descend from a member.
@@ -65,14 +65,14 @@ def family(mark: str, roots: Iterable[int], seen: Iterable[ProcessId] = ()) -> s
 
 def end_family(
     mark: str, children: Iterable[subprocess.Popen[bytes]], grace: float
-) -> set[ProcessId]:
+) -> set[_ProcessId]:
     """Ends every process of the family, first politely; returns those that still live.
 
     ``children`` are this process's own children; they are reaped. SIGTERM is sent once to each,
     and SIGKILL after ``grace`` seconds.
     """
     own = list(children)
-    seen: set[ProcessId] = set()
+    seen: set[_ProcessId] = set()
     start = time.monotonic()
     while members := family(mark, [child.pid for child in own if child.poll() is None], seen):
         elapsed = time.monotonic() - start

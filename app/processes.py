@@ -22,8 +22,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import tomli_w
-
 from app.process_tree import end_family, heir
 from manifed.errors import EngineFailed
 from manifed.runs.interrupt import ENDING, ending_signals
@@ -148,13 +146,15 @@ class PrivateFlower:
 
     def connect(self, address: str, root_certificates: Path | None = None) -> None:
         """Writes the private ``config.toml`` with one SuperLink connection, `CONNECTION`."""
-        link: dict[str, str | bool] = {"address": address, "insecure": True}
+        security = "insecure = true"
         if root_certificates is not None:
-            link = {"address": address, "root-certificates": str(root_certificates.absolute())}
+            security = f'root-certificates = "{root_certificates.absolute()}"'
         config = self.home / "flwr" / "config.toml"
         config.parent.mkdir(exist_ok=True)
-        table = {"superlink": {"default": CONNECTION, CONNECTION: link}}
-        config.write_text(tomli_w.dumps(table), encoding="utf-8")
+        config.write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "{address}"\n{security}\n'
+        )
 
 
 def stage(project: Path, target: Path) -> Path:

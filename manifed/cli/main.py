@@ -170,7 +170,7 @@ def plan(
         | {"l2_norm_clip": option.clip}
         for row, one, option in zip(rows, made, found, strict=True)
     ]
-    answer(plan_label(best.setting), {"methods": methods}, *lines, rows=rows)
+    answer({"methods": methods}, *lines, rows=rows, label=plan_label(best.setting))
 
 
 @app.command(cls=Command)
@@ -190,7 +190,7 @@ def audit(
     best, found = find_strongest(attacks_of(experiment, trials))
     attacks = [finding.plain() for finding in found]
     lines = [f"{finding.line()}\n  {finding.audited.how}" for finding in found]
-    answer(plan_label(experiment.setting), best.plain() | {"attacks": attacks}, *lines)
+    answer(best.plain() | {"attacks": attacks}, *lines, label=plan_label(experiment.setting))
     if any(finding.verdict.is_violated for finding in found):
         raise Exit(1)
 
@@ -282,7 +282,7 @@ def export(
     doubts = (manifest["privacy"] or {}).get("doubts", [])
     document = {"doubts": doubts, "files": [path.name for path in paths]}
     notes = (f"note: {doubt}" for doubt in doubts)
-    answer(label_in_manifest(manifest), document, *notes, *map(str, paths))
+    answer(document, *notes, *map(str, paths), label=label_in_manifest(manifest))
 
 
 _REHEARSAL = (

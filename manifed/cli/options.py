@@ -72,12 +72,18 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def answer(
-    label: str,
     document: Mapping[str, Any],
     *lines: str,
     rows: Sequence[Mapping[str, Any]] = (),
+    label: str | None = None,
 ) -> None:
-    """Print the word for the noise, lines and a table; or the document, after the same word."""
+    """Print the word for the noise, lines and a table; or the document, after the same word.
+
+    Without a ``label`` it is a price, for which no noise was drawn.
+    """
+    from manifed.privacy.events import PLANNED
+
+    label = label or PLANNED
     echo("\n".join([f"privacy: {label}", *lines]))
     if rows:
         print_table(rows)

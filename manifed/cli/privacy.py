@@ -20,7 +20,6 @@ from manifed.cli.options import (
     print_json,
 )
 from manifed.errors import ConfigError, one_line
-from manifed.privacy.events import AUTHENTICITY, PLANNED
 
 _MOST = 10**9
 """Rounds, clients and steps that the accountants count to."""
@@ -55,7 +54,7 @@ def compare(
         "server": "sound: every upload seen; a priori, a quantile of rounds a client",
     }
     rows = [{"view": k, **price, "remark": remarks[k]} for k, price in found.items()]
-    answer(PLANNED, found, rows=rows)
+    answer(found, rows=rows)
 
 
 def statement(
@@ -92,6 +91,7 @@ def ledger(
     """Verify a ledger's chain and price everything in it, for every adversary (for an auditor)."""
     from manifed.privacy.account import anchors_of
     from manifed.privacy.account import ledger_key as key_in
+    from manifed.privacy.events import AUTHENTICITY
     from manifed.privacy.statement import audit_ledger
     from manifed.runs.evidence import evidence_of
     from manifed.runs.folder import check_regular
@@ -169,7 +169,7 @@ def calibrate(
         f"noise multiplier {found['noise_multiplier']:.6g} (noise over sensitivity) costs "
         f"({found['epsilon']:.6g}, {target_delta:g}) over {steps} steps"
     )
-    answer(PLANNED, found, line)
+    answer(found, line)
 
 
 def curve(
@@ -204,7 +204,7 @@ def curve(
         drawn = picture(curves, "round", "epsilon", title=f"{experiment.name}: {label}")
         write_atomically(plot, drawn)
         lines.append(f"figure: {plot}")
-    answer(label, {"curve": rows}, *lines, rows=rows)
+    answer({"curve": rows}, *lines, rows=rows, label=label)
 
 
 def series(
@@ -235,7 +235,7 @@ def series(
         found["epsilon_K"] = spent
     else:
         found |= {"rho_K": spent, "delta": delta, "epsilon_K": epsilon_of_rho(spent, delta)}
-    answer(PLANNED, found, rows=[found])
+    answer(found, rows=[found])
 
 
 _NAMES = ("I", "II", "III", "IV")
@@ -297,7 +297,6 @@ def secldp(
             epsilon = Rounds(rounds, 2 * clip).epsilon(against, delta)
             totals[name] = {"collusion": size, "epsilon": epsilon, "is_exact": against.is_exact}
     answer(
-        PLANNED,
         {
             "epsilon_step": slope * met.precision,
             "theorem_bound": bound,

@@ -6,7 +6,6 @@ An upload must be finite, of sane size and, where the phase says so, tangent or 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
@@ -79,20 +78,12 @@ class Replies(NamedTuple):
     """Where the keys of the clients' noise came from, as their replies say (flower/records.py)."""
     nodes: Mapping[int, int] = MappingProxyType({})
     """Which node answers for a client, where there are nodes: failures name it."""
-    chunks: tuple[int, ...] = ()
-    """How many neighbouring rows were computed together, and are summed first; (): all."""
 
     def of_rows(self, rows: Sequence[int]) -> "Replies":
         """Some of the replies, ``rows`` ascending."""
-        place = torch.tensor(rows, dtype=torch.long)
-        uploads = self.uploads.take(place.to(next(iter(self.uploads.tensors().values())).device))
-        ends = [0, *accumulate(self.chunks)]
-        left = (bisect_left(rows, b) - bisect_left(rows, a) for a, b in pairwise(ends))
-        return self._replace(
-            partitions=tuple(self.partitions[row] for row in rows),
-            uploads=uploads,
-            chunks=tuple(count for count in left if count),
-        )
+        device = next(iter(vars(self.uploads).values())).device
+        uploads = self.uploads.take(torch.tensor(rows, dtype=torch.long, device=device))
+        return self._replace(partitions=tuple(self.partitions[i] for i in rows), uploads=uploads)
 
     def without(self, failures: Mapping[int, Failure]) -> "Replies":
         """The replies of the others; who failed before keeps the failure that it has."""
@@ -111,7 +102,7 @@ class Replies(NamedTuple):
             for t in vars(self.uploads).values()
         ]
         uploads = type(self.uploads)(*whole)
-        return self._replace(partitions=partitions, uploads=uploads, chunks=())
+        return self._replace(partitions=partitions, uploads=uploads)
 
     def told(self, client: int, failure: Failure) -> Failure:
         """The failure in short printable words, with the client's node where it is known."""

@@ -9,7 +9,7 @@ strategies (manifed/flower/strategy.py), which give control away between two exc
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -161,27 +161,17 @@ class Mean(NamedTuple):
 
 
 def weighted_mean(
-    uploads: Payload,
-    weights: Tensor,
-    chunks: Sequence[int] = (),
-    asked: Tensor | None = None,
+    uploads: Payload, weights: Tensor, asked: Tensor | None = None
 ) -> dict[str, Tensor]:
     """The weighted mean of every field, sum_i w_i u_i, with weights normalised to one.
 
-    Each of ``chunks`` (neighbouring rows that were computed together; (): all) is summed first, and
-    their sums in order, so the bits do not depend on who computed which chunk. Sums are divided by
-    the weight of all that were ``asked``, and scaled where not all of them replied.
+    Sums are divided by the weight of all that were ``asked``, and scaled where not all replied.
     """
     total = weights.sum()
     asked = total if asked is None else asked
-    share, counts = weights / asked, list(chunks) if len(chunks) > 1 else [len(weights)]
-    found: dict[str, Tensor] = {}
+    share, found = weights / asked, dict[str, Tensor]()
     for name, u in vars(uploads).items():
-        columns = u.flatten(1).to(share.dtype)
-        parts = zip(columns.split(counts), share.split(counts), strict=True)
-        # A chunk's rows stand in memory of their own: where they begin may decide last bits.
-        sums = [torch.mv(rows.clone().contiguous().t(), own) for rows, own in parts]
-        mean = sum(sums[1:], start=sums[0])
+        mean = torch.mv(u.flatten(1).to(share.dtype).contiguous().t(), share)
         mean = mean if bool(total == asked) else mean * (asked / total)
         found[name] = mean.view(u.shape[1:]).to(u.dtype)
     return found
@@ -200,7 +190,7 @@ def averaged(now: Attempt, replies: Replies) -> Mean:
     weights, asked = plan.weights_of(replies.partitions), None
     if replies.partitions != now.asked:
         asked = plan.weights_of(now.asked).sum()
-    return Mean(weighted_mean(replies.uploads, weights, replies.chunks, asked))
+    return Mean(weighted_mean(replies.uploads, weights, asked))
 
 
 def noised(now: Attempt, replies: Replies) -> Mean:

@@ -299,9 +299,8 @@ class StackTransport:
         rows = [row for row, i in enumerate(partitions) if i not in failures]
         done: list[int] = []
         parts: list[Payload] = []
-        chunks: list[int] = []
         for chunk in self.chunking.cut(partitions, rows):
-            shares, before = [chunk], len(done)
+            shares = [chunk]
             stack = self.stacks[partitions[chunk[0]] // self.chunking.in_a_stack]
             for share in shares:
                 who = tuple(partitions[row] for row in share)
@@ -313,15 +312,12 @@ class StackTransport:
                         shares += [[row] for row in share]
                     else:
                         failures[who[0]] = Failure("absent", f"{type(error).__name__}: {error}")
-            if len(done) > before:
-                chunks.append(len(done) - before)
         return Replies(
             tuple(done),
             gathered(asked, parts),
             failures,
             down_bytes(asked.down, len(partitions)),
             frozenset({source.origin} if done else ()),
-            chunks=() if self.chunking.in_a_stack == 1 else tuple(chunks),
         )
 
     def _refusals(self, asked: Asked) -> dict[int, Failure]:

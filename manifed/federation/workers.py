@@ -251,7 +251,6 @@ class RayTransport:
             failures,
             down_bytes(down, len(partitions)) * reached // max(1, len(partitions)),
             frozenset().union(*(one.noise_origins for one in came)),
-            chunks=tuple(count for one in came for count in one.chunks),
         )
 
     def _answer(self, worker: int, call: Any) -> Replies | Failure:

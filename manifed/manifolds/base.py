@@ -71,8 +71,7 @@ def is_short(a: Tensor) -> bool:
 
 def largest_entry(a: Tensor, ndim: int) -> Tensor:
     """Largest |a_ij| over the last ``ndim`` dimensions, shape (...,); NaN where an entry is."""
-    flat = a.flatten(-ndim)
-    return torch.maximum(flat.amax(-1), -flat.amin(-1))
+    return a.flatten(-ndim).abs().amax(-1)
 
 
 def frobenius(a: Tensor, ndim: int) -> Tensor:
@@ -259,8 +258,7 @@ class Manifold(geoopt.Manifold):
     def membership_defect(self, x: Tensor) -> Tensor:
         """How far x is from a stored point, relative, shape (...,); infinite where not finite."""
         is_finite = torch.isfinite(x).flatten(-self.ndim).all(-1)
-        if not bool(is_finite.all()):
-            x = torch.where(self.expand_scalar(is_finite), x, 0.0)
+        x = torch.where(self.expand_scalar(is_finite), x, 0.0)
         return _or_infinite(self._off_manifold(x), is_finite)
 
     def tangency_defect(self, x: Tensor, u: Tensor) -> Tensor:
@@ -268,14 +266,11 @@ class Manifold(geoopt.Manifold):
 
         Infinite where u or x is not finite; for entries of any size, without overflow.
         """
+        largest = largest_entry(u, self.ndim)
+        is_finite = torch.isfinite(largest)
+        scale = torch.where(is_finite, largest.clamp_min(1.0), 1.0)
+        u = torch.where(self.expand_scalar(is_finite), u, torch.nan) / self.expand_scalar(scale)
         length = torch.linalg.vector_norm(u, dim=self.point_dims())
-        scale = torch.ones_like(length)
-        if not bool((length <= 1e100).all()):
-            largest = largest_entry(u, self.ndim)
-            is_finite = torch.isfinite(largest)
-            scale = torch.where(is_finite, largest.clamp_min(1.0), scale)
-            u = torch.where(self.expand_scalar(is_finite), u, torch.nan) / self.expand_scalar(scale)
-            length = torch.linalg.vector_norm(u, dim=self.point_dims())
         normal, size = self._normal_part(x, u), frobenius(x, self.ndim)
         defect = torch.where(normal == 0, normal, normal / (size / scale + length))
         return _or_infinite(defect, torch.isfinite(length) & torch.isfinite(size))

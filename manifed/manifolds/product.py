@@ -266,20 +266,10 @@ class Power(_OverBase):
 
 
 def _times_scale(name: str, power: int) -> Callable[..., Tensor]:
-    """c^power times the base's method ``name``."""
+    """c^power times what the base's method ``name`` returns."""
 
-    def method(self: "Scaled", *tensors: Tensor | None, keepdim: bool = False) -> Tensor:
-        options = {"keepdim": True} if keepdim else {}
-        return self.scale**power * getattr(self.base, name)(*tensors, **options)
-
-    return method
-
-
-def _over_scale(name: str, power: int) -> Callable[..., Tensor]:
-    """The base's method ``name`` over c^power."""
-
-    def method(self: "Scaled", *tensors: Tensor) -> Tensor:
-        return getattr(self.base, name)(*tensors) / self.scale**power
+    def method(self: "Scaled", *tensors: Tensor | None, **options: bool) -> Tensor:
+        return getattr(self.base, name)(*tensors, **options) * self.scale**power
 
     return method
 
@@ -326,5 +316,5 @@ class Scaled(_OverBase):
     norm = _times_scale("norm", 1)
     norm_bound = _times_scale("norm_bound", 1)  # the base knows where its own squares vanish
     dist = _times_scale("dist", 1)
-    from_coords = _over_scale("from_coords", 1)
-    egrad2rgrad = _over_scale("egrad2rgrad", 2)
+    from_coords = _times_scale("from_coords", -1)
+    egrad2rgrad = _times_scale("egrad2rgrad", -2)

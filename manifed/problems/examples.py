@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 
 import numpy as np
 import torch
@@ -129,12 +128,11 @@ def _gather(tensor: Tensor, indices: Tensor, feature_ndim: int) -> Tensor:
     """``tensor[..., indices, *feature]`` with batched leading dimensions."""
     if indices.dim() == 1:
         return tensor.index_select(-1 - feature_ndim, indices)
-    lead = indices.shape[:-1]
-    count = prod(lead)
-    feature = tensor.shape[tensor.dim() - feature_ndim :]
-    rows = tensor.reshape(count * tensor.shape[len(lead)], *feature)
-    offset = torch.arange(count, device=indices.device).reshape(*lead, 1) * tensor.shape[len(lead)]
-    return rows[(indices + offset).reshape(-1)].reshape(*indices.shape, *feature)
+    places = [
+        torch.arange(count, device=indices.device).reshape(-1, *[1] * (indices.dim() - 1 - i))
+        for i, count in enumerate(indices.shape[:-1])
+    ]
+    return tensor[(*places, indices)]
 
 
 def _padded(shard: Examples, longest: Examples) -> Examples:

@@ -160,7 +160,8 @@ class Reading(OwnRows):
         for call in self.calls:
             others |= {n for n, kind in call.kinds.items() if first.setdefault(n, kind) != kind}
         for factor in manifold.factors:  # of a table each row is a point
-            if first.get(factor.name) == "table" and not _is_table(factor.manifold):
+            is_flat = type(factor.manifold) in (Euclidean, Power)
+            if first.get(factor.name) == "table" and not is_flat:
                 others.add(factor.name)
         return without(self.calls, others)
 
@@ -210,8 +211,12 @@ def _read_off(factor: Factor, x: Tensor, calls: Sequence[Call], read: Read, lead
     right = _joined(inputs)
     if kind == "transposed":
         left, right = right, left
-    is_known = type(manifold) in (Euclidean, Stiefel)  # a subclass may have a metric of its own
-    if is_known and not _is_cheaper_whole(left, right):
+    # G, of p x q, is made where products of its T positions cost more, and it is not much more to
+    # hold than what it is made of; a subclass may have a metric of its own
+    positions, size = left.shape[-2], left.shape[-1] * right.shape[-1]
+    seen = positions * (left.shape[-1] + right.shape[-1])
+    is_whole = positions > 1 and size <= 2 * seen and positions * seen > 8 * size
+    if type(manifold) in (Euclidean, Stiefel) and not is_whole:
         return _Outer(manifold, x, left.to(x.dtype), right.to(x.dtype))
     egrads = (left.mT @ right).to(x.dtype)  # in the type of the layer; what it is, is summed
     if type(manifold) is Euclidean:
@@ -230,11 +235,6 @@ def _plain(factor: Factor, x: Tensor, egrads: Tensor, lead: int) -> "Plain":
     egrads = egrads.to(x.dtype).reshape(*egrads.shape[:lead], *factor.shape)
     at = x.unsqueeze(-1 - manifold.ndim).expand(egrads.shape)
     return Plain(manifold, x, manifold.egrad2rgrad(at, egrads))
-
-
-def _is_table(manifold: Manifold) -> bool:
-    """Whether its rows are points by themselves, as `_Table` takes them to be."""
-    return type(manifold) in (Euclidean, Power)
 
 
 # -- gradients with respect to one parameter -----------------------------------------------------
@@ -312,16 +312,6 @@ class _Outer:
         return self.manifold.egrad2rgrad(self.x, total).flatten(-ndim)
 
 
-def _is_cheaper_whole(left: Tensor, right: Tensor) -> bool:
-    """Whether to make G, of p x q, from T positions: where products of positions cost more.
-
-    And where G is not much more to hold than what it is made of.
-    """
-    positions, p, q = left.shape[-2], left.shape[-1], right.shape[-1]
-    read = positions * (p + q)
-    return positions > 1 and p * q <= 2 * read and positions * read > 8 * p * q
-
-
 @dataclass(frozen=True)
 class _Table:
     """Gradients with respect to a table of V points, of which an example reads T."""
@@ -381,20 +371,20 @@ class Groups:
         """
         if bad := {prefix: share for prefix, share in shares.items() if not 0 < share < math.inf}:
             raise ValueError(f"clip_shares: expected numbers above 0, got {bad}")
-        prefixes = list(shares)
-        found: list[int] = []
+        found: list[str] = []
         for name in names:
-            fitting = [prefix for prefix in prefixes if name.startswith(prefix)]
-            if not fitting:
+            fitting = filter(name.startswith, shares)
+            found.append(max(fitting, key=len, default=""))
+            if found[-1] not in shares:
                 raise ValueError(
                     f"clip_shares: no group has parameter {name!r}; name it, or all others by ''"
                 )
-            found.append(prefixes.index(max(fitting, key=len)))
-        if empty := [prefix for k, prefix in enumerate(prefixes) if k not in found]:
+        if empty := [prefix for prefix in shares if prefix not in found]:
             raise ValueError(f"clip_shares: no parameter of {sorted(names)} is in {empty}")
         # shortened by more than the roundings of the division and of the squares' sum
         total = math.hypot(*shares.values()) * (1 + 1e-12)
-        return Groups(tuple(found), tuple(share / total for share in shares.values()))
+        of = tuple(map(list(shares).index, found))
+        return Groups(of, tuple(share / total for share in shares.values()))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ What is clipped and summed needs no gradient of most parameters: `module_ghost`.
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import cache, lru_cache, partial
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -52,7 +52,6 @@ _One = Mapping[str, Tensor]
 """One example: its feature, its label and, where something is dropped, the key of that."""
 _Kept = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a part of one example."""
-_T = TypeVar("_T")
 
 _CHUNK_ELEMENTS = 1 << 24
 """Numbers of examples' gradients that are computed at once: 128 MiB in float64."""
@@ -419,7 +418,7 @@ class ModuleSpec(ProblemSource):
         )
 
 
-def made(factory: Callable[[], _T], seed: int) -> _T:
+def made(factory: Callable[[], Any], seed: int) -> Any:
     """What the factory makes when torch's generator starts at a seed, which is put back."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # noqa: TID251  # constructors draw from no other generator

@@ -39,7 +39,7 @@ from manifed.runs.places import check_new
 from manifed.runs.report import Run, read
 from manifed.runs.statement import label_in_manifest, statement_of
 
-MANIFEST = (
+_MANIFEST = (
     *("format", "name", "engine", "randomness_source", "privacy"),
     *("config_sha256", "config", "git", "versions", "stopped", "final"),
 )
@@ -52,7 +52,7 @@ _PRIVACY = (
     *("label", "kind", "noise_source", "noise_origins", "kept_noise", "is_declared", "unit"),
     *("neighboring_relation", "released", "mechanism", "floating_point", "doubts"),
 )
-COLUMNS = ("round", "uploads", "consensus_distance")
+_COLUMNS = ("round", "uploads", "consensus_distance")
 _ORACLE = (
     *("cost", "cost_gap", "relative_cost_gap", "gradient_norm", "principal_angle"),
     *("angle_to_truth", "distance_to_optimum", "distance_to_truth", "worst_node_cost"),
@@ -86,7 +86,7 @@ def viewed(run: Run, *, is_server_view: bool = False) -> Run:
     except (ConfigError, KeyError, IndexError) as error:
         raise FolderDamaged(path, "the manifest of a private run", str(error)) from None
     federation, privacy = config.federation, config.privacy
-    shown = [*COLUMNS, *_held_out(run, config), *(_ORACLE if config.setting.has_oracle() else ())]
+    shown = [*_COLUMNS, *_held_out(run, config), *(_ORACLE if config.setting.has_oracle() else ())]
     has_coins = federation.cohort.kind != "all" or federation.replies.on_failure == "retry"
     if not has_coins or privacy.kind == "client-level":
         shown.append("epsilon")
@@ -95,7 +95,7 @@ def viewed(run: Run, *, is_server_view: bool = False) -> Run:
 
 
 def _manifest(run: Run, config: Experiment, evidence: Evidence) -> dict[str, Any]:
-    manifest = {key: run.manifest[key] for key in MANIFEST if key in run.manifest}
+    manifest = {key: run.manifest[key] for key in _MANIFEST if key in run.manifest}
     table = without_paths(config).model_dump(mode="json", include=set(_CONFIG))
     draws_by_seed = config.federation.cohort.kind != "all"
     is_release = config.privacy.noise_source == "os"
@@ -121,8 +121,9 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, odometer: Odometer)
     delta, is_as_charged = reporting_delta(config.setting), config.privacy.kind == "correlated"
     assert delta is not None
     draws, remark = odometer.rounds_counted, "before any cohort is drawn, {} draws"
+    tariff = None
     if odometer.terms is not None and not is_scheduled(config.setting):
-        draws = max(odometer.terms.planned_draws, draws)
+        draws, tariff = max(odometer.terms.planned_draws, draws), Tariff((odometer.terms,))
     notes = ["shard sizes, the config and the number of rounds are public"]
     if is_as_charged:  # a silent node's masks are told, and make its round dearer
         draws = odometer.covered
@@ -138,8 +139,8 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, odometer: Odometer)
             if not is_as_charged:
                 ahead = (
                     odometer.of_everybody().epsilon(adversary, delta)
-                    if odometer.terms is None or is_scheduled(config.setting)
-                    else Tariff((odometer.terms,)).ahead(adversary, (draws,), delta)
+                    if tariff is None
+                    else tariff.ahead(adversary, (draws,), delta)
                 )  # what depends on no cohort is never less than was charged
                 cost = ahead if adversary.sees_cohorts else max(cost, ahead)
             shown |= {"epsilon": cost, "remark": remark.format(draws)}

@@ -76,27 +76,6 @@ def model(result):
 START = tensors_to_record({"x": X})
 
 
-def test_a_server_app_of_ones_own_gets_the_model_of_the_library(tmp_path):
-    cohort, ledger = FixedSize(cohort_size=2), tmp_path / "ledger.jsonl"
-    strategy = tangent_mean(update=STEPS, cohort=cohort, ledger=ledger)
-    result = strategy.start(grid_of(), initial_arrays=START, num_rounds=5)
-    same = manifed.fit(
-        FrechetMean(Sphere()),
-        shards(),
-        STEPS,
-        privacy=PRIVATE,
-        rounds=5,
-        cohort=cohort,
-        seed=SEED,
-        start=X,
-    )
-    torch.testing.assert_close(model(result), same.model, rtol=1e-12, atol=1e-14)
-    told, _ = strategy.statement()["adversaries"]
-    assert "SEEDED RUN" in strategy.text
-    audited = {row["name"]: row for row in audit_ledger(ledger, 1e-5)["adversaries"]}
-    assert told["epsilon"] == pytest.approx(audited["server"]["epsilon"], rel=1e-12)
-
-
 TWO = RFedSVRG(step_size=0.1, local_steps=2)
 
 

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
@@ -73,10 +72,6 @@ def test_every_pair_gives_shards_that_its_problem_can_read(problem, data, partit
         norms = built.gradients(x, shard).norms
         assert norms.shape == (len(shard),)
         assert bool(torch.isfinite(norms).all())
-    found = built.optimum(shards)
-    assert found.gradient_norm <= 1e-8 * (1 + abs(found.value))
-    metrics = built.metrics(x, found, sharding.dataset(specs[1], 0).meta)
-    assert all(np.isfinite(value) for value in metrics.values())
 
 
 @pytest.mark.data

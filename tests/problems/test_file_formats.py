@@ -66,14 +66,6 @@ def test_text_labels_are_read_from_every_format_that_has_text(tmp_path):
         data.read(write(tmp_path / "numbers.npz"))
 
 
-def test_entries_not_seen_are_nan(tmp_path):
-    x = np.array([[1, np.nan, 3], [np.nan, 5, 6.0]])
-    np.save(tmp_path / "nan.npy", x)
-    found = FileData(examples="columns", shape=(3,)).read(tmp_path / "nan.npy")
-    assert found["mask"].tolist() == [[1, 0, 1], [0, 1, 1]]
-    assert found["column"].tolist() == [[1, 0, 3], [0, 5, 6]]
-
-
 # -- what is no such file -------------------------------------------------------------------------
 class Bomb:
     def __reduce__(self):

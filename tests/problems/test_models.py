@@ -8,7 +8,7 @@ import torch
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean, HyperbolicPrediction
 from manifed.problems.linear import Logistic
-from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle
+from manifed.problems.pca import KPCA, principal_angle
 from manifed.problems.problem import client_weights
 from manifed.problems.rows import sum_scaling
 from reproduction.matrix_completion import MatrixCompletion
@@ -20,24 +20,6 @@ def normal(seed: int, *shape: int) -> torch.Tensor:
 
 def rows_of(z: torch.Tensor) -> Examples:
     return Examples({"z": z}, {"z": z.dim() - 1})
-
-
-def test_pca_norms_are_never_below_the_exact_norm():
-    """Near-parallel rows: the subtraction |z|^2 - s^2 cancels, and the result errs upwards.
-
-    Down to the angle 2^-12, at which nearer rows count.
-    """
-    x = torch.nn.functional.normalize(normal(0, 50), dim=0)
-    away = normal(1, 40, 50)
-    away = away - (away @ x).unsqueeze(-1) * x
-    tilt = torch.logspace(-12, 0, 40, dtype=torch.float64).unsqueeze(-1)
-    z = 3.0 * (x + tilt * torch.nn.functional.normalize(away, dim=-1))
-    for problem, point in ((PrincipalEigenvector(), x), (KPCA(1), x.unsqueeze(-1))):
-        exact = problem.manifold.norm(point.unsqueeze(0), problem.rgrads(point, rows_of(z)))
-        found = problem.gradients(point, rows_of(z)).norms
-        assert bool((found >= exact * (1 - 1e-15)).all())
-        nearest = 2.0**-12 * 18
-        assert bool((found <= exact.clamp_min(nearest) * (1 + 1e-6)).all())
 
 
 def test_kpca_scaled_to_sums_is_the_papers_objective():
@@ -66,15 +48,8 @@ def test_a_frechet_mean_refuses_a_manifold_without_logarithm():
         FrechetMean(FixedRank(4, 3, 1))
 
 
-@pytest.mark.parametrize(
-    ("width", "rule", "scale", "gamma"),
-    [
-        ("printed", "printed", 4 * 0.09, 1e-3),
-        ("rbf", "printed", 2 * 0.09, 1e-3),
-        ("printed", "times-examples", 4 * 0.09, 1e-3 * 12),
-        ("rbf", "times-examples", 2 * 0.09, 1e-3 * 12),
-    ],
-)
+@pytest.mark.parametrize(("width", "scale"), [("printed", 4 * 0.09), ("rbf", 2 * 0.09)])
+@pytest.mark.parametrize(("rule", "gamma"), [("printed", 1e-3), ("times-examples", 12e-3)])
 def test_kernel_weights_solve_the_stated_system(width, rule, scale, gamma):
     features, query = normal(0, 12, 3), normal(1, 3)
     problem = HyperbolicPrediction(bandwidth=0.3, ridge=1e-3, kernel_width=width, ridge_rule=rule)
@@ -98,26 +73,15 @@ def test_logistic_losses_are_stable_at_large_margins():
     assert losses.tolist() == [0.0, 1000.0]
 
 
-def completion(seed: int, columns: int = 30, *, seen: float = 0.8) -> tuple[Examples, torch.Tensor]:
-    left, right = normal(seed, 8, 2), normal(seed + 100, 2, columns)
+def completion(seed: int) -> Examples:
     generator = torch.Generator().manual_seed(seed)
-    mask = (torch.rand((columns, 8), generator=generator) < seen).double()
-    column = mask * (left @ right).mT
-    basis = torch.linalg.qr(left).Q
-    return Examples({"column": column, "mask": mask}, {"column": 1, "mask": 1}), basis
-
-
-def test_exact_completion_recovers_the_subspace():
-    shard, basis = completion(0)
-    problem = MatrixCompletion(2, "grassmann")
-    found = problem.optimum([shard])
-    assert found.value == pytest.approx(0.0, abs=1e-15)
-    metrics = problem.metrics(found.x, found, {"true_basis": basis})
-    assert metrics["angle_to_truth"] < 1e-6
+    mask = (torch.rand((30, 8), generator=generator) < 0.8).double()
+    column = mask * (normal(seed, 8, 2) @ normal(seed + 100, 2, 30)).mT
+    return Examples({"column": column, "mask": mask}, {"column": 1, "mask": 1})
 
 
 def test_a_column_seen_too_rarely_takes_the_coefficients_of_least_norm():
-    shard, _ = completion(2)
+    shard = completion(2)
     mask = shard["mask"].clone()
     mask[0], mask[1], mask[1, 3] = 0.0, 0.0, 1.0
     rare = Examples({"column": shard["column"] * mask, "mask": mask}, shard.feature_ndim)
