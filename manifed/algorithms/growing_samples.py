@@ -62,19 +62,9 @@ class OwnModel(Memory):
 
 
 @lru_cache(maxsize=128)
-def _table(of: Any, rounds: int) -> Array:
-    if isinstance(of, Releases):
-        return of.sensitivities(rounds)
-    k = np.arange(rounds, dtype=np.float64)
-    return np.concatenate([[0.0], np.cumsum(of.sizes(k))])
-
-
-def _in_round(of: Any, k: int) -> float:
-    """The k-th of `Releases`, or the samples of a `TimeVarying` before k = 0, 1, ... (to 2^53).
-
-    Computed in blocks that double.
-    """
-    return float(_table(of, 1 << max(k, 63).bit_length())[k])
+def _sensitivities(of: Releases, rounds: int) -> Array:
+    """Delta of the first rounds, a power of two of them, so that few tables are computed."""
+    return of.sensitivities(rounds)
 
 
 class GrowingSamples(ModelOfEachNode):
@@ -183,7 +173,7 @@ class GrowingSamples(ModelOfEachNode):
         """
         k, batch, first = self._round - 1, self.minibatch, None
         if self.samples == "in-order":
-            first = int(_in_round(self.schedules, k))
+            first = self.schedules.samples(k)
         if (first or 0) + batch.batch_size > num_examples and self.on_exhausted == "stop":
             before = f" after {first} that were used" if first else ""
             raise ValueError(
@@ -197,10 +187,12 @@ class GrowingSamples(ModelOfEachNode):
             return (replace(asked, first=first),)
         whole = mechanism.sensitivity(asked.clip, 1.0)  # C
         stddev = mechanism.stddev(whole, num_examples) * self.schedules.noise_scale(k + is_output)
+        priced: Any = self.priced(num_examples)  # frozen, so pydantic hashes it
+        moved = _sensitivities(priced, 1 << max(k, 63).bit_length())[k]
         return (
             replace(
                 asked,
-                sensitivity=whole * _in_round(self.priced(num_examples), k),
+                sensitivity=whole * float(moved),
                 stddev=stddev,
                 drawn=None if is_output else stddev,
                 needs_exact_size=True,

@@ -38,7 +38,7 @@ from manifed.algorithms.algorithm import (
 from manifed.algorithms.pair_masks import SETUP, Masking
 from manifed.algorithms.payloads import Displacement, Down, Layout, Payload, Point, sized
 from manifed.errors import RoundFailed
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.oracle import Oracle
 
 REVEAL = "reveal"
 
@@ -88,31 +88,28 @@ class MaskedMean(Masking, MappedSteps):
         )
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Any:
-        """u_i, or what is to be taken off the sum."""
+        """u_i, or what is to be taken off the sum.
+
+        Raises:
+            TooManySilent: asked for masks with more than ``max_dropped`` nodes, nobody, or itself.
+        """
         if here.exchange in SETUP:
             return self.set_up(here)
+        dropped = None
+        if isinstance(here.down, Silent):
+            said, at = here.down.dropped, here.draws.partition
+            dropped = frozenset((said if said.dim() == 1 else said[0]).nonzero()[:, 0].tolist())
+            me = {at} if isinstance(at, int) else set(at)
+            if not 0 < len(dropped) <= self.most_dropped or me & dropped:
+                raise TooManySilent(
+                    f"Expected 1 to training.max_dropped = {self.most_dropped} silent nodes other "
+                    f"than this one, got {sorted(dropped)[:10]}; no mask was revealed"
+                )
         shape = here.manifold.coords_of(x)
-        dropped = self._silent(here.down, here.draws) if isinstance(here.down, Silent) else None
         masks, after = self.masked_now(shape, here.memory, here.draws, dropped)
         if dropped is not None:
             return oracle.masking(x, masks).to(x.dtype), after
         return oracle.gradient(x, masks=masks), after
-
-    def _silent(self, down: Silent, draws: Draws) -> frozenset[int]:
-        """Who is said to be silent, if this node may reveal its masks with them.
-
-        Raises:
-            TooManySilent: more than ``max_dropped``, nobody, or this node itself.
-        """
-        said = down.dropped if down.dropped.dim() == 1 else down.dropped[0]
-        dropped = frozenset(said.nonzero()[:, 0].tolist())
-        me = {draws.partition} if isinstance(draws.partition, int) else set(draws.partition)
-        if not 0 < len(dropped) <= self.most_dropped or me & dropped:
-            raise TooManySilent(
-                f"Expected 1 to training.max_dropped = {self.most_dropped} silent nodes other than "
-                f"this one, got {sorted(dropped)[:10]}; no mask was revealed"
-            )
-        return dropped
 
     # -- the server --------------------------------------------------------------------------
     @property

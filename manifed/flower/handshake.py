@@ -169,8 +169,9 @@ class _Meeting:
                 problem = f"node {node}: {plain(error)}"
                 log(30, "Handshake: %s; this node is left out", problem)
                 self._problems.append(problem)
-                if _is_lost(reply):
-                    self._asked.discard(node)
+                is_own = reply.metadata.src_node_id == SUPERLINK_NODE_ID
+                if is_own and reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
+                    self._asked.discard(node)  # it is gone; one that comes back is asked again
             else:
                 self._met[partition] = node, size
         return bool(replies)
@@ -219,9 +220,3 @@ class _Meeting:
         missing = sorted(set(range(count)) - set(self._met))
         reasons = "; ".join(self._problems[:3]) or "no answer"
         return f"Expected every partition to answer, missing {missing[:10]}: {reasons}"
-
-
-def _is_lost(reply: Message) -> bool:
-    """Whether the SuperLink says that the node is gone; one that comes back is asked again."""
-    is_own = reply.metadata.src_node_id == SUPERLINK_NODE_ID
-    return is_own and reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE

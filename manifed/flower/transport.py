@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -100,13 +100,24 @@ class MessageTransport:
         )
 
 
+_KIND_OF_CODE: dict[int, Kind] = {
+    ErrorCode.MESSAGE_UNAVAILABLE: "unavailable",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "unavailable",
+    ErrorCode.NODE_UNAVAILABLE: "unavailable",
+    ErrorCode.CLIENT_APP_CRASHED: "unavailable",
+    UNREADABLE_REPLY: "unusable",
+}
+
+
 def _read(
     reply: Message, asked: RecordDict, kind: type[Payload], point: Tensor
 ) -> tuple[Payload, str] | Failure:
     """The payload of a reply, and where its noise is said to come from."""
     try:
         if reply.has_error():
-            return _of_error(reply.error)
+            error = reply.error
+            text = f"error {error.code}: {error.reason}"
+            return Failure(_KIND_OF_CODE.get(error.code, "absent"), text)
         return read_reply(reply.content, asked, kind, tuple(point.shape), point.dtype)
     except BadMessage as bad:
         return Failure("unusable", str(bad))
@@ -138,18 +149,3 @@ def _answers_by_node(
         else:
             log(30, "A reply of node %s to node %d's message is left out", plain(sender), node)
     return by_node
-
-
-_KIND_OF_CODE: dict[int, Kind] = {
-    ErrorCode.MESSAGE_UNAVAILABLE: "unavailable",
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "unavailable",
-    ErrorCode.NODE_UNAVAILABLE: "unavailable",
-    ErrorCode.CLIENT_APP_CRASHED: "unavailable",
-    UNREADABLE_REPLY: "unusable",
-}
-
-
-def _of_error(error: Error) -> Failure:
-    """The failure that an error reply of a node or of the SuperLink means."""
-    text = f"error {error.code}: {error.reason}"
-    return Failure(_KIND_OF_CODE.get(error.code, "absent"), text)

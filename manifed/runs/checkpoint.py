@@ -38,9 +38,9 @@ COLUMNS: tuple[Column, ...] = ("bytes_down", "bytes_up", "participants", "failur
 
 ``failures`` is the sum of those after it, by kind (manifed/federation/replies.py).
 """
-REASONS_A_CLIENT = 8
+_MOST_REASONS = 8
 """Different reasons kept for one client; all others count as "other reasons"."""
-STRETCHES_A_CLIENT = 64
+_MOST_STRETCHES = 64
 """Stretches of rounds kept for one client and kind; later rounds are counted, not listed."""
 _Key = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 _Stretch = Annotated[list[Count], Field(min_length=2, max_length=2)]
@@ -94,13 +94,13 @@ class Tally(Table):
             self.pending[kind] += 1
             self.by_kind[kind] += 1
             reasons = self.by_client.setdefault(client, {})
-            is_kept = failure.text in reasons or len(reasons) < REASONS_A_CLIENT
+            is_kept = failure.text in reasons or len(reasons) < _MOST_REASONS
             key = failure.text if is_kept else "other reasons"
             reasons[key] = reasons.get(key, 0) + 1
             rounds = self.missed.setdefault(client, {}).setdefault(kind, [])
             if rounds and rounds[-1][1] == report.server_round - 1:
                 rounds[-1][1] = report.server_round
-            elif len(rounds) < STRETCHES_A_CLIENT:
+            elif len(rounds) < _MOST_STRETCHES:
                 rounds.append([report.server_round] * 2)
 
     def take(self, server_round: int) -> Mapping[Column, int]:

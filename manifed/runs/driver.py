@@ -140,6 +140,9 @@ def run(
             write_atomically(folder.experiment_path, to_toml(placeless(config)).encode())
         facts, plan = agreed
         promise = plan.promise
+        privacy = promise.statement(
+            promise.odometer(), has_oracle=has_oracle, is_declared=is_elsewhere
+        )
         judge = oracle_of(config, facts.sizes) if has_oracle else public_evaluator(config)
         going = _Run(config, plan, folder, judge, past and past.checkpoint)
         done = going.done
@@ -154,9 +157,6 @@ def run(
             remove_drafts(folder.directory)
             folder.error_path.unlink(missing_ok=True)
             if not past or not past.manifest:
-                privacy = promise.statement(
-                    promise.odometer(), has_oracle=has_oracle, is_declared=is_elsewhere
-                )
                 folder.begin(manifest_of(config, facts, folder, privacy, account.ledger.run_id))
             folder.drop_metrics_after(going.tally.told if done else -1)
             if past and past.odometer.covered > done:

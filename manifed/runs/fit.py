@@ -113,7 +113,7 @@ def federate(
     replies: ReplyPolicy | None = None,
     ledger: str | Path | None = None,
     transport: _Connect = StackTransport,
-) -> "_Rounds":
+) -> Iterator[Round]:
     """The rounds of a federation in this process, one by one.
 
     All is judged before a ledger is made. Arguments as `fit`.
@@ -295,6 +295,7 @@ def fit(
         problem, shards, algorithm, rounds=rounds, privacy=privacy, cohort=cohort, seed=seed,
         start=start, replies=replies, ledger=ledger, transport=transport or way,
     )  # fmt: skip
+    assert isinstance(run, _Rounds)
     curves: dict[str, list[float | None]] = {}
     promise, stopped = run.plan.promise, None
     is_shown = is_screen() if progress is None else progress

@@ -130,7 +130,7 @@ def git_state(source: Path) -> dict[str, str | bool] | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     commit = re.search(r"^# branch\.oid ([0-9a-f]+)$", said.stdout, re.MULTILINE)
-    is_dirty = any(not line.startswith("#") for line in said.stdout.splitlines())
+    is_dirty = re.search("^[^#]", said.stdout, re.MULTILINE) is not None
     return commit and {"commit": commit[1], "is_dirty": is_dirty}
 
 

@@ -137,7 +137,21 @@ class SiteAccount:
             Refused: answered before, out of order, beyond the limits, or a disk that refuses;
                 nothing was charged.
         """
-        self._check_order(place, is_first=is_first)
+        if not 0 <= place.attempt < _MOST_ATTEMPTS:
+            raise Refused(f"attempt: expected 0 to {_MOST_ATTEMPTS - 1}, got {place.attempt}")
+        last = self._last.get(place.series)
+        if last is not None and place.position <= last:
+            raise Refused(
+                f"round, attempt, phase {place.position} of this "
+                f"{'run' if place.seed is None else 'seed'} come after {last}, which was answered "
+                "or charged; nothing is answered twice, and order goes forward only"
+            )
+        follows = last is not None and place.position == (*last[:2], last[2] + 1)
+        if not is_first and not follows:
+            raise Refused(
+                f"phase {place.phase} of round {place.server_round}, attempt {place.attempt}: "
+                "expected the phases before it first"
+            )
         entry = Entry(said={PLACE: asdict(place)})
         if is_first and releases:
             client = ClientReleases(partitions=(0,), releases=releases)
@@ -165,23 +179,6 @@ class SiteAccount:
             log.error("The ledger takes nothing more until a restart: %s", error)
             raise Refused("this site's ledger cannot be written") from None
         self._last[place.series] = place.position
-
-    def _check_order(self, place: Place, *, is_first: bool) -> None:
-        if not 0 <= place.attempt < _MOST_ATTEMPTS:
-            raise Refused(f"attempt: expected 0 to {_MOST_ATTEMPTS - 1}, got {place.attempt}")
-        last = self._last.get(place.series)
-        if last is not None and place.position <= last:
-            raise Refused(
-                f"round, attempt, phase {place.position} of this "
-                f"{'run' if place.seed is None else 'seed'} come after {last}, which was answered "
-                "or charged; nothing is answered twice, and order goes forward only"
-            )
-        follows = last is not None and place.position == (*last[:2], last[2] + 1)
-        if not is_first and not follows:
-            raise Refused(
-                f"phase {place.phase} of round {place.server_round}, attempt {place.attempt}: "
-                "expected the phases before it first"
-            )
 
     def __enter__(self) -> "SiteAccount":
         return self

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from manifed.algorithms.algorithm import remembered
 from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
@@ -69,6 +70,14 @@ def test_algorithm_1_is_its_compact_form(server_step_size):
     assert float((end.state["x"] - expected).abs().max()) <= 1e-12
 
 
+def test_one_local_step_with_full_gradients_is_centralised_projected_descent():
+    problem, shards = KPCA(3), pca_shards()
+    update, x = Projected(step_size=8e-3), start(problem, shards)
+    for played in federate(problem, shards, update, update, x, 20):
+        x = problem.manifold.projx(x - 8e-3 * local_gradients(problem, x, shards).mean(0))  # (7)
+        assert float((played.state["anchor"] - x).abs().max()) <= 1e-12
+
+
 @pytest.mark.parametrize("minibatch", [Full(), WithoutReplacement(batch_size=3)])
 def test_corrections_sum_to_zero_and_models_are_feasible_in_every_round(minibatch):
     problem, shards = KPCA(3), pca_shards()
@@ -78,6 +87,32 @@ def test_corrections_sum_to_zero_and_models_are_feasible_in_every_round(minibatc
         assert float(c.sum(0).abs().max()) <= 1e-10 < float(c.abs().max())
         p = played.state["anchor"]
         assert float((p.mT @ p - torch.eye(3)).norm()) <= 1e-12
+
+
+def test_the_average_moves_by_the_mean_gradient():
+    """Equation (6), and the remark after line 17: c_i is the mean of the means minus one's own."""
+    problem, shards = KPCA(3), pca_shards()
+    update = UPDATE.model_copy(update={"minibatch": WithoutReplacement(batch_size=3)})
+    anchor = start(problem, shards)
+    for played in federate(problem, shards, update, update, anchor, 10):
+        means = played.memory.mean_gradient
+        moved = anchor - update.step_size * update.local_steps * means.mean(0)
+        assert float((played.state["x"] - moved).abs().max()) <= 1e-13
+        c = update.correction(played.state["x"], played.memory)
+        torch.testing.assert_close(c, means.mean(0) - means, rtol=0, atol=1e-11)
+        anchor = played.state["anchor"]
+
+
+def test_the_optimum_with_its_own_corrections_is_a_fixed_point():
+    problem, shards = KPCA(3), pca_shards()
+    x = problem.optimum(shards).x
+    g = local_gradients(problem, x, shards)
+    anchor = x.expand_as(g)
+    seen = torch.ones(len(shards), *x[..., :1].shape, dtype=x.dtype)
+    memory = remembered({"anchor": anchor, "mean_gradient": g, "has_history": seen})
+    end = last(federate(problem, shards, UPDATE, UPDATE, x, 20, memory=memory))
+    assert float((end.state["anchor"] - x).norm()) <= 1e-12
+    assert float(end.uploads.tensors()["u"].norm()) <= 1e-11
 
 
 # -- every manifold with a projection ---------------------------------------------------------

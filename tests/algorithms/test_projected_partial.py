@@ -42,6 +42,19 @@ def test_corrections_sum_to_zero_whoever_takes_part():
     assert unknown > 0, "some rounds must have clients that never took part"
 
 
+def test_control_variates_converge_where_stale_corrections_do_not():
+    problem, shards = KPCA(3), pca_shards()
+    x = start(problem, shards)
+    partial = federate(problem, shards, PARTIAL, PARTIAL, x, 200, cohort=thirds)
+    assert float(problem.gradient_norm(last(partial).state["anchor"], shards)) < 2e-2
+    wide = UPDATE.model_copy(update={"tube_radius": 99.0})
+    naive = [
+        float(problem.gradient_norm(p.state["anchor"], shards))
+        for p in federate(problem, shards, wide, wide, x, 100, cohort=thirds)
+    ]
+    assert min(naive[50:]) > 1.0
+
+
 def test_a_client_that_lost_its_memory_does_not_bend_the_control_variates():
     """What goes up is uncorrected: whatever correction a client used, the server's sum is zero."""
     problem, shards = KPCA(3), pca_shards()

@@ -11,7 +11,7 @@ from manifed.errors import RunEnded
 from manifed.federation.plan import RoundReport
 from manifed.federation.replies import KINDS, Failure
 from manifed.runs import driver
-from manifed.runs.checkpoint import REASONS_A_CLIENT, STRETCHES_A_CLIENT, Tally
+from manifed.runs.checkpoint import Tally
 from manifed.runs.interrupt import Ended
 from manifed.runs.report import read
 
@@ -85,8 +85,8 @@ def test_failures_are_counted_by_client_and_reason_within_bounds():
     assert set(tally.take(31).values()) == {0}
     summary = json.loads(json.dumps(tally.summary()))
     assert summary["by_client"]["1"] == {"boom": 30}
-    assert len(summary["by_client"]["3"]) == REASONS_A_CLIENT + 1
-    assert summary["by_client"]["3"]["other reasons"] == 30 - REASONS_A_CLIENT
+    assert len(summary["by_client"]["3"]) == 9
+    assert summary["by_client"]["3"]["other reasons"] == 22
     assert Tally.model_validate_json(tally.model_dump_json()) == tally
 
 
@@ -103,5 +103,5 @@ def test_the_rounds_that_a_client_missed_are_listed_by_kind_within_bounds():
         tally.add(report_of(server_round, {2: gone}))
     missed = json.loads(json.dumps(tally.summary()))["missed"]
     assert missed["1"] == {"unavailable": [[3, 5], [9, 10]], "unusable": [[11, 11]]}
-    assert len(missed["2"]["unavailable"]) == STRETCHES_A_CLIENT
+    assert len(missed["2"]["unavailable"]) == 64
     assert tally.summary()["by_kind"] == {"late": 0, "unavailable": 505, "absent": 0, "unusable": 1}

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import torch
 from pydantic import PrivateAttr
 
 from manifed.algorithms.algorithm import Collected
@@ -119,10 +118,3 @@ def test_the_account_is_the_table_of_the_paper():
         assert tuple(client[name] for name in names) == calls
         assert dict(server) == ({"projections": 1} if training is ours else {"retractions": 1})
         assert wire == (up, down, len(training.phases))
-
-
-def test_the_model_is_what_the_server_projected():
-    shards = pca_shards()
-    x = start(KPCA(3), shards)
-    server = Projected(**ARGUMENTS)
-    assert torch.equal(server.model(server.start(x), Stiefel()), x)
