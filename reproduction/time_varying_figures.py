@@ -35,12 +35,15 @@ from reproduction.pictures import save
 from reproduction.time_varying_reference import NAMES, Array, Setting, run
 from reproduction.time_varying_rivals import RIVALS, Constants, epsilon_of_an_iteration
 
-ROUNDS, SEEDS = 2000, 10
+ROUNDS = 2000
+SEEDS = 10
 MARKS = tuple(sorted({round(10**p) for p in np.linspace(0, np.log10(ROUNDS), 40)}))
-ETAS, GAMMAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3), (0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0)
+ETAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
+GAMMAS = (0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0)
 AGAINST = {3: (1, ("DOLA [42]", "Q-DPSGD-2 [44]")), 4: (2, ("A(DP)^2SGD [43]", "Q-DPSGD-1 [44]"))}
 """The two that perturb what is sent beside Algorithm 1, the two that perturb gradients beside 2."""
-TASKS, TRAINED = ("digits", "breast-cancer"), tuple(range(25, 501, 25))
+TASKS = ("digits", "breast-cancer")
+TRAINED = tuple(range(25, 501, 25))
 """Of Figure 5: data, and the iterations at which accuracy is taken."""
 BESIDE_RIVALS = {"digits": tuple(range(25, 501, 25)), "mnist": tuple(range(10, 61, 10))}
 """The same of Figure 6; MNIST's images take thirty times as long."""
