@@ -126,7 +126,11 @@ class Account:
         """
         if self._is_free:
             return
-        promise, cohort = self._promise, self._members(partitions)
+        promise, before = self._promise, self._before
+        cohort = members(partitions, self._population)
+        is_reserved = before is not None and (
+            server_round == self._next <= before.last and attempt == before.attempt
+        )
         if disclosed:
             if promise.after_dropout is None:
                 raise ValueError("Expected a price of disclosed masks, got none")
@@ -134,7 +138,7 @@ class Account:
             entry = self._reserving(server_round, server_round, attempt, cohort, terms)
             self._check_spent(self.odometer.after(entry), server_round)
             self.write(entry)
-        elif not self._is_reserved(server_round, attempt):
+        elif not is_reserved:
             entry = self._entry(server_round, attempt, cohort)
             after = self.odometer.after(entry)
             made = promise.made(after)
@@ -184,14 +188,6 @@ class Account:
         is_all = all(cohort == self._before.cohort for cohort in self._done)
         named = None if is_all else tuple(self._done)
         return Settles(upto=self._next - 1, cohorts=named)
-
-    def _is_reserved(self, server_round: int, attempt: int) -> bool:
-        before = self._before
-        return (
-            before is not None
-            and server_round == self._next <= before.last
-            and attempt == before.attempt
-        )
 
     def _reserving(
         self, first: int, last: int, attempt: int, cohort: Members, terms: Terms | None = None
@@ -246,12 +242,6 @@ class Account:
                 f"adversary, the budget is {budget.epsilon:g}; the model of the last paid round is "
                 f"kept, and {budget.remedy}"
             )
-
-    def _members(self, partitions: Iterable[int]) -> Members:
-        cohort = members(partitions)
-        if cohort.size and cohort[-1] >= self._population:
-            raise ValueError(f"Expected clients < {self._population}, got {cohort[-1]}")
-        return cohort
 
 
 @contextmanager

@@ -48,14 +48,6 @@ class NoValidBound(ValueError):
     """No proved bound covers this combination of releases; the text says which and what to do."""
 
 
-def _composed_mu(releases: Iterable[tuple[float, int]]) -> float:
-    """The mu of (noise multiplier, count) pairs together; infinite when one adds no noise."""
-    present = [(z, count) for z, count in releases if count > 0]
-    if any(z == 0 for z, _ in present):
-        return math.inf
-    return math.sqrt(math.fsum(count * (1 / z) * (1 / z) for z, count in present))
-
-
 def gaussian_delta(epsilon: float, *, mu: float) -> float:
     """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2), rounded up (Balle and Wang 2018, (6))."""
     if mu == 0 or epsilon == math.inf:
@@ -128,8 +120,8 @@ class Composition:
         every epsilon the delta of the release is at most an average of the two, so each release is
         (1/z)-GDP whatever was sampled, and GDP composes adaptively (Dong, Roth, Su 2022).
         """
-        pairs = [(z, n) for z, *_, n in (*self.poisson, *self.without_replacement)]
-        squares = (n * (1 / z) * (1 / z) for z, n in pairs)
+        sampled = (*self.poisson, *self.without_replacement)
+        squares = (n * (1 / z) * (1 / z) for z, *_, n in sampled)
         mu = math.sqrt(math.fsum([self.mu**2, *squares]))
         return replace(self, mu=mu, poisson=(), without_replacement=())
 
@@ -211,17 +203,23 @@ def compose(releases: Iterable[Release]) -> Composition:
     laplace = Counter[float]()
     for release in present:
         z, count, sampling = release.noise_multiplier, release.count, release.sampling
+        is_worth = z > _LEAST_NOISE  # else the sampling is not worth a bound of its own
         if release.kind == "laplace":
             if z < 2e-3:  # epsilon > 500 on its own: counts as no noise
                 unsampled.append((0.0, count))
             else:
                 laplace[min(z, 1e9)] += count  # less noise: still a bound
-        elif isinstance(sampling, PoissonSampled) and (rate := _rate(sampling, z)) < 1:
+        elif (
+            isinstance(sampling, PoissonSampled)
+            and is_worth
+            and _LEAST_RATE * z < 1
+            and (rate := max(sampling.sampling_probability, _LEAST_RATE)) < 1
+        ):
             poisson[z, rate] += count
         elif (
             isinstance(sampling, SampledWithoutReplacement)
             and sampling.sample_size < sampling.population
-            and z > _LEAST_NOISE
+            and is_worth
         ):
             subsets[z, sampling.sample_size, sampling.population] += count
         else:
@@ -229,15 +227,10 @@ def compose(releases: Iterable[Release]) -> Composition:
     for scheme, found in (("poisson", poisson), ("without-replacement", subsets)):
         if found and present[0].neighboring_relation != _PROVED[scheme][0]:
             raise NoValidBound(_PROVED[scheme][1].format(present[0].neighboring_relation))
+    mu = math.sqrt(math.fsum(count * (1 / z) * (1 / z) for z, count in unsampled if z > 0))
     return Composition(
-        _composed_mu(unsampled),
+        math.inf if any(z == 0 for z, _ in unsampled) else mu,
         tuple(sorted((*key, count) for key, count in poisson.items())),
         tuple(sorted((*key, count) for key, count in subsets.items())),
         tuple(sorted(laplace.items())),
     )
-
-
-def _rate(sampling: PoissonSampled, z: float) -> float:
-    """The sampling probability; 1 where it is not worth a bound of its own."""
-    is_sampled = z > _LEAST_NOISE and _LEAST_RATE * z < 1
-    return max(sampling.sampling_probability, _LEAST_RATE) if is_sampled else 1.0

@@ -237,9 +237,7 @@ class Ledger:
         self._descriptor, self._key, self._length = descriptor, key, found.length
 
     @classmethod
-    def create(
-        cls, path: str | Path, header: Mapping[str, Any], *, key: bytes | None = None
-    ) -> "Ledger":
+    def create(cls, path: Path, header: Mapping[str, Any], *, key: bytes | None = None) -> "Ledger":
         """A new ledger whose first line says ``header`` and format, run identifier, key's name.
 
         Raises:
@@ -247,7 +245,6 @@ class Ledger:
             LedgerDamaged: when only the head of an earlier ledger is left there.
             ValueError: for a short key.
         """
-        path = Path(path)
         own = {
             "format": FORMAT,
             "run_id": secrets.token_hex(16),
@@ -268,7 +265,7 @@ class Ledger:
     @classmethod
     def recover(
         cls,
-        path: str | Path,
+        path: Path,
         *,
         pays: Callable[[], Entry] | None = None,
         key: bytes | None = None,
@@ -287,7 +284,6 @@ class Ledger:
             LedgerDamaged: with the line at which trust ends (`LedgerLocked`: another process
                 writes it), when an anchor is not in the chain, and for a wrong or missing key.
         """
-        path = Path(path)
         descriptor = _locked(path)
         try:
             found = cls.verify(path, key=key, anchors=anchors, feed=feed)
@@ -301,8 +297,7 @@ class Ledger:
             end = b""
             if entry is not None:
                 said = {**entry.said, "torn": torn.hex()}
-                paid = entry.model_copy(update={"said": said})
-                entry, end = paid.after(found.head, key)
+                entry, end = entry.model_copy(update={"said": said}).after(found.head, key)
             if torn:  # the new end over the old one first, so that a crash still leaves a torn line
                 os.pwrite(descriptor, end, found.length)
                 os.fsync(descriptor)
@@ -321,7 +316,7 @@ class Ledger:
 
     @staticmethod
     def verify(
-        path: str | Path,
+        path: Path,
         *,
         key: bytes | None = None,
         anchors: Iterable[Head] = (),
@@ -336,7 +331,6 @@ class Ledger:
             FileNotFoundError: when there is no ledger.
             LedgerDamaged: as `recover`; a keyed ledger without the key is read, its tags unchecked.
         """
-        path = Path(path)
         acknowledged = Head.read(path)  # before the lines: a running ledger only grows
         wanted = [(anchor, "an anchor") for anchor in anchors]
         if acknowledged is not None:

@@ -172,8 +172,6 @@ _NORMALS: Final[dict[Precision, _Reading]] = {
     "single": (1, _read_normals),
     "summed": (_SUMMANDS, _read_summed_normals),
 }
-_UNIFORMS: Final = (1, _read_uniforms)
-_WORDS: Final = (1, _read_words)
 
 
 # -- the source ---------------------------------------------------------------------------------
@@ -229,7 +227,7 @@ class NoiseSource:
 
     def uniforms(self, shape: tuple[int, ...], **address: Unpack[_Address]) -> Tensor:
         """Uniforms of (0, 1), float64, odd multiples of 2^-53; shapes as ``normals``."""
-        return self._draw(shape, _UNIFORMS, address)
+        return self._draw(shape, (1, _read_uniforms), address)
 
     def laplaces(self, shape: tuple[int, ...], **address: Unpack[_Address]) -> Tensor:
         """Laplace draws of scale 1 (density exp(-|x|) / 2, variance 2), float64; as ``normals``.
@@ -247,7 +245,7 @@ class NoiseSource:
 
     def words(self, count: int, **address: Unpack[_Address]) -> Array:
         """The words of ``count`` uniforms of that address, uint64, shape (count,) or (C, count)."""
-        return self._draw((count,), _WORDS, address).numpy().view(_WORD)
+        return self._draw((count,), (1, _read_words), address).numpy().view(_WORD)
 
     def coins(self, count: int, probability: float | Array, **address: Unpack[_Address]) -> Tensor:
         """Independent coins, bool, shape (count,) or (C, count): True with that probability.

@@ -45,12 +45,6 @@ class _Line:
     served: _Counts
     """How often each client may have been in one."""
 
-    def more(self, cohort: Members, times: int) -> "_Line":
-        """With ``times`` draws of this cohort; negative takes them back."""
-        served = self.served.copy()
-        served[cohort] += times
-        return replace(self, draws=self.draws + times, served=served)
-
 
 class Odometer:
     """Sums up what entries say; see the module."""
@@ -123,7 +117,11 @@ class Odometer:
         return len(self._lines) - 1
 
     def _add(self, line: int, cohort: Members, times: int) -> None:
-        more = self._lines[line].more(cohort, times)
+        """Count ``times`` draws of this cohort under a line; negative takes them back."""
+        was = self._lines[line]
+        served = was.served.copy()
+        served[cohort] += times
+        more = replace(was, draws=was.draws + times, served=served)
         self._lines = (*self._lines[:line], more, *self._lines[line + 1 :])
 
     def _reserve(self, reserves: Reserves) -> None:

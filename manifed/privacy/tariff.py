@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, islice, pairwise
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,6 @@ from manifed.privacy.events import (
     Adversary,
     Frozen,
     PoissonSampled,
-    Release,
     Releases,
     SampledWithoutReplacement,
     Sampling,
@@ -64,15 +63,17 @@ from manifed.privacy.events import (
 Members = NDArray[np.int64]
 
 
-def members(partitions: Iterable[int]) -> Members:
+def members(partitions: Iterable[int], population: int | None = None) -> Members:
     """The distinct members in order.
 
     Raises:
-        ValueError: for a negative one.
+        ValueError: for a negative one, or one outside the population.
     """
     found = np.unique(np.fromiter(partitions, dtype=np.int64))
     if found.size and found[0] < 0:
         raise ValueError(f"Expected clients >= 0 in a cohort, got {found[0]}")
+    if found.size and population is not None and found[-1] >= population:
+        raise ValueError(f"Expected clients < {population}, got {found[-1]}")
     return found
 
 
@@ -128,16 +129,14 @@ _MOST_CLIENTS: Final = 10**8
 """A ledger that claims more is refused before memory is spent on it."""
 
 
-def _named(clients: Any) -> Any:
-    return decode(clients, _MOST_CLIENTS).tolist() if isinstance(clients, str) else clients
-
-
 class ClientReleases(Frozen):
     """What each of ``partitions`` releases in one client update."""
 
     partitions: Annotated[
         tuple[int, ...],
-        BeforeValidator(_named),
+        BeforeValidator(
+            lambda named: decode(named, _MOST_CLIENTS).tolist() if isinstance(named, str) else named
+        ),
         PlainSerializer(lambda clients: encode(members(clients)), when_used="json"),
     ]
     releases: Releases
@@ -382,7 +381,12 @@ def blocks(rounds: Iterable[Mapping[int, Releases]], most: int) -> Iterator[Bloc
         return Block(first, first + len(rows) - 1, each)
 
     for r, released in enumerate(rounds, 1):
-        found = {size: tuple(map(_kind, events)) for size, events in released.items()}
+        found = {  # what must be alike: all but the multiplier, under masks everything
+            size: tuple(
+                e if e.is_masked else e.model_copy(update={"noise_multiplier": 1.0}) for e in events
+            )
+            for size, events in released.items()
+        }
         all_events = [event for events in released.values() for event in events]
         z = np.array([1.0 if event.is_masked else event.noise_multiplier for event in all_events])
         if (
@@ -399,8 +403,3 @@ def blocks(rounds: Iterable[Mapping[int, Releases]], most: int) -> Iterator[Bloc
         first, kinds, rows, low, high = r, found, [z], z, z
     if rows:
         yield block()
-
-
-def _kind(event: Release) -> Release:
-    """What must be the same inside a block: all but the multiplier, under masks everything."""
-    return event if event.is_masked else event.model_copy(update={"noise_multiplier": 1.0})
