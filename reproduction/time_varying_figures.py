@@ -209,16 +209,30 @@ def _draw_rivals(panels: Sequence[Any], found: Curves) -> None:
 
 def _draw_accuracies(panels: Sequence[Any], found: Curves) -> None:
     for task, axes in zip(TASKS, panels, strict=True):
-        for reading, color, dash in zip(network.READINGS, COLORS, cycle(DASHES), strict=False):
-            label = "fixed batch, like [42]" if reading == "fixed" else f"gradients {reading}"
-            accuracy = found[f"{reading}; {task}"]
-            axes.plot(found["iteration"], accuracy, color=color, linestyle=dash, label=label)
-        axes.set_ylim(0, 1)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("iteration")
-        axes.set_ylabel("accuracy of the worst agent")
-        axes.set_title(task)
-        axes.legend(fontsize=8)
+        curves = {
+            "fixed batch, like [42]" if reading == "fixed" else f"gradients {reading}": found[
+                f"{reading}; {task}"
+            ]
+            for reading in network.READINGS
+        }
+        _draw_task(axes, task, found["iteration"], curves, 8)
+
+
+def _draw_task(
+    axes: Any, task: str, iterations: list[float], curves: Curves, fontsize: int
+) -> None:
+    """Accuracies of one task, where they were taken."""
+    for (label, row), color, dash in zip(curves.items(), COLORS, cycle(DASHES), strict=False):
+        accuracy = np.array(row)
+        own = np.isfinite(accuracy)
+        shown = np.array(iterations)[own]
+        axes.plot(shown, accuracy[own], color=color, linestyle=dash, label=label)
+    axes.set_ylim(0, 1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("accuracy of the worst agent")
+    axes.set_title(task)
+    axes.legend(fontsize=fontsize)
 
 
 def _drawn(found: Curves) -> list[str]:
@@ -228,19 +242,9 @@ def _drawn(found: Curves) -> list[str]:
 
 def _draw_classifiers(panels: Sequence[Any], found: Curves) -> None:
     for task, axes in zip(_drawn(found), panels, strict=True):
-        names = [name for name in found if name.endswith(f"; {task}")]
-        for name, color, dash in zip(names, COLORS, cycle(DASHES), strict=False):
-            accuracy = np.array(found[name])
-            own = np.isfinite(accuracy)
-            label = _worded(name.removesuffix(f"; {task}"))
-            shown = np.array(found["iteration"])[own]
-            axes.plot(shown, accuracy[own], color=color, linestyle=dash, label=label)
-        axes.set_ylim(0, 1)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("iteration")
-        axes.set_ylabel("accuracy of the worst agent")
-        axes.set_title(task)
-        axes.legend(fontsize=7)
+        end = f"; {task}"
+        curves = {_worded(n.removesuffix(end)): row for n, row in found.items() if n.endswith(end)}
+        _draw_task(axes, task, found["iteration"], curves, 7)
 
 
 def _scaled(axes: Any, title: str, what: str, scale: str) -> None:
