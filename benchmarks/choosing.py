@@ -134,7 +134,8 @@ def measure(seeds: int, epsilons: tuple[float, ...] = EPSILONS) -> Iterator[Row]
     for problem in PROBLEMS:
         for epsilon in epsilons:
             for name, table, predicted, informed in methods(problem, epsilon):
-                federation, step = table["federation"], table["training"].get("step_size")
+                federation = table["federation"]
+                step = table["training"].get("step_size")
                 gaps = tuple(
                     gap_of(parse({**table, "federation": {**federation, "seed": seed}}))
                     for seed in range(seeds)
@@ -156,11 +157,14 @@ def plot(rows: list[Row], path: Path) -> None:
         names = list(dict.fromkeys(row.method for row in rows))  # one colour a method in both
         for axes, problem in zip(panels, PROBLEMS, strict=True):
             for number, name in enumerate(names):
-                colour, dash = COLORS[number % len(COLORS)], DASHES[number // len(COLORS)]
+                colour = COLORS[number % len(COLORS)]
+                dash = DASHES[number // len(COLORS)]
                 mine = [row for row in rows if (row.problem, row.method) == (problem, name)]
-                x, y = [r.epsilon for r in mine], [r.mean for r in mine]
+                x = [r.epsilon for r in mine]
+                y = [r.mean for r in mine]
                 axes.loglog(x, y, marker="o", linestyle=dash, color=colour, label=name, ms=3.5)
-                low, high = [min(r.gaps) for r in mine], [max(r.gaps) for r in mine]
+                low = [min(r.gaps) for r in mine]
+                high = [max(r.gaps) for r in mine]
                 axes.fill_between(x, low, high, color=colour, alpha=0.1, linewidth=0)
                 axes.loglog(x, [r.predicted for r in mine], ":", color=colour, linewidth=1)
             axes.set_title(f"digits, d = 64, {problem}")

@@ -36,7 +36,9 @@ from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from reproduction.findings import log_slope
 
-TURN, TURNS, MOST = 0.02, 15, 20.0
+TURN = 0.02
+TURNS = 15
+MOST = 20.0
 """Seconds of a turn, turns of each rival, and the seconds after which a slow one stops."""
 CLIENTS = (10, 100, 1000)
 GROWTH: tuple[tuple[str, str, tuple[int, ...]], ...] = (
@@ -60,7 +62,8 @@ MEMORY: tuple[tuple[str, int, int], ...] = (
 def stepper(config: Experiment, folder: Path) -> Callable[[], None]:
     """A function that runs the next round, ledger included."""
     folder.mkdir()
-    plan, promise = plan_of(config), promise_of(config.setting, load_shards(config).sizes)
+    plan = plan_of(config)
+    promise = promise_of(config.setting, load_shards(config).sizes)
     held = ExitStack()  # closes the ledger with the function that holds it
     ledger = opened(folder / "ledger.jsonl", promise, header={}, last_round=1_000_000)
     account = held.enter_context(ledger)
@@ -184,8 +187,10 @@ def grow(given: tuple[str, int, int]) -> dict[str, float]:
     """`memory_of_a_round`, in this process."""
     case, clients, budget_mb = given
     config = parse(CASES[case](clients, 1000) | {"engine": {"execution": "cohort"}})
-    header, phase = Header("", 1, 0, "train", -1), config.training.phases[0]
-    side, down = client_side(config), Point(initial_point(config))
+    header = Header("", 1, 0, "train", -1)
+    phase = config.training.phases[0]
+    side = client_side(config)
+    down = Point(initial_point(config))
     many = StackTransport(side, at_once=None, memory_budget_mb=budget_mb)
     one = StackTransport(side, at_once=None, memory_budget_mb=budget_mb)
     one.exchange(Asked(header, phase, down, (0,), {}))  # libraries load
@@ -233,7 +238,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for engines.md")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    page, found = Page(), {}
+    page = Page()
+    found = {}
     page.say(f"# What a round costs\n\n{circumstances()} Wall time.\n")
     if "times" in given.only:
         found |= times(page, with_ray=given.ray)

@@ -25,7 +25,9 @@ def compare_engines(
     config: str, overrides: Sequence[str], engines: Sequence[str] = ENGINES
 ) -> dict[str, Any]:
     """Largest entrywise difference between costs and final models, and seconds per engine."""
-    models, costs, seconds = [], [], {}
+    models = []
+    costs = []
+    seconds = {}
     evaluation = load(find(config), list(overrides)).evaluation
     is_evaluated = evaluation.kind == "oracle" and evaluation.is_enabled
     oracle = ("evaluation.is_simulated_oracle=true",) if is_evaluated else ()

@@ -73,11 +73,14 @@ def append(path: Path, clients: int, rounds: int) -> dict[str, float]:
     """Milliseconds, bytes and resident bytes of an append."""
     promise = Promise(Tariff((terms_of(clients),)), rounds)
     account = Account(promise, Ledger.create(path, {}))
-    drawn, seconds = cohorts(clients, rounds + 10), []
-    before, last = 0, 0
+    drawn = cohorts(clients, rounds + 10)
+    seconds = []
+    before = 0
+    last = 0
     for server_round in range(1, rounds + 11):
         if server_round == 11:  # the first ten pay for imports and for the terms
-            before, last = resident_bytes(), path.stat().st_size
+            before = resident_bytes()
+            last = path.stat().st_size
         begun = time.perf_counter()
         account.charge(server_round, 0, drawn[server_round - 1])
         seconds.append(time.perf_counter() - begun)

@@ -81,14 +81,17 @@ class Watch:
 
     def over(self, job: Job, transport: StackTransport) -> Iterator[RoundReport]:
         """The rounds of a job."""
-        begun, spent = time.process_time(), self._spent
+        begun = time.process_time()
+        spent = self._spent
         for report in rounds_over(transport)(job):
             yield report  # the run writes down what came, and comes back
-            now, at = time.process_time(), report.server_round - 1
+            now = time.process_time()
+            at = report.server_round - 1
             self.total[at], self.gradients[at] = now - begun, self._spent - spent
             if at % 100 == 0:
                 self.memory[at] = resident_mib()
-            begun, spent = now, self._spent
+            begun = now
+            spent = self._spent
 
 
 def config_of(name: str, rounds: int, folder: Path) -> Experiment:
@@ -103,13 +106,15 @@ def config_of(name: str, rounds: int, folder: Path) -> Experiment:
 
 def measured(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     """One row of the table."""
-    config, watch = config_of(name, rounds, folder / "run"), Watch(rounds)
+    config = config_of(name, rounds, folder / "run")
+    watch = Watch(rounds)
     watch.counts_gradients()
     begun = time.perf_counter()
     side = client_side(config)
     transport = StackTransport(side, at_once=None, memory_budget_mb=512)
     made = run(config, lambda job: watch.over(job, transport))
-    tenth, beyond = max(1, rounds // 10), 1e3 * (watch.total - watch.gradients)
+    tenth = max(1, rounds // 10)
+    beyond = 1e3 * (watch.total - watch.gradients)
     truth = np.full(6, 0.5)
     x = made.load_tensors("model")["x"].numpy()
     size = made.ledger_path.stat().st_size
@@ -138,11 +143,15 @@ def _ends(values: np.ndarray, tenth: int) -> list[float]:
 
 def _late_bytes(path: Path, after: int) -> float:
     """Bytes a round of the lines that reserve rounds after ``after``."""
-    total, last, first = 0, 0, 0
+    total = 0
+    last = 0
+    first = 0
     for line in path.read_bytes().splitlines(keepends=True):
         rounds = json.loads(line).get("body", {}).get("rounds")
         if rounds is not None and rounds[0] > after:
-            total, last, first = total + len(line), rounds[1], first or rounds[0]
+            total = total + len(line)
+            last = rounds[1]
+            first = first or rounds[0]
     return total / (last - first + 1) if first else float("nan")
 
 

@@ -64,7 +64,8 @@ def parts_of(way: str, epsilon: float, clip: float) -> dict[str, Any]:
 
 def gap(place: str, way: str, epsilon: float, seed: int, rounds: int) -> float:
     """Cost of the last model over that of the best."""
-    parts, ways = PLACES[place], parts_of(way, epsilon, PLACES[place].get("clip", 1.0))
+    parts = PLACES[place]
+    ways = parts_of(way, epsilon, PLACES[place].get("clip", 1.0))
     steps = {"minibatch": {"kind": "full"}, **parts["training"]}
     if ways["training"]["kind"] == "rsgd":
         steps["maps"] = parts.get("maps", "exact")
@@ -80,7 +81,8 @@ def gap(place: str, way: str, epsilon: float, seed: int, rounds: int) -> float:
     )
     (plan, made), shards = rounds_of(config), load_shards(config).examples
     *_, last = made
-    problem, even = config.problem.build(), torch.ones(NODES, dtype=torch.float64)
+    problem = config.problem.build()
+    even = torch.ones(NODES, dtype=torch.float64)
     x = plan.server_update.model(last.state, plan.manifold)
     return float(problem.objective(x, shards, even)) - problem.optimum(shards, even).value
 
@@ -90,7 +92,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--out", type=Path, help="folder whose masked_mean.md to write")
-    given, page = parser.parse_args(), Page()
+    given = parser.parse_args()
+    page = Page()
     torch.set_num_threads(1)
     page.say(f"# The masked mean on manifolds\n\n{circumstances()}\n")
     rows = []

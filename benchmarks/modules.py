@@ -45,7 +45,10 @@ from manifed.problems.module_problem import ModuleProblem, made
 from manifed.runs.fit import federate
 from manifed.torch import examples_of
 
-BATCH, CLIP, NOISE, DELTA = 256, 1.0, 1.0, 1e-4
+BATCH = 256
+CLIP = 1.0
+NOISE = 1.0
+DELTA = 1e-4
 TYPES = {"float32": torch.float32, "float64": torch.float64}
 Work = Callable[[], object]
 Pairs = tuple[Tensor, Tensor]
@@ -95,14 +98,16 @@ def mnist(folder: Path) -> Pairs:
 # -- one step --------------------------------------------------------------------------------
 def ours(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int) -> Work:
     """Steps of a client update: draw, clip, noise, move."""
-    problem, examples = ModuleProblem(model, dtype=dtype), examples_of(data, "data")
+    problem = ModuleProblem(model, dtype=dtype)
+    examples = examples_of(data, "data")
     problem.point_shape(examples)
     training = RSGD(
         step_size=0.1, local_steps=steps, minibatch=Poisson(batch_size=BATCH), maps="retraction"
     )
     mechanism = ExampleMechanism(l2_norm_clip=CLIP, noise=Noise(multiplier=NOISE))
     queries = [training.queries(mechanism, len(examples))]
-    source, rounds = NoiseSource.from_seed(5), itertools.count(1)
+    source = NoiseSource.from_seed(5)
+    rounds = itertools.count(1)
 
     def run() -> None:
         draws = Draws(source, 0, next(rounds))
@@ -120,7 +125,8 @@ def opacus(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int, *, bar
         torch.optim.SGD(module.parameters(), lr=0.1),
         noise_multiplier=NOISE, max_grad_norm=CLIP, expected_batch_size=BATCH,
     )  # fmt: skip
-    feature, label = data[0].to(dtype), data[1]
+    feature = data[0].to(dtype)
+    label = data[1]
     loader = importlib.import_module("opacus.data_loader").DPDataLoader(
         torch.utils.data.TensorDataset(feature, label), sample_rate=BATCH / len(label)
     )
@@ -139,9 +145,11 @@ def opacus(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int, *, bar
 
 def plain(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int) -> Work:
     """Without privacy: draws a batch, and moves."""
-    module, loss = copy.deepcopy(model).to(dtype), nn.CrossEntropyLoss()
+    module = copy.deepcopy(model).to(dtype)
+    loss = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    feature, label = data[0].to(dtype), data[1]
+    feature = data[0].to(dtype)
+    label = data[1]
     generator = torch.Generator().manual_seed(0)
 
     def run() -> None:
@@ -202,7 +210,8 @@ def their_accuracy(
 ) -> float:
     """Of Opacus' engine with its own calibration."""
     engine = importlib.import_module("opacus").PrivacyEngine()
-    feature, label = train[0].float(), train[1]
+    feature = train[0].float()
+    label = train[1]
     dataset = torch.utils.data.TensorDataset(feature, label)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # noqa: TID251  # Opacus draws from no other generator
@@ -227,7 +236,8 @@ def accuracies(
     factory: Callable[[], nn.Module], data: Pairs, train: int, epochs: int, seeds: int, rate: float
 ) -> dict[str, Any]:
     """Both, from the same starts."""
-    first, rest = (data[0][:train], data[1][:train]), (data[0][train:], data[1][train:])
+    first = (data[0][:train], data[1][:train])
+    rest = (data[0][train:], data[1][train:])
     found = {"ours": [], "opacus": []}
     for seed in range(seeds):
         model = made(factory, seed)
@@ -282,7 +292,8 @@ def time_table(times: Mapping[str, Mapping[str, float]]) -> str:
     ]
     for network, found in times.items():
         for name in TYPES:
-            mine, bare = found[f"ours {name}"], found[f"torch {name}"]
+            mine = found[f"ours {name}"]
+            bare = found[f"torch {name}"]
             theirs = [found.get(f"{who} {name}", float("nan")) for who in ("opacus", "opacus bare")]
             numbers = (mine, *theirs, bare, mine / theirs[0], mine / bare)
             cells = [f"{number:.3g}" if number < 10 else f"{number:.1f}" for number in numbers]
@@ -324,7 +335,8 @@ def main() -> None:
         "CNN, digits": (cnn, small, 1280, 20, given.seeds, 10, 1.0),
     }
     if given.data is not None and (Path(given.data) / "mnist").is_dir():
-        large, few = mnist(Path(given.data)), max(1, given.seeds // 3)
+        large = mnist(Path(given.data))
+        few = max(1, given.seeds // 3)
         cases |= {
             "MLP 784-128-10, MNIST": (lambda: mlp(784, 128), large, 8192, 3, few, 3, 0.5),
             "CNN, MNIST": (tutorial_cnn, large, 8192, 3, few, 3, 0.5),
@@ -339,7 +351,8 @@ def main() -> None:
     }
     cohort = cohort_times(100, given.runs)
     version = importlib.import_module("opacus").__version__ if has_opacus() else "not installed"
-    stacked, messages = cohort["stacked"], cohort["messages"]
+    stacked = cohort["stacked"]
+    messages = cohort["messages"]
     page = f"""# Torch modules
 
 `python benchmarks/modules.py --out benchmarks/results`

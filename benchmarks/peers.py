@@ -31,7 +31,9 @@ from manifed.problems.frechet import FrechetMean
 from manifed.problems.synthetic import lognormal_spd
 
 PEERS = ("geoopt", "pymanopt", "geomstats", "pyriemann")
-BATCHES, MATRICES, TOLERANCE = (1, 32), 100, 1e-8
+BATCHES = (1, 32)
+MATRICES = 100
+TOLERANCE = 1e-8
 Work = Callable[[], object]
 
 
@@ -83,7 +85,9 @@ def mean_seconds(size: int) -> dict[str, float]:
     """
     theirs = importlib.import_module("pyriemann.geometry.mean").mean_riemann
     z = torch.tensor(lognormal_spd(MATRICES, size, np.random.default_rng(size), condition=20.0))
-    shards, problem, array = [Examples({"z": z}, {"z": 2})], FrechetMean(), z.numpy()
+    shards = [Examples({"z": z}, {"z": 2})]
+    problem = FrechetMean()
+    array = z.numpy()
     runs = {
         "ours": lambda: problem.optimum(shards).x,
         "pyriemann": lambda: theirs(array, tol=TOLERANCE),

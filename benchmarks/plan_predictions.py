@@ -198,7 +198,8 @@ def _firsts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _summary(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     found = []
     for first in _firsts(rows):
-        title, epsilon = first["case"], first["epsilon"]
+        title = first["case"]
+        epsilon = first["epsilon"]
         mine = [row for row in rows if (row["case"], row["epsilon"]) == (title, epsilon)]
         best = f"{first['method']}: {_shown(ratio_of(first))}"
         found.append([title, f"{epsilon:g}", best, within(mine)])

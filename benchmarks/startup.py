@@ -22,7 +22,9 @@ from pathlib import Path
 from benchmarks.common.stopwatch import circumstances, table
 
 ROOT = Path(__file__).resolve().parents[1]
-TORCH, STATEMENT, HELP = "import torch", "statement", "--help"
+TORCH = "import torch"
+STATEMENT = "statement"
+HELP = "--help"
 LAST = {TORCH: "there", STATEMENT: "seconds: ", HELP: ""}
 """How the line begins that is waited for; nothing: the end."""
 
@@ -46,7 +48,8 @@ def measure(kind: str, folder: Path) -> tuple[float, float]:
     """Wall and processor seconds until the line is there."""
     began = time.perf_counter()
     command = [sys.executable, "-W", "ignore", *words_of(kind, folder)]
-    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    pipe = subprocess.PIPE
+    null = subprocess.DEVNULL
     with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=null, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -76,7 +79,8 @@ def main() -> None:
                 seconds = measure(kind, Path(root) / str(number))
                 if number:  # the first reads the files from the disk
                     found[kind].append(seconds)
-    rows, flat = [], {}
+    rows = []
+    flat = {}
     for kind, pairs in found.items():
         wall, processor = ([pair[i] for pair in pairs] for i in (0, 1))
         flat[kind] = {"wall": statistics.median(wall), "processor": statistics.median(processor)}

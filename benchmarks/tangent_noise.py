@@ -88,7 +88,8 @@ def draw(
 
 def isometry(case: Case, *lead: int) -> Callable[[], object]:
     """Normals through ``from_coords`` at ``lead`` points."""
-    m, generator = case.manifold, torch.Generator().manual_seed(1)
+    m = case.manifold
+    generator = torch.Generator().manual_seed(1)
     x = m.random(*lead, *case.shape, generator=generator)
     size = (*lead, *m.coords_shape(case.shape))
     return lambda: m.from_coords(x, torch.randn(size, generator=generator, dtype=torch.float64))
@@ -96,7 +97,8 @@ def isometry(case: Case, *lead: int) -> Callable[[], object]:
 
 def floor(case: Case, *lead: int) -> Callable[[], object]:
     """As many normals as ``lead`` stored points have entries."""
-    generator, size = torch.Generator().manual_seed(1), (*lead, *case.shape)
+    generator = torch.Generator().manual_seed(1)
+    size = (*lead, *case.shape)
     return lambda: torch.randn(size, generator=generator, dtype=torch.float64)
 
 
@@ -152,7 +154,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="only dimensions below 600")
     arguments = parser.parse_args()
     print(prepare("Cost of one draw of the tangent Gaussian"))
-    rows, result = [], {}
+    rows = []
+    result = {}
     for case in CASES:
         if arguments.quick and case.manifold.dim(case.shape) > 600:
             continue

@@ -15,12 +15,11 @@ import stat
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
-_PRIVATE_FILE: Final = 0o600
-_PRIVATE_FOLDER: Final = 0o700
-_OTHERS_WRITE: Final = 0o022
-_DRAFT: Final = re.compile(r"\..*\.draft|.*\.jsonl(\.head|\.torn)?\.new-\d+")
+_PRIVATE_FILE = 0o600
+_PRIVATE_FOLDER = 0o700
+_OTHERS_WRITE = 0o022
+_DRAFT = re.compile(r"\..*\.draft|.*\.jsonl(\.head|\.torn)?\.new-\d+")
 """What a draft is called; the second way is that of ledgers by earlier versions."""
 
 
@@ -72,7 +71,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def create_atomically(path: Path, content: bytes) -> None:
@@ -88,7 +87,7 @@ def create_atomically(path: Path, content: bytes) -> None:
         os.link(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def append_durably(descriptor: int, data: bytes) -> None:
@@ -120,13 +119,8 @@ def append_line(path: Path, line: bytes) -> None:
 
 def sync_file(path: Path) -> None:
     """Make what was appended to ``path``, and its name, survive a power cut."""
-    _sync(path)
-    _sync(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the entries of ``folder`` (new names, renames) survive a power cut."""
-    _sync(folder)
+    sync(path)
+    sync(path.parent)
 
 
 @contextmanager
@@ -158,7 +152,8 @@ def _write_draft(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file, or the entries of a folder (new names, renames), survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from manifed.errors import ConfigError
 from manifed.federation.client import releases_in
@@ -263,11 +263,11 @@ def _may_reserve(setting: Setting) -> bool:
     return (federation.reserve_rounds or 1) > 1 and least >= 1
 
 
-_FLOATING_POINT: Final = {
+_FLOATING_POINT = {
     "single": "float64 normals, one a draw",
     "summed": "float64 normals, four summed a draw",
 }
-_RELEASED: Final = {
+_RELEASED = {
     "example-level": "every upload (to the server) and every broadcast model",
     "client-level": "every broadcast model; the server sees uploads in clear and is trusted",
     "correlated": "every message of every node (to the server, who carries them) and every model",
@@ -303,7 +303,7 @@ def plan(
         remembers_setup=training.remembers_setup,
         cohort=federation.cohort,
         policy=federation.replies,
-        source=source or setting.seeded_source or setting.fresh_source(),
+        source=source or setting.client_source(),
         client_source=setting.client_source,
         num_examples=sizes,
         config_sha256=config_sha256 or digest(setting, client),
@@ -435,7 +435,7 @@ def _claim(setting: Setting) -> "Claim | None":
 
 
 # -- the budget ------------------------------------------------------------------------------
-_REMEDY: Final = "privacy.max_epsilon may allow more"
+_REMEDY = "privacy.max_epsilon may allow more"
 
 
 def _target_of(setting: Setting) -> Budget | None:

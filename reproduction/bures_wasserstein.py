@@ -45,7 +45,8 @@ class SPDBuresWasserstein(SPDSet):
 
     def _distance(self, x: Tensor, y: Tensor) -> Tensor:
         """|Lx - Ly O|_F with O the polar factor of Ly^T Lx."""
-        factor_x, factor_y = torch.linalg.cholesky(x), torch.linalg.cholesky(y)
+        factor_x = torch.linalg.cholesky(x)
+        factor_y = torch.linalg.cholesky(y)
         gap = factor_x - factor_y @ polar(factor_y.mT @ factor_x)
         return torch.linalg.matrix_norm(gap, keepdim=True)
 

@@ -169,7 +169,8 @@ def assumption_5(schedules: TimeVarying, of: ProblemConstants | None = None) -> 
 
 def theorem_4(schedules: TimeVarying, strong_convexity: float = 1.0) -> Check:
     """The rate of Algorithm 1."""
-    e, mu = Exponents.of(schedules), _exact(strong_convexity)
+    e = Exponents.of(schedules)
+    mu = _exact(strong_convexity)
     rate = min(3 * e.beta - 2 * e.alpha - 2 * e.eta, e.alpha - e.beta)
     if e.alpha == 1:
         rate = min(e.a1 * mu - 1 + e.beta, 3 * e.beta - 2 * e.eta - 2, 1 - e.beta)
@@ -182,7 +183,8 @@ def theorem_4(schedules: TimeVarying, strong_convexity: float = 1.0) -> Check:
 
 def theorem_7(schedules: TimeVarying, strong_convexity: float = 1.0) -> Check:
     """The rate of Algorithm 2."""
-    e, mu = Exponents.of(schedules), _exact(strong_convexity)
+    e = Exponents.of(schedules)
+    mu = _exact(strong_convexity)
     rate = min(e.beta - 2 * e.eta, e.alpha - e.beta - 2 * e.eta)
     if e.alpha == 1:
         rate = min(e.a1 * mu - 1 + e.beta, e.beta - 2 * e.eta, 1 - e.beta - 2 * e.eta)
@@ -195,7 +197,8 @@ def theorem_7(schedules: TimeVarying, strong_convexity: float = 1.0) -> Check:
 
 def corollary_1(schedules: TimeVarying) -> Check:
     """Algorithm 1 converges in mean square at a finite total epsilon."""
-    e, rate = Exponents.of(schedules), theorem_4(schedules)
+    e = Exponents.of(schedules)
+    rate = theorem_4(schedules)
     finite = _more("alpha + gamma - beta + eta > 1", e.alpha + e.gamma - e.beta + e.eta)
     return Check("Corollary 1", "Algorithm 1: convergence and finite epsilon",
                  (_is_a_step(e), finite, *rate.conditions), rate.rate, e.shown())  # fmt: skip
@@ -296,8 +299,11 @@ def _ratio(schedules: TimeVarying, of: ProblemConstants | None) -> tuple[Conditi
     """The bound of sup alpha_k / beta_k, met at k = 0 where the ratio does not grow."""
     if of is None:
         return ()
-    a, b = schedules.step_size(0), schedules.mixing(0)
-    gap, mu, square = 1 - of.second_singular_value, of.strong_convexity, of.smoothness**2
+    a = schedules.step_size(0)
+    b = schedules.mixing(0)
+    gap = 1 - of.second_singular_value
+    mu = of.strong_convexity
+    square = of.smoothness**2
     below = 16 * (6 * square * a + of.num_nodes * gap * mu * b) * (b + 1) * square
     most = min(2 * gap / (3 * mu), gap**2 * mu**2 * b / below)
     text = "sup alpha_k / beta_k <= min(2 (1 - sigma_2) / (3 mu), ...)"

@@ -18,8 +18,11 @@ from manifed.runs.report import COLORS, STYLE
 from reproduction.decor_prices import paper_slope, paper_total, public_code_epsilon
 from reproduction.pictures import plain_ticks, save
 
-RING, ROUNDS, DELTA = Ring().build(16), 1000, 1e-5
-BATCH, EXAMPLES = 64, 3750
+RING = Ring().build(16)
+ROUNDS = 1000
+DELTA = 1e-5
+BATCH = 64
+EXAMPLES = 3750
 """Of Figure 3: b and m = 60 000 / 16."""
 OWN_3 = 0.005
 """sigma_cdp of Figure 3, 5 C / 1000."""
@@ -61,7 +64,8 @@ def example_level(sigma_cor: float) -> dict[str, float]:
     Each for Poisson batches of 64 of 3750, add-or-remove.
     """
     found = worst(RING, Correlated(OWN_3, sigma_cor), 0)
-    rate, clip = BATCH / EXAMPLES, 1 / BATCH
+    rate = BATCH / EXAMPLES
+    clip = 1 / BATCH
     return {
         "as printed: one step": public_code_epsilon(2 * clip**2 * found.precision, rate),
         "1000 rounds at delta 1e-5": Rounds(ROUNDS, clip, rate).epsilon(found, DELTA),

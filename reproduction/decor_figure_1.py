@@ -55,7 +55,8 @@ PANELS: Mapping[str, Panel] = {
 
 def noise_of(config: Experiment, curve: str, epsilon: float) -> tuple[float, float]:
     """Own and mask deviations with which a curve meets (epsilon, 1e-5) against adversary I."""
-    privacy, rounds = config.privacy, config.federation.num_rounds
+    privacy = config.privacy
+    rounds = config.federation.num_rounds
     assert isinstance(privacy, CorrelatedNoise)
     assert isinstance(config.training, Decor)
     if privacy.unit == "client":

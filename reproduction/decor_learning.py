@@ -101,7 +101,8 @@ def train(methods: Sequence[Method], graphs: dict[str, Graph], task: Task, seed:
 
     clips = column([m.clip for m in chosen])
     steps = column([m.step_size for m in chosen])
-    cdp, sigma_cor = column([m.sigma_cdp for m in chosen]), column([m.sigma_cor for m in chosen])
+    cdp = column([m.sigma_cdp for m in chosen])
+    sigma_cor = column([m.sigma_cor for m in chosen])
     weights = {
         name: metropolis_hastings(graph).toarray().astype(kind) for name, graph in graphs.items()
     }
@@ -184,7 +185,9 @@ class Network:
 
     def start(self, rng: np.random.Generator) -> Array:
         """As torch.nn.Linear starts."""
-        p, h, k = self.inputs.shape[-1], self.hidden, self.classes
+        p = self.inputs.shape[-1]
+        h = self.hidden
+        k = self.classes
         first = rng.uniform(-1, 1, h * (p + 1)) / np.sqrt(p)
         last = rng.uniform(-1, 1, k * (h + 1)) / np.sqrt(h)
         return np.concatenate([first, last]).astype(self.inputs.dtype)
@@ -195,7 +198,9 @@ class Network:
 
     def parts(self, x: Array) -> tuple[Array, Array, Array, Array]:
         """W_1 (..., h, p), b_1, W_2 (..., k, h), b_2."""
-        p, h, k = self.inputs.shape[-1], self.hidden, self.classes
+        p = self.inputs.shape[-1]
+        h = self.hidden
+        k = self.classes
         cuts = np.cumsum([h * p, h, k * h])
         w1, b1, w2, b2 = np.split(x, cuts, axis=-1)
         lead = x.shape[:-1]
@@ -207,7 +212,8 @@ class Network:
         drawn = [np.flatnonzero(rng.random(m) < self.batch / m) for _ in range(n)]
         size = max(1, *(len(pick) for pick in drawn))
         z = np.zeros((n, size, self.inputs.shape[2]), dtype=self.inputs.dtype)
-        label, is_there = np.zeros((n, size), dtype=np.int64), np.zeros((n, size), dtype=z.dtype)
+        label = np.zeros((n, size), dtype=np.int64)
+        is_there = np.zeros((n, size), dtype=z.dtype)
         for i, pick in enumerate(drawn):
             z[i, : len(pick)], label[i, : len(pick)] = self.inputs[i, pick], self.labels[i, pick]
             is_there[i, : len(pick)] = 1

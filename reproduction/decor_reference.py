@@ -67,8 +67,11 @@ def run(
     So methods with one seed share their own noise, whatever their graph (common random numbers).
     """
     own_rng, mask_rng = (np.random.default_rng([seed, purpose]) for purpose in (1, 2))
-    incidence, weights = setting.graph.incidence.T.copy(), setting.mixing
-    lead, d, x = start.shape[:-2], start.shape[-1], start
+    incidence = setting.graph.incidence.T.copy()
+    weights = setting.mixing
+    lead = start.shape[:-2]
+    d = start.shape[-1]
+    x = start
     for t in range(setting.rounds):
         own = setting.sigma_cdp * own_rng.standard_normal(start.shape)
         masks = 0.0

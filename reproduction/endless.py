@@ -66,11 +66,13 @@ class Releases(series.Releases):
         Raises:
             ValueError: unless 0 <= rounds <= 10^7.
         """
-        high, low = self.spent(rounds), self.spent(rounds, -1)
+        high = self.spent(rounds)
+        low = self.spent(rounds, -1)
         last, last_low = (
             float(self.sensitivities(rounds, s)[-1]) if rounds else 0.0 for s in (1, -1)
         )
-        tail, tail_low = math.inf, 0.0
+        tail = math.inf
+        tail_low = 0.0
         if with_tail and self.num_examples is None:
             tail = self._tail(rounds, last)
             tail_low = min(self._tail_low(rounds, last_low), tail)
@@ -93,14 +95,16 @@ class Releases(series.Releases):
             return 0.0
         if self.algorithm == "gradient":
             return float(self.costs(rounds).max())
-        s, k = self.schedules, np.arange(rounds, dtype=np.float64)
+        s = self.schedules
+        k = np.arange(rounds, dtype=np.float64)
         power, share = (1, 1.0) if self.noise == "laplace" else (2, 0.5)
         up = 1 + ROUNDING
         with np.errstate(over="ignore", under="ignore"):
             fresh = self.sensitivity * s.step_size.values(k) / self.sizes(k) * up
             shown = s.noise_scale.values(k + 1) ** -power * up
         kept = 1.0 - s.mixing.values(k) + self.lipschitz * s.step_size.values(k) + ROUNDING
-        after, worst = 0.0, 0.0
+        after = 0.0
+        worst = 0.0
         for i in range(
             rounds - 1, -1, -1
         ):  # what a unit in the state of k = i + 1 costs from there
@@ -143,7 +147,8 @@ class Releases(series.Releases):
 
     def _gradient_tail(self, rounds: int) -> float:
         s = self.schedules
-        size, noise = _Law.of(s.sample_size), _Law.of(s.noise_scale)
+        size = _Law.of(s.sample_size)
+        noise = _Law.of(s.noise_scale)
         if isinstance(s.sample_size, Geometric) or isinstance(s.noise_scale, Geometric):
             ratio = _falls(s.sample_size, rounds) * _falls(s.noise_scale, rounds)
             first = self.sensitivity / (s.sample_size(rounds) * s.noise_scale(rounds))
@@ -151,7 +156,8 @@ class Releases(series.Releases):
         if size is None or noise is None:
             return math.inf
         shared = min(size.offset, noise.offset)
-        size, noise = size.moved(shared, rounds, -1), noise.moved(shared, rounds, -1)
+        size = size.moved(shared, rounds, -1)
+        noise = noise.moved(shared, rounds, -1)
         scale = self.sensitivity / (size.scale * noise.scale * (1 - WHOLE_SLACK))
         return self._integral(scale, size.exponent + noise.exponent, rounds - 0.5 + shared)
 
@@ -180,8 +186,10 @@ class Releases(series.Releases):
         With side 1 for an upper bound of the costs, which wants small sizes and little noise.
         """
         s = self.schedules
-        step, mixing = _Law.of(s.step_size), _Law.of(s.mixing)
-        size, noise = _Law.of(s.sample_size), _Law.of(s.noise_scale)
+        step = _Law.of(s.step_size)
+        mixing = _Law.of(s.mixing)
+        size = _Law.of(s.sample_size)
+        noise = _Law.of(s.noise_scale)
         if step is None or mixing is None or size is None or noise is None:
             return None
         at = mixing.offset
@@ -203,7 +211,8 @@ class Releases(series.Releases):
             return math.inf
         step, mixing, size, noise = laws
         x = rounds + mixing.offset
-        alpha, beta = -step.exponent, -mixing.exponent
+        alpha = -step.exponent
+        beta = -mixing.exponent
         p = alpha + size.exponent - beta
         c = self.sensitivity * step.scale / (size.scale * (1 - WHOLE_SLACK))
         grown = self.lipschitz * step.scale
@@ -238,17 +247,21 @@ class Releases(series.Releases):
         if size.exponent < 0 or rest <= 0:
             return 0.0
         if self.algorithm == "gradient":
-            power, scale, start = size.exponent, self.sensitivity * rest / size.scale, x
+            power = size.exponent
+            scale = self.sensitivity * rest / size.scale
+            start = x
         else:
             power = -step.exponent + size.exponent + mixing.exponent
             fresh = self.sensitivity * step.scale * rest / (size.scale * mixing.scale)
-            scale, start = min(last * x**power, fresh), x + 1
+            scale = min(last * x**power, fresh)
+            start = x + 1
             if power < 0 or x < (power + 1) / 2:
                 return 0.0
         scale = scale * (1 - WHOLE_SLACK) / noise.scale
         power += noise.exponent
         if self.noise == "gaussian":
-            scale, power = scale * scale / 2, 2 * power
+            scale = scale * scale / 2
+            power = 2 * power
         if scale <= 0 or power <= 0:
             return 0.0
         return math.inf if power <= 1 else scale * start ** (1 - power) / (power - 1)
@@ -293,7 +306,8 @@ def printed_epsilon(releases: series.Releases, rounds: int) -> float:
     no bound of anything.
     """
     whole = releases.model_copy(update={"lipschitz": 0.0, "noise": "laplace"})
-    s, k = whole.schedules, np.arange(rounds, dtype=np.float64)
+    s = whole.schedules
+    k = np.arange(rounds, dtype=np.float64)
     if whole.algorithm == "gradient":  # Theorem 5 as printed: k = 1..rounds
         return whole.spent(rounds + 1) - whole.sensitivity / (s.size(0) * s.noise_scale(0))
     fresh = whole.sensitivity * s.step_size.values(k) / s.sizes(k)
@@ -309,7 +323,8 @@ def printed_sum(releases: Releases, rounds: int) -> Sum:
         found = whole.series(rounds + 1)
         return replace(found, terms=rounds, partial=own, partial_low=found.partial_low
                        - (found.partial - own))  # fmt: skip
-    found, rest = whole.series(rounds), _left_out_behind(whole, rounds)
+    found = whole.series(rounds)
+    rest = _left_out_behind(whole, rounds)
     low = found.partial_low - (found.partial - own)
     return Sum(rounds, own, low, found.tail - rest, found.tail_low - rest)
 

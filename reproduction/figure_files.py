@@ -125,7 +125,8 @@ class FigureOf:
 
     def table(self, curve: str) -> Table:
         """The raw config of one curve, to be parsed."""
-        file, choices = self.file, self.choices[curve]
+        file = self.file
+        choices = self.choices[curve]
         below = file.base or {}
         if isinstance(below, str):
             below = tomllib.loads((self.path.parent / below).read_text(encoding="utf-8"))

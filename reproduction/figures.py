@@ -31,7 +31,8 @@ DOWNLOADED = frozenset(
     {"mnist", "a9a", *(f"reproduction.mammals:Wordnet{name}" for name in ("Mammals", "Embedding"))}
 )
 """Kinds of data of the figures that no library ships: they are looked for in the data folder."""
-QUICK, SHORT = 5, 50
+QUICK = 5
+SHORT = 50
 """Rounds of a quick look, and the most local steps in one."""
 
 
@@ -111,7 +112,8 @@ def runs_wanted(figure: FigureOf, asked: Asked) -> list[FigureRun]:
     Raises:
         ConfigError: a pattern or an override that fits no curve, or a folder of another run.
     """
-    file, of = figure.file, figure
+    file = figure.file
+    of = figure
     if file.runs_of is not None:
         of = figure_named(file.runs_of)
     home = asked.out / "quick" if asked.is_quick else asked.out
@@ -189,7 +191,8 @@ def reproduce(
             sys.stderr.write(f"left out: {curve}: {why}\n")
     runs = {run.directory: run for several in wanted.values() for run in several}
     waiting = [run for run in runs.values() if not run.is_finished]
-    kept, failed = len(runs) - len(waiting), []
+    kept = len(runs) - len(waiting)
+    failed = []
     if waiting:
         sys.stderr.write(
             f"{len(waiting)} runs, {jobs} beside each other; {kept} are here already\n"
@@ -197,12 +200,14 @@ def reproduce(
     with ProcessPoolExecutor(jobs, mp_context=get_context("forkserver")) as pool:
         playing = {pool.submit(run.play): run for run in waiting}
         for k, done in enumerate(as_completed(playing), start=1):
-            error, name = done.result(), playing[done].directory.name
+            error = done.result()
+            name = playing[done].directory.name
             sys.stderr.write(f"{k}/{len(waiting)} {name}: {error or 'done'}\n")
             failed += [name] if error else []
     drawn = {}
     for figure in figures:
-        file, home = figure.file, asked.out / ("quick" if asked.is_quick else "") / figure.figure
+        file = figure.file
+        home = asked.out / ("quick" if asked.is_quick else "") / figure.figure
         if figure.figure not in left_out[figure.figure]:
             drawn[figure.figure] = _draw(
                 figure, wanted[figure.figure], home, is_quick=asked.is_quick
@@ -219,7 +224,8 @@ def _draw(
     figure: FigureOf, runs: Sequence[FigureRun], folder: Path, *, is_quick: bool
 ) -> list[Path]:
     """The picture of a figure, from the runs of it that are finished."""
-    file, name = figure.file, figure.figure
+    file = figure.file
+    name = figure.figure
     if file.drawing == "computed":
         makers = (decor_curves, time_varying_figures)
         (maker,) = (one for one in makers if name in one.FIGURES)

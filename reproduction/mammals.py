@@ -174,7 +174,8 @@ def wordnet_mammals(data_dir: Path | None) -> tuple[list[str], NDArray[np.int64]
         child, ancestor, *_ = [*line.split("\t"), "", ""]
         if not child or not ancestor:
             raise DataDamaged(path, "expected child<tab>parent", number)
-        i, j = index.setdefault(child, len(index)), index.setdefault(ancestor, len(index))
+        i = index.setdefault(child, len(index))
+        j = index.setdefault(ancestor, len(index))
         if i != j:
             pairs.append((i, j))
     if not pairs:

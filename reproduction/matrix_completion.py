@@ -59,7 +59,8 @@ class MatrixCompletion(OnFrames):
     def check_records(self, examples: Examples) -> None:
         """Masks of 0 and 1, and columns that are zero where unseen."""
         super().check_records(examples)
-        mask, column = examples["mask"], examples["column"]
+        mask = examples["mask"]
+        column = examples["column"]
         wrong = ((mask != 0) & (mask != 1)).sum(-1)
         require(wrong, wrong == 0, "0 entries of the mask besides 0 and 1")
         unseen = ((mask == 0) & (column != 0)).sum(-1)

@@ -77,7 +77,8 @@ class MLP(FrozenProblem):
 
     def layers(self, x: Tensor) -> Layers:
         """Weights and biases of a point."""
-        h, k = self.hidden, self.num_classes
+        h = self.hidden
+        k = self.num_classes
         p = (x.shape[-1] - k * (h + 1)) // h - 1
         w1, b1, w2, b2 = x.split([h * p, h, k * h, k], dim=-1)
         return Layers(w1.unflatten(-1, (h, p)), b1, w2.unflatten(-1, (k, h)), b2)
@@ -122,7 +123,8 @@ class MLP(FrozenProblem):
 
         NaN for a label that is no class, so that such a record counts for nothing.
         """
-        layers, z = self.layers(x), examples["z"]
+        layers = self.layers(x)
+        z = examples["z"]
         units, scores = self._forward(layers, z)
         label = class_numbers(examples["label"], self.num_classes).unsqueeze(-1)
         is_own = label == torch.arange(self.num_classes, device=label.device)

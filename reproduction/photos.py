@@ -32,7 +32,10 @@ def pixel_features(image: NDArray[Any]) -> Array:
     y, x = np.mgrid[0:height, 0:width].astype(np.float64)
     grey = np.pad(colours.mean(-1), 1, mode="edge")
     middle = grey[1:-1, 1:-1]
-    up, down, left, right = grey[:-2, 1:-1], grey[2:, 1:-1], grey[1:-1, :-2], grey[1:-1, 2:]
+    up = grey[:-2, 1:-1]
+    down = grey[2:, 1:-1]
+    left = grey[1:-1, :-2]
+    right = grey[1:-1, 2:]
     derivatives = [right - left, down - up, left - 2 * middle + right, up - 2 * middle + down]
     planes = [x, y, *np.moveaxis(colours, -1, 0), *(np.abs(plane) for plane in derivatives)]
     return np.stack(planes, axis=-1)
@@ -47,7 +50,8 @@ def eleven_features(image: NDArray[Any]) -> Array:
 
     convolve = ndimage.convolve
     changes = [np.abs(convolve(grey, k)) for k in (SOBEL, SOBEL.T, SECOND, SECOND.T)]
-    length, angle = np.hypot(*changes[:2]), np.arctan2(changes[0], changes[1] + 1e-12)
+    length = np.hypot(*changes[:2])
+    angle = np.arctan2(changes[0], changes[1] + 1e-12)
     planes = [x, y, *np.moveaxis(colours, -1, 0), *changes, length, angle]
     return np.stack(planes, axis=-1)
 
@@ -134,6 +138,7 @@ class SamplePhotos(DataSource):
             is_standardised=self.is_standardised,
         )
         if self.photo is not None:
-            z, photo = z[photo == self.photo], photo[photo == self.photo]
+            z = z[photo == self.photo]
+            photo = photo[photo == self.photo]
         chosen = subset(len(z), self.num_examples, generator(seed, "data"))
         return build({"z": z[chosen]}, labels=photo[chosen])

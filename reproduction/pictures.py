@@ -25,7 +25,8 @@ from manifed.runs.report import COLORS, DASHES, STYLE, Column, Run, columns_of
 from reproduction.figure_files import Axes as Row
 from reproduction.figure_files import FigureOf
 
-COLUMN, PAGE = 3.4, 7.0
+COLUMN = 3.4
+PAGE = 7.0
 """Inches of a column and of a page."""
 SMALL: dict[Any, Any] = STYLE | {
     "font.size": 7.5,
@@ -87,7 +88,8 @@ def draw_panels(
     panels = [panel for panel in figure.panels if any(runs.get(name) for name in panel[1])]
     if not panels:
         return []
-    rows, across = figure.file.axes, len(panels)
+    rows = figure.file.axes
+    across = len(panels)
     if across > 4:  # a line of panels for each choice of the part that varies fastest
         parts = [panel.by[-1] for panel in figure.file.panels if len(panel.by) > 1]
         across = len(figure.file.parts[parts[0]]) if parts else 4
@@ -143,7 +145,8 @@ def _draw(axes: Axes, shown: Mapping[int, tuple[str, Sequence[Run]]], row: Row) 
             markersize=2,
         )
         if len(values) > 1:
-            low, high = values.min(axis=0), values.max(axis=0)
+            low = values.min(axis=0)
+            high = values.max(axis=0)
             axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
     optima = np.array([_optimum(run) for _, runs in shown.values() for run in runs])
     if row.y == "cost" and np.ptp(optima) <= 1e-9 * np.abs(optima).max():

@@ -53,12 +53,14 @@ class Schedule(Frozen):
 
     def bracket(self, share: float, factor: float = PRINTED_FACTOR) -> float:
         """2 C0^2 / alpha + 28 C1^2 / (1 - alpha), eq. (3) with its clips kept apart."""
-        c0, c1 = self.l2_norm_clip, self.correction_l2_norm_clip
+        c0 = self.l2_norm_clip
+        c1 = self.correction_l2_norm_clip
         return 2 * c0**2 / share + factor * c1**2 / (1 - share)
 
     def least_share(self, factor: float = PRINTED_FACTOR) -> float:
         """alpha* = C0 / (C0 + sqrt(14) C1), the minimiser of `bracket` (B.3.3)."""
-        c0, c1 = self.l2_norm_clip, self.correction_l2_norm_clip
+        c0 = self.l2_norm_clip
+        c1 = self.correction_l2_norm_clip
         return c0 / (c0 + math.sqrt(factor / 2) * c1)
 
     def log_moment(self, order: float, stddev: float, share: float | None = None) -> float:

@@ -89,15 +89,21 @@ def run(
     evaluation.
     """
     config = table if isinstance(table, Experiment) else parse(dict(table))
-    found, plan, x = load_shards(config), plan_of(config), start(config)
+    found = load_shards(config)
+    plan = plan_of(config)
+    x = start(config)
     plan = plan if cohort is None else replace(plan, cohort=cohort)
     shares = client_shares(found.sizes, config.server_update.weighting)
     stacked = StackTransport(client_side(config), at_once=None, memory_budget_mb=1024)
-    state, last = plan.server_update.start(x), config.federation.num_rounds
-    rounds, message = run_rounds(plan, state, stacked, num_rounds=last), wire_bytes(config, x)
+    state = plan.server_update.start(x)
+    last = config.federation.num_rounds
+    rounds = run_rounds(plan, state, stacked, num_rounds=last)
+    message = wire_bytes(config, x)
     norms = [float(found.problem.gradient_norm(x, found.examples, shares))]
     reached = {}
-    seconds, sent, failure = 0.0, 0, ""
+    seconds = 0.0
+    sent = 0
+    failure = ""
     with flower_says_only(logging.ERROR):
         while not (stops and len(reached) == len(targets)) and not _is_stuck(norms, patience):
             began = time.process_time()

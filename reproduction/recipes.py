@@ -44,7 +44,8 @@ class Eigengap(OfClients):
 
     def draw(self, rng: np.random.Generator) -> Dataset:
         """Rows ``z`` with their client as source."""
-        rows, d = self.rows, self.dimension
+        rows = self.rows
+        d = self.dimension
         if rows < d:
             raise ValueError(
                 f"Expected rows >= d >= 5 (U_i has d orthonormal columns), got rows={rows}, d={d}"
@@ -78,7 +79,9 @@ class Wishart(Pooled):
     def draw(self, rng: np.random.Generator) -> Dataset:
         """Matrices ``z``."""
         kept = []
-        d, count, drawn = self.dimension, 0, 0
+        d = self.dimension
+        count = 0
+        drawn = 0
         block = min(50_000, max(256, 4 * self.num_examples))
         while count < self.num_examples:
             g = rng.standard_normal((block, d, d)) / np.sqrt(d)
@@ -89,7 +92,8 @@ class Wishart(Pooled):
                 logs = np.log(np.where(inside[:, None], values, 1.0))
                 inside &= np.sqrt(np.square(logs).sum(-1)) < self.radius
             kept.append(z[inside])
-            count, drawn = count + int(inside.sum()), drawn + block
+            count = count + int(inside.sum())
+            drawn = drawn + block
             if drawn >= 50_000 and count < 1e-3 * drawn:
                 raise ValueError(
                     f"Only {count} of {drawn} Wishart matrices of size {d} lie within "
@@ -123,7 +127,10 @@ class LowRank(OfClients):
 
     def draw(self, rng: np.random.Generator) -> Dataset:
         """``column`` and ``mask`` with their client as source; ``true_basis`` in ``meta``."""
-        n, columns, d, rank = self.num_clients, self.columns, self.dimension, self.rank
+        n = self.num_clients
+        columns = self.columns
+        d = self.dimension
+        rank = self.rank
         total = n * columns
         rate = self.oversampling * rank * (d + total - rank) / (d * total)
         if not 0 < rate <= 1:
@@ -198,7 +205,8 @@ class SPDClasses(LogNormalSPD):
 
     def draw(self, rng: np.random.Generator) -> Dataset:
         """Matrices ``z`` and their class numbers ``label``, class after class in turn."""
-        d, size = self.dimension, -(-self.num_examples // self.num_classes)
+        d = self.dimension
+        size = -(-self.num_examples // self.num_classes)
         each = [
             lognormal_spd(size, d, rng, spread=self.spread, condition=self.condition)
             for _ in range(self.num_classes)

@@ -40,7 +40,8 @@ def moments_epsilon(releases: Sequence[Release], delta: float) -> float:
     orders = _orders()
     total = np.zeros(len(orders))
     for release in releases:
-        z, sampling = release.noise_multiplier, release.sampling
+        z = release.noise_multiplier
+        sampling = release.sampling
         if isinstance(sampling, PoissonSampled):
             raise ValueError("Expected subsets or no sampling, got Poisson; use privacy.accountant")
         if isinstance(sampling, SampledWithoutReplacement):
@@ -68,9 +69,12 @@ def tight_epsilon(
     interval = min(max(0.2 * min(rates, default=1.0), 1e-5), 1e-3)
     total = None
     for release in releases:
-        z, count, rate = release.noise_multiplier, release.count, _rate(release)
+        z = release.noise_multiplier
+        count = release.count
+        rate = _rate(release)
         if rate == 1:
-            z, count = z / math.sqrt(count), 1
+            z = z / math.sqrt(count)
+            count = 1
         loss = distribution.from_gaussian_mechanism(
             z,
             sampling_prob=rate,
@@ -115,7 +119,8 @@ def calibrated_stddev(
     schedule: Schedule, epsilon: float, delta: float, *, counting: Counting = "every-step"
 ) -> tuple[float, float]:
     """(sigma, alpha) at which `moments_epsilon` with the best split is ``epsilon``, to 0.5 %."""
-    stddev, share = 1.0, 0.5
+    stddev = 1.0
+    share = 0.5
     for _ in range(4):
         stddev = _stddev_at(schedule, share, epsilon, delta, counting)
         found, better = least_epsilon(schedule, stddev, delta, counting=counting)

@@ -74,7 +74,8 @@ class Metropolis:
                 its state must not be released as noise.
         """
         lead, shape = _split_shape(manifold, x)
-        state, energy = torch.zeros_like(x), x.new_zeros(lead)
+        state = torch.zeros_like(x)
+        energy = x.new_zeros(lead)
         moves = x.new_zeros(lead)
         log_step = moves + math.log(self._first_step(manifold.dim(shape), stddev))
         for count in range(1, self.burn_in + self.thinning + 1):
@@ -115,7 +116,9 @@ def metric_basis(manifold: Manifold, x: Tensor) -> Tensor:
     Raises:
         ValueError: the projections do not span ``dim`` dimensions to rounding.
     """
-    shape, count, dim = tuple(x.shape), math.prod(x.shape), manifold.dim(tuple(x.shape))
+    shape = tuple(x.shape)
+    count = math.prod(x.shape)
+    dim = manifold.dim(tuple(x.shape))
     units = torch.eye(count, dtype=x.dtype, device=x.device).reshape(count, *shape)
     spanning = manifold.proju(x, units).flatten(1)
     gram = _gram(manifold, x, spanning)

@@ -35,12 +35,15 @@ from reproduction.pictures import save
 from reproduction.time_varying_reference import NAMES, Array, Setting, run
 from reproduction.time_varying_rivals import RIVALS, Constants, epsilon_of_an_iteration
 
-ROUNDS, SEEDS = 2000, 10
+ROUNDS = 2000
+SEEDS = 10
 MARKS = tuple(sorted({round(10**p) for p in np.linspace(0, np.log10(ROUNDS), 40)}))
-ETAS, GAMMAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3), (0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0)
+ETAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
+GAMMAS = (0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0)
 AGAINST = {3: (1, ("DOLA [42]", "Q-DPSGD-2 [44]")), 4: (2, ("A(DP)^2SGD [43]", "Q-DPSGD-1 [44]"))}
 """The two that perturb what is sent beside Algorithm 1, the two that perturb gradients beside 2."""
-TASKS, TRAINED = ("digits", "breast-cancer"), tuple(range(25, 501, 25))
+TASKS = ("digits", "breast-cancer")
+TRAINED = tuple(range(25, 501, 25))
 """Of Figure 5: data, and the iterations at which accuracy is taken."""
 BESIDE_RIVALS = {"digits": tuple(range(25, 501, 25)), "mnist": tuple(range(10, 61, 10))}
 """The same of Figure 6; MNIST's images take thirty times as long."""
@@ -206,16 +209,30 @@ def _draw_rivals(panels: Sequence[Any], found: Curves) -> None:
 
 def _draw_accuracies(panels: Sequence[Any], found: Curves) -> None:
     for task, axes in zip(TASKS, panels, strict=True):
-        for reading, color, dash in zip(network.READINGS, COLORS, cycle(DASHES), strict=False):
-            label = "fixed batch, like [42]" if reading == "fixed" else f"gradients {reading}"
-            accuracy = found[f"{reading}; {task}"]
-            axes.plot(found["iteration"], accuracy, color=color, linestyle=dash, label=label)
-        axes.set_ylim(0, 1)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("iteration")
-        axes.set_ylabel("accuracy of the worst agent")
-        axes.set_title(task)
-        axes.legend(fontsize=8)
+        curves = {
+            "fixed batch, like [42]" if reading == "fixed" else f"gradients {reading}": found[
+                f"{reading}; {task}"
+            ]
+            for reading in network.READINGS
+        }
+        _draw_task(axes, task, found["iteration"], curves, 8)
+
+
+def _draw_task(
+    axes: Any, task: str, iterations: list[float], curves: Curves, fontsize: int
+) -> None:
+    """Accuracies of one task, where they were taken."""
+    for (label, row), color, dash in zip(curves.items(), COLORS, cycle(DASHES), strict=False):
+        accuracy = np.array(row)
+        own = np.isfinite(accuracy)
+        shown = np.array(iterations)[own]
+        axes.plot(shown, accuracy[own], color=color, linestyle=dash, label=label)
+    axes.set_ylim(0, 1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("accuracy of the worst agent")
+    axes.set_title(task)
+    axes.legend(fontsize=fontsize)
 
 
 def _drawn(found: Curves) -> list[str]:
@@ -225,19 +242,9 @@ def _drawn(found: Curves) -> list[str]:
 
 def _draw_classifiers(panels: Sequence[Any], found: Curves) -> None:
     for task, axes in zip(_drawn(found), panels, strict=True):
-        names = [name for name in found if name.endswith(f"; {task}")]
-        for name, color, dash in zip(names, COLORS, cycle(DASHES), strict=False):
-            accuracy = np.array(found[name])
-            own = np.isfinite(accuracy)
-            label = _worded(name.removesuffix(f"; {task}"))
-            shown = np.array(found["iteration"])[own]
-            axes.plot(shown, accuracy[own], color=color, linestyle=dash, label=label)
-        axes.set_ylim(0, 1)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("iteration")
-        axes.set_ylabel("accuracy of the worst agent")
-        axes.set_title(task)
-        axes.legend(fontsize=7)
+        end = f"; {task}"
+        curves = {_worded(n.removesuffix(end)): row for n, row in found.items() if n.endswith(end)}
+        _draw_task(axes, task, found["iteration"], curves, 7)
 
 
 def _scaled(axes: Any, title: str, what: str, scale: str) -> None:

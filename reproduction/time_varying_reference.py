@@ -102,7 +102,8 @@ def run(
     noise: Callable[[int], Array] | None = None,
 ) -> Iterator[Round]:
     """Iterations k = 0, 1, ..., lazily; ``noise`` replaces the Laplace draws."""
-    s, x = setting.schedules, start
+    s = setting.schedules
+    x = start
 
     def gradient_at(point: Array, size: int) -> Array:
         if setting.mode == "paper":
@@ -111,7 +112,9 @@ def run(
         return clipped(each, setting.sensitivity / 2, setting.norm).mean(-2)
 
     for k in range(rounds):
-        alpha, beta, size = s.step_size(k), s.mixing(k), s.size(k)
+        alpha = s.step_size(k)
+        beta = s.mixing(k)
+        size = s.size(k)
         drawn = 0.0
         if setting.is_noised:
             drawn = noise(k) if noise else rng.laplace(0.0, s.noise_scale(k), x.shape)

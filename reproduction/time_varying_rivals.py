@@ -51,7 +51,8 @@ def adpsgd(
     of: Constants, gradients: Gradients, x: Array, rng: np.random.Generator
 ) -> Iterator[Array]:
     """Models after every n events; the same nodes meet in all seeds."""
-    x, n = x.copy(), len(of.weights)
+    x = x.copy()
+    n = len(of.weights)
     neighbours = [np.flatnonzero((of.weights[i] > 0) & (np.arange(n) != i)) for i in range(n)]
     while True:
         for _ in range(n):

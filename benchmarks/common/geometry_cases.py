@@ -64,7 +64,8 @@ class Inputs:
     def draw(place: Place, batch: int) -> "Inputs":
         """``batch`` independent points at distances of about half a unit."""
         generator = torch.Generator().manual_seed(1)
-        m, lead = place.ours, (batch,) if batch > 1 else ()
+        m = place.ours
+        lead = (batch,) if batch > 1 else ()
         x = m.random(*lead, *place.shape, generator=generator)
         size = (2, *lead, *m.coords_shape(place.shape))
         u, v = m.from_coords(x, torch.randn(size, generator=generator, dtype=torch.float64))

@@ -28,7 +28,8 @@ from benchmarks.leaderboard.methods import AUTO, CENTRAL, METHODS
 from benchmarks.leaderboard.tasks import TASKS, Task
 from manifed.durable import write_atomically
 
-GATE_EPSILONS, ALL_EPSILONS = (0.5, 1.0, 2.0), (0.1, 0.5, 1.0, 2.0, 5.0)
+GATE_EPSILONS = (0.5, 1.0, 2.0)
+ALL_EPSILONS = (0.1, 0.5, 1.0, 2.0, 5.0)
 EVERY = (*METHODS, AUTO, CENTRAL)
 
 
@@ -65,7 +66,8 @@ def measure(given: argparse.Namespace) -> None:
             cell = fresh(task, epsilon, method, plain, given.seeds)
             cell["spec"] = spec_of(task, epsilon, method, given.seeds)
         if given.audit and "shares" in cell and "proved_of" not in cell and method != CENTRAL:
-            cell, is_new = cell | audited(task, epsilon, cell, given.audit), True
+            cell = cell | audited(task, epsilon, cell, given.audit)
+            is_new = True
         if is_new:
             said = {"task": task.name, "epsilon": epsilon, "name": method, **cell}
             encoded = json.dumps(said, indent=1).encode()
@@ -81,7 +83,8 @@ def measure(given: argparse.Namespace) -> None:
 
 def collected(given: argparse.Namespace) -> tuple[page.Board, list[gate.Row]]:
     """All cells that are there, and the gate's rows."""
-    board, rows = {}, []
+    board = {}
+    rows = []
     for task in TASKS:
         for epsilon in ALL_EPSILONS:
             found = {m: known(given.cells, task, epsilon, m, given.seeds) for m in EVERY}

@@ -23,7 +23,9 @@ from manifed.experiment.assembly import initial_point, load_shards, plan_of
 from manifed.experiment.schema import Experiment, sha256
 from manifed.plan import promise_of
 
-TUNING, FINALISTS, PLACES = (1000, 1001), 3, 2
+TUNING = (1000, 1001)
+FINALISTS = 3
+PLACES = 2
 LOST = 1e3
 """The gap of a run that failed, as a share of the start's: far worse than any that ran."""
 Cell = dict[str, Any]
@@ -61,7 +63,8 @@ def run(task: Task, config: Experiment) -> dict[str, float]:
         x = plan.server_update.output(last.state, plan.manifold)
     except (RoundFailed, BudgetExhausted):
         return {"share": LOST, "seconds": time.process_time() - began - setup}
-    seconds, data = time.process_time() - began - setup, load_shards(config)
+    seconds = time.process_time() - began - setup
+    data = load_shards(config)
     found = (float(data.problem.objective(x, data.examples)) - lowest) / (start - lowest)
     told = {"share": min(found, LOST) if math.isfinite(found) else LOST, "seconds": seconds}
     right = [data.problem.correct(x, shard) for shard in data.examples]
@@ -95,7 +98,8 @@ def tuned(task: Task, epsilon: float, candidates: Sequence[Setting]) -> list[Ran
 
 def measured(task: Task, configs: Sequence[Experiment], **more: Any) -> Cell:
     """A cell from one config a seed, which differ in the seed alone."""
-    rows, first = [run(task, config) for config in configs], configs[0]
+    rows = [run(task, config) for config in configs]
+    first = configs[0]
     plan = plan_of(first)
     point = initial_point(first)
     layout = [phase.up.layout(tuple(point.shape), point.dtype) for phase in plan.phases]

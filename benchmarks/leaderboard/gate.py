@@ -17,7 +17,8 @@ from scipy import stats
 
 from benchmarks.leaderboard.methods import AUTO, CENTRAL
 
-FACTOR, WORKS = 1.2, 0.5
+FACTOR = 1.2
+WORKS = 0.5
 UNKNOWN = "not measured"
 
 
@@ -64,7 +65,8 @@ def interval(auto: Sequence[float], best: Sequence[float]) -> tuple[float, float
     Raises:
         ValueError: for fewer than two seeds, or unequal numbers of them.
     """
-    a, b = np.asarray(auto, dtype=float), np.asarray(best, dtype=float)
+    a = np.asarray(auto, dtype=float)
+    b = np.asarray(best, dtype=float)
     if len(a) != len(b) or len(a) < 2:
         raise ValueError(f"Expected at least two paired seeds, got {len(a)} and {len(b)}")
     if np.array_equal(a, b):
@@ -90,7 +92,8 @@ def row_of(task: str, epsilon: float, cells: Mapping[str, Mapping[str, Any]]) ->
     if not means:
         return None
     best = min(means, key=means.__getitem__)
-    share, auto = means[best], cells.get(AUTO, {})
+    share = means[best]
+    auto = cells.get(AUTO, {})
     if "shares" not in auto:
         why = auto.get("refused", UNKNOWN)
         return Row(task, epsilon, best, share, None, math.inf, math.inf, why)

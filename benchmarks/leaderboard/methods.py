@@ -12,7 +12,8 @@ from typing import Any
 from benchmarks.leaderboard.tasks import MOST_UPLOADS, Task
 
 CORRELATED = "manifed_extras.correlated:CorrelatedRSGD"
-ROUNDS, LONG = (4, 16), 28
+ROUNDS = (4, 16)
+LONG = 28
 """Of plain descent; and of what gains by a long stay near the optimum."""
 LEFT_OUT = {
     "DP-RFedProj (arXiv 2604.22494)": "its text could not be had; `projected` is our private "
@@ -172,5 +173,6 @@ METHODS: dict[str, Family] = {
     "rsvrg": variance_reduced,
     "one-shot": one_shot,
 }
-AUTO, CENTRAL = "auto", "central curator"
+AUTO = "auto"
+CENTRAL = "central curator"
 """The planner's choice, not tuned; and the best of the others at one client that holds all data."""

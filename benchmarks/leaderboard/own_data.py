@@ -55,7 +55,8 @@ def _emg() -> tuple[np.ndarray, list[str]]:
     """Samples (731682, 8), as recorded, and the recording and sign of each."""
     rows = csv.reader(io.StringIO(text_of("geomstats", "datasets/data/emg/emg.csv")))
     next(rows)
-    samples, signs = [], []
+    samples = []
+    signs = []
     for row in rows:
         samples.append(row[1:9])
         signs.append(f"{row[10]} {row[9]}")
@@ -90,13 +91,15 @@ class Emg(DataSource):
         del data_dir, seed
         samples, signs = _emg()
         cuts = [0, *(i for i in range(1, len(signs)) if signs[i] != signs[i - 1]), len(signs)]
-        found, label = [], []
+        found = []
+        label = []
         for start, end in pairwise(cuts):
             for first in range(start, end - self.window + 1, self.window):
                 x = (samples[first : first + self.window] - 128.0) / self.scale
                 found.append(x.T @ x / self.window + self.ridge * np.eye(8))
                 label.append(self.SIGNS.index(signs[start].split()[1]))
-        z, numbers = np.stack(found), np.array(label)
+        z = np.stack(found)
+        numbers = np.array(label)
         if not self.has_labels:
             return build({"z": z}, labels=numbers)
         arrays = {"z": z, "label": numbers.astype(np.float64)}

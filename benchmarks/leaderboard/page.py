@@ -118,7 +118,8 @@ def _mean(cell: dict[str, Any]) -> float:
 
 def setting_of(cell: dict[str, Any]) -> str:
     """What distinguishes a cell's training, in a few words."""
-    training, words = cell["method"], []
+    training = cell["method"]
+    words = []
     if "step_size" in training:
         words.append(f"step {training['step_size']:.3g}")
     if training.get("minibatch", {}).get("kind") == "poisson":
@@ -162,7 +163,8 @@ def plot(task: Task, found: dict[float, dict[str, dict[str, Any]]], path: Path) 
                 epsilons, means, line, color=colour, linewidth=width, marker=".", label=name
             )
             if name == AUTO:
-                low, high = [min(s) for s in shares], [max(s) for s in shares]
+                low = [min(s) for s in shares]
+                high = [max(s) for s in shares]
                 axis.fill_between(epsilons, low, high, color=colour, alpha=0.12, linewidth=0)
         axis.axhline(WORKS, color="0.8", linewidth=0.8)
         plain_ticks(axis)

@@ -50,8 +50,13 @@ from reproduction.decor_reference import LeastSquares, clipped, half_steps, mixe
 
 Array = NDArray[np.float64]
 
-NODES, ROUNDS, LAST, CLIP, DELTA = 16, 3500, 200, 1.0, 1e-5
-STEP_SIZE, CURVATURE = 1.668e-3, 5.84375
+NODES = 16
+ROUNDS = 3500
+LAST = 200
+CLIP = 1.0
+DELTA = 1e-5
+STEP_SIZE = 1.668e-3
+CURVATURE = 5.84375
 RHO = 1 - STEP_SIZE * CURVATURE
 SHAPES = shapes((0.8, 0.95, 0.99))
 EPSILONS = (3.0, 10.0, 40.0)

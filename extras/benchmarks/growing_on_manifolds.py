@@ -34,9 +34,14 @@ from manifed.schedules import AnySchedule, Constant, Geometric, Polynomial, Time
 from manifed_extras.stationary import largest_mu
 from reproduction.endless import Releases
 
-EPSILON, DELTA, CLIP, CLIENTS = 1.0, 1e-5, 1.0, 6
+EPSILON = 1.0
+DELTA = 1e-5
+CLIP = 1.0
+CLIENTS = 6
 EXAMPLES = (1_000, 10_000, 100_000, 1_000_000)
-DIM, POPULATION, TUNING = 20, 400, 1000
+DIM = 20
+POPULATION = 400
+TUNING = 1000
 PLACES: dict[str, tuple[Manifold, int]] = {"sphere": (Sphere(), 1), "Stiefel": (Stiefel(), 3)}
 STEPS = (0.5, 1.0, 2.0)
 ROUNDS = (3, 5, 10, 20, 40, 80)
@@ -83,14 +88,18 @@ def gaps(
     Batches of all clients together, and the mean of their noise: the same in law.
     """
     manifold, k = PLACES[place]
-    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
     outer = population()[1]
     moment = outer.mean(0).view(DIM, DIM)
     best = float(torch.linalg.eigvalsh(moment)[-k:].sum())
     shape = (DIM,) if place == "sphere" else (DIM, k)
     x = manifold.random(seeds, *shape, generator=generator)
-    z, shares = way.multiplier(), np.full(POPULATION, 1 / POPULATION)
-    left, used, found = list(marks), 0, []
+    z = way.multiplier()
+    shares = np.full(POPULATION, 1 / POPULATION)
+    left = list(marks)
+    used = 0
+    found = []
     for r in itertools.count():
         size = math.ceil(way.batch(r) - 1e-9)
         while left and used + size > left[0]:
@@ -165,7 +174,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    page, few = Page(), max(2, given.seeds // 4)
+    page = Page()
+    few = max(2, given.seeds // 4)
     page.say(f"# Growing batches on manifolds\n\n{circumstances()}\n")
     page.say(f"{str(__doc__).split(chr(10), 4)[4].strip()}\n")
     columns = [f"S = {s:g}" for s in EXAMPLES]

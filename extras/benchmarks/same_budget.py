@@ -37,7 +37,8 @@ from manifed_extras.stationary import largest_mu
 
 ROOT = Path(__file__).parents[2]
 DELTA = 1e-5
-STEPS, ROUNDS = (0.1, 0.25, 0.5, 0.75), (10, 30, 60)
+STEPS = (0.1, 0.25, 0.5, 0.75)
+ROUNDS = (10, 30, 60)
 SHORTEST = 0.05
 """A step for the plain method alone, which takes the shortest of the others."""
 TUNING = (1000, 1001, 1002)
@@ -92,7 +93,8 @@ class Bench:
     def __init__(self) -> None:
         config = load(ROOT / "configs" / "quickstart.toml", [])
         found = load_shards(config)
-        self.problem, self.shards = found.problem, found.examples
+        self.problem = found.problem
+        self.shards = found.examples
         self.x = initial_point(config)
         sizes = torch.tensor([len(shard) for shard in self.shards], dtype=torch.float64)
         self.total = int(sizes.sum())
@@ -170,7 +172,8 @@ METHODS = (
 
 def measure(epsilons: list[float], seeds: int) -> list[dict[str, object]]:
     """A row a method and epsilon."""
-    bench, rows = Bench(), []
+    bench = Bench()
+    rows = []
     start = Choice("plain", 0.5, 30)
     for epsilon in epsilons:
         tuned = {}

@@ -40,7 +40,9 @@ from manifed_extras.stationary_design import Workload, optimise
 
 Array = NDArray[np.float64]
 
-STEP_SIZE, CLIP, LAST = 0.005, 1.0, 200
+STEP_SIZE = 0.005
+CLIP = 1.0
+LAST = 200
 EPSILONS = (3.0, 10.0)
 RATIOS = (1.1, 1.25, 1.5)
 GRAPHS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -65,11 +67,13 @@ def designed(graph: Graph) -> StationaryNoise:
 
 def fields_of(noise: StationaryNoise) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a config says of it: of [training], and of [privacy]."""
-    own, shared = noise.nodes[0], noise.edges[0]
+    own = noise.nodes[0]
+    shared = noise.edges[0]
     if len(noise.shapes) == 1:
         stddevs = {"noise_stddev": float(own[0] ** 0.5), "mask_stddev": float(shared[0] ** 0.5)}
         return {"kind": "decor"}, stddevs
-    white, masks = float(own[0] ** 0.5), float(shared.sum() ** 0.5)
+    white = float(own[0] ** 0.5)
+    masks = float(shared.sum() ** 0.5)
     streams = [
         {
             "kind": shape.kind,

@@ -83,7 +83,8 @@ class CorrelatedRSGD(RSGD):
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Any:
         """One step of Algorithm 2 from the broadcast point, and the history with its noise."""
-        manifold, before = here.manifold, here.memory or self.initial_memory(x)
+        manifold = here.manifold
+        before = here.memory or self.initial_memory(x)
         assert isinstance(before, History)
         # a chain is priced by its length: one that is longer than the rounds were begins anew
         is_priced = before.length < here.round
@@ -108,7 +109,8 @@ class CorrelatedRSGD(RSGD):
     def check(self, setting: Any) -> None:
         """Refuse noise over rounds that nothing prices."""
         super().check(setting)
-        privacy, cohort = setting.privacy.kind, setting.federation.cohort.kind
+        privacy = setting.privacy.kind
+        cohort = setting.federation.cohort.kind
         if privacy == "client-level":
             raise ValueError(
                 f"training.kind: {self.kind!r} correlates the noise of clients, and with "

@@ -50,7 +50,9 @@ class FixedRank(Submanifold):
         super().__init__()
         if not 1 <= rank <= min(rows, columns):
             raise ValueError(f"Expected 1 <= rank <= min({rows}, {columns}), got {rank}")
-        self.rows, self.columns, self.rank = rows, columns, rank
+        self.rows = rows
+        self.columns = columns
+        self.rank = rank
         self.form = f"(..., *{self.point_shape})"
 
     @property
@@ -95,7 +97,10 @@ class FixedRank(Submanifold):
         """The point nearest to a matrix y (..., m, n): its truncated SVD, packed."""
         return self.pack(*truncate(y, self.rank))
 
-    ambient, ambient_vector, nearest, from_ambient = dense, embed, from_dense, from_dense
+    ambient = dense
+    ambient_vector = embed
+    nearest = from_dense
+    from_ambient = from_dense
 
     def _tangent(self, x: Tensor, image: Tensor, coimage: Tensor) -> Tensor:
         """P_x(A), packed, of an ambient matrix A given as A V and A^T U."""
@@ -107,14 +112,16 @@ class FixedRank(Submanifold):
     def projx(self, x: Tensor) -> Tensor:
         """A valid packing of the same matrix U S V^T: both factors orthonormalised."""
         left, right, core = self.unpack(x)
-        new_left, new_right = polar(left), polar(right)
+        new_left = polar(left)
+        new_right = polar(right)
         return self.pack(new_left, new_right, new_left.mT @ left @ core @ right.mT @ new_right)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The packed u with U^T Up = 0 and V^T Vp = 0 enforced."""
         left, right, _ = self.unpack(x)
         left_u, right_u, middle = self.unpack(u)
-        left_u, right_u = left_u - left @ (left.mT @ left_u), right_u - right @ (right.mT @ right_u)
+        left_u = left_u - left @ (left.mT @ left_u)
+        right_u = right_u - right @ (right.mT @ right_u)
         return self.pack(left_u, right_u, middle.expand(*left_u.shape[:-2], -1, -1))
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
@@ -170,7 +177,8 @@ class FixedRank(Submanifold):
         """
         left, right, core = self.unpack(x)
         left_y, right_y, core_y = self.unpack(y)
-        a, b = right.mT @ right_y, left.mT @ left_y
+        a = right.mT @ right_y
+        b = left.mT @ left_y
         left_u = torch.linalg.solve(a, (left_y - left @ b) @ core_y, left=False)
         right_u = torch.linalg.solve(b, (right_y - right @ a) @ core_y.mT, left=False)
         middle = torch.linalg.solve(a, b @ core_y - right_u.mT @ right_y, left=False)
@@ -181,7 +189,8 @@ class FixedRank(Submanifold):
         left, right, _ = self.unpack(x)
         left_y, right_y, _ = self.unpack(y)
         left_v, right_v, middle = self.unpack(v)
-        a, b = right.mT @ right_y, left.mT @ left_y
+        a = right.mT @ right_y
+        b = left.mT @ left_y
         image = left @ (middle @ a + right_v.mT @ right_y) + left_v @ a
         coimage = right @ (middle.mT @ b + left_v.mT @ left_y) + right_v @ b
         return self._tangent(y, image, coimage)
@@ -216,5 +225,6 @@ def truncate(matrix: Tensor, rank: int) -> Factors:
 def turned_towards(factors: Factors, left: Tensor, right: Tensor) -> Factors:
     """The factors of the same matrix whose bases are nearest to ``left`` and ``right``."""
     new_left, new_right, core = factors
-    turn_left, turn_right = polar(new_left.mT @ left), polar(new_right.mT @ right)
+    turn_left = polar(new_left.mT @ left)
+    turn_right = polar(new_right.mT @ right)
     return new_left @ turn_left, new_right @ turn_right, turn_left.mT @ core @ turn_right

@@ -47,7 +47,8 @@ class ManifoldGossip(OnGraph):
     # -- the client --------------------------------------------------------------------------
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Any:
         """x_i^(t + 1/2)."""
-        forward, eta = here.manifold.maps(self.maps).forward, self.step_size_in(here.round)
+        forward = here.manifold.maps(self.maps).forward
+        eta = self.step_size_in(here.round)
         for _ in range(self.local_steps):
             x = forward(x, -eta * oracle.gradient(x))
         return Point(x)
@@ -70,12 +71,15 @@ class ManifoldGossip(OnGraph):
 
     def _tangent_means(self, x: Tensor, halves: Tensor, manifold: Manifold) -> Tensor:
         """Exp_{x_i}(sum_j W_ij Exp_{x_i}^{-1}(y_j)), (n, *point), over the neighbours alone."""
-        maps, weights = manifold.maps(self.maps), coo_array(self.network.weights)
-        total, beside = torch.zeros_like(x), weights.row != weights.col
+        maps = manifold.maps(self.maps)
+        weights = coo_array(self.network.weights)
+        total = torch.zeros_like(x)
+        beside = weights.row != weights.col
         for among in (~beside, beside):  # a node's own half step first, then in the order of nodes
             rows, columns = (torch.as_tensor(i[among].astype(np.int64)) for i in weights.coords)
             share = torch.as_tensor(weights.data[among]).to(x).reshape(-1, *[1] * manifold.ndim)
-            rows, columns = rows.to(x.device), columns.to(x.device)
+            rows = rows.to(x.device)
+            columns = columns.to(x.device)
             total.index_add_(0, rows, share * maps.inverse(x[rows], halves[columns]))
         return maps.forward(x, total)
 

@@ -145,7 +145,8 @@ class StationaryNoise:
 
     def __post_init__(self) -> None:
         for name, rows in (("nodes", self.graph.num_nodes), ("edges", len(self.graph.edges))):
-            found, expected = getattr(self, name), (rows, len(self.shapes))
+            found = getattr(self, name)
+            expected = (rows, len(self.shapes))
             if found.shape != expected:
                 raise ValueError(f"{name}: expected shape {expected}, got {found.shape}")
             if not (np.isfinite(found) & (found >= 0)).all():
@@ -180,9 +181,11 @@ class StationaryNoise:
         smallest densities of a cell make. The inverse's relative error is below 8 n cond 2^-53
         (Higham 2002, section 14.3).
         """
-        n, cells = self.graph.num_nodes, len(left)
+        n = self.graph.num_nodes
+        cells = len(left)
         least = np.stack([s.least(left, right) for s in self.shapes])
-        own, shared = self.nodes @ least, self.edges @ least
+        own = self.nodes @ least
+        shared = self.edges @ least
         alone = 1.0 / own.T
         most = np.array([s.most for s in self.shapes])
         largest = float(((self.nodes + 2 * self._at_nodes(self.edges)) @ most).max())
@@ -221,9 +224,11 @@ def _suprema(noise: StationaryNoise) -> Array:
         settled = np.maximum(settled, bounds[~is_open].max(0, initial=0.0))
         if not is_open.any():
             return settled
-        left, right = left[is_open], right[is_open]
+        left = left[is_open]
+        right = right[is_open]
         middle = (left + right) / 2
-        left, right = np.concatenate([left, middle]), np.concatenate([middle, right])
+        left = np.concatenate([left, middle])
+        right = np.concatenate([middle, right])
         if len(left) > _MOST_CELLS:
             break
     return np.maximum(settled, noise.precisions(left, right).max(0))

@@ -174,7 +174,8 @@ class StationaryDecor(Decor):
 
     def check(self, setting: Any) -> None:
         """Refuse what noise that goes on from round to round is not priced for."""
-        clients, privacy = setting.federation.num_clients, setting.privacy
+        clients = setting.federation.num_clients
+        privacy = setting.privacy
         if clients > MOST_EXACT:
             raise ValueError(
                 f"federation.num_clients: expected at most {MOST_EXACT} with {self.kind!r}, "

@@ -152,8 +152,11 @@ class _Search:
         coalitions: Sequence[Sequence[int]],
         is_uniform: bool,
     ) -> None:
-        self.graph, self.shapes, self.coalitions = graph, shapes, coalitions
-        n, edges = graph.num_nodes, len(graph.edges)
+        self.graph = graph
+        self.shapes = shapes
+        self.coalitions = coalitions
+        n = graph.num_nodes
+        edges = len(graph.edges)
         self.directions = np.hstack([np.eye(n), graph.incidence])
         self.costs = workload.costs(self.directions, shapes)
         self.groups = np.array([0] * n + [1] * edges) if is_uniform else np.arange(n + edges)
@@ -182,7 +185,8 @@ class _Search:
 
     def noise(self, shares: Array) -> StationaryNoise:
         """The noise whose streams have these shares of the cost."""
-        found, n = self.variances(shares), self.graph.num_nodes
+        found = self.variances(shares)
+        n = self.graph.num_nodes
         return StationaryNoise(self.graph, self.shapes, found[:n], found[n:])
 
     def without_crumbs(self, shares: Array) -> Array:

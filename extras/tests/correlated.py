@@ -39,7 +39,8 @@ class CorrelatedAttack(ExampleAttack):
 
     @property
     def _releases(self) -> list[Any]:
-        rounds, size = range(1, self.num_rounds + 1), len(self.shard)
+        rounds = range(1, self.num_rounds + 1)
+        size = len(self.shard)
         found = [self.training.in_round(r).releases(self.mechanism, size) for r in rounds]
         return [release for releases in found for release in releases]
 

@@ -32,7 +32,8 @@ from manifed_extras import stationary
 from manifed_extras.stationary import WHITE, StationaryNoise
 from manifed_extras.stationary_decor import StationaryDecor, StreamSpec, hidden_by
 
-MOST_NODES, FREQUENCIES = 512, 33
+MOST_NODES = 512
+FREQUENCIES = 33
 """Of all copies that are run side by side; looked at for the signs."""
 
 
@@ -103,7 +104,8 @@ class StreamAttack:
         """Sigma^-1 of (e_t x e_victim) for every round t, (rounds, honest, rounds)."""
         rest, left = self._law.without(self.coalition)
         lags = np.abs(np.subtract.outer(np.arange(self.num_rounds), np.arange(self.num_rounds)))
-        incidence, size = rest.graph.incidence, self.num_rounds * len(left)
+        incidence = rest.graph.incidence
+        size = self.num_rounds * len(left)
         covariance = np.zeros((size, size))
         for j, shape in enumerate(rest.shapes):
             masks = (incidence * rest.edges[:, j]) @ incidence.T
@@ -160,12 +162,14 @@ class StreamAttack:
         """Of every copy, (copies,)."""
         key = hashlib.sha256(self.source.key + run.encode()).digest()
         source = NoiseSource(key, is_release=False, precision=self.source.precision)
-        n, copies = self._graph.num_nodes, self._copies
+        n = self._graph.num_nodes
+        copies = self._copies
         victims = [c * n + self._victim for c in range(copies)]
         blank = self._copied.initial_memory(torch.zeros(2, dtype=torch.float64))
         memory = type(blank).stack([blank] * n * copies)
         nodes = Nodes(self._copied, self.mechanism, victims, source, memory)
-        known, total = self._known(nodes), torch.zeros(copies, dtype=torch.float64)
+        known = self._known(nodes)
+        total = torch.zeros(copies, dtype=torch.float64)
         for t, sign in enumerate(self._signs):
             sent = nodes.messages(t + 1, is_present=is_present == bool(sign > 0))
             seen = (sent - known[t]).reshape(copies, n)[:, self._honest]
@@ -191,7 +195,9 @@ STREAMS = (
     StreamSpec(kind="slow", memory=0.8, shared=1.0),
     StreamSpec(kind="fast", memory=0.5, own=1.5),
 )
-ROUNDS, TRIALS, FAULT_TRIALS = 8, 4000, 2000
+ROUNDS = 8
+TRIALS = 4000
+FAULT_TRIALS = 2000
 
 
 def _attack(

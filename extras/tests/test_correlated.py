@@ -30,7 +30,9 @@ from manifed_extras.correlated import CorrelatedRSGD, History
 from manifed_extras.correlation import Banded, BandedInverse
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
-STEP, NOISE, CLIP = 0.25, 2.0, 0.5
+STEP = 0.25
+NOISE = 2.0
+CLIP = 0.5
 KINDS = [BandedInverse(bands=3), Banded(bands=4)]
 IDS = [kind.kind for kind in KINDS]
 SOURCE = NoiseSource.from_seed(3)
@@ -44,7 +46,8 @@ def setup_of(correlation, manifold):
 
 def answers(setup, points, examples, size, partition=0, source=SOURCE):
     """The gradients that were sent in rounds 1, 2, ..., at these points, and the last memory."""
-    memory, found = None, []
+    memory = None
+    found = []
     for server_round, x in enumerate(points, 1):
         seat = Seat(partition, server_round, 0, "train")
         done = run_update(setup, seat, Point(x), memory, examples, size, source)
@@ -79,7 +82,8 @@ def whitened(correlation, by, clients=150, dim=60, rounds=8):
 def test_the_noise_of_all_rounds_has_the_stated_law(correlation):
     strategy = lower(correlation, 8)
     square, count = whitened(correlation, strategy)
-    low, high = chi2.ppf(5e-7, count), chi2.isf(5e-7, count)
+    low = chi2.ppf(5e-7, count)
+    high = chi2.isf(5e-7, count)
     assert low < square < high
     for scale in (0.98, 1.02):
         assert not low < square / scale**2 < high
@@ -143,7 +147,8 @@ def test_the_rounds_together_are_charged_what_the_worst_record_shows(correlation
 @pytest.mark.parametrize("correlation", KINDS, ids=IDS)
 def test_an_attack_sees_a_price_for_one_participation(correlation):
     """Planted fault: the noise is sized for examples that take part in one round of eight."""
-    trials, rounds = 4000, 8
+    trials = 4000
+    rounds = 8
     x = torch.zeros(trials, 1, dtype=torch.float64)
     record = Examples.stack([at(torch.zeros(1, dtype=torch.float64), 1)] * trials)
     record.tensors["z"][:] = 1e3
@@ -175,7 +180,8 @@ def test_the_ledger_composes_the_rounds_and_a_target_is_met():
 
 # -- histories -----------------------------------------------------------------------------------
 def test_a_lost_history_begins_a_new_chain_and_a_long_one_is_not_used():
-    setup, x = setup_of(KINDS[1], Euclidean(1)), torch.zeros(4, dtype=torch.float64)
+    setup = setup_of(KINDS[1], Euclidean(1))
+    x = torch.zeros(4, dtype=torch.float64)
     _, memory = answers(setup, [x] * 5, at(x), 6)
     assert isinstance(memory, History)
     assert float(memory.length) == 5

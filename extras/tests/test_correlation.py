@@ -76,7 +76,8 @@ def test_the_whole_square_root_has_its_published_error(n, rmse):
 
 @pytest.mark.parametrize("correlation", STRATEGIES, ids=lambda c: f"{c.kind}-{c.bands}")
 def test_no_pattern_of_participation_and_no_signs_move_it_more(correlation):
-    n, c = 8, matrix(correlation.strategy(8))
+    n = 8
+    c = matrix(correlation.strategy(8))
     for apart, times in ((8, 1), (3, 3), (2, 2), (1, 8), (1, 3)):
         worst = 0.0
         for rounds in itertools.chain.from_iterable(

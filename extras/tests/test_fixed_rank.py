@@ -38,7 +38,8 @@ def test_the_retraction_is_the_truncated_svd():
 
 
 def test_the_gradient_of_autograd_through_dense_becomes_the_projected_ambient_gradient():
-    x, target = point(11), normals(12, 7, 5)
+    x = point(11)
+    target = normals(12, 7, 5)
     tracked = x.clone().requires_grad_()
     loss = (M.dense(tracked) - target).square().sum()
     packed = torch.autograd.grad(loss, tracked)[0]
@@ -47,7 +48,8 @@ def test_the_gradient_of_autograd_through_dense_becomes_the_projected_ambient_gr
 
 
 def test_the_mean_is_the_truncated_mean_matrix():
-    cloud, weights = point(18, 4), torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
+    cloud = point(18, 4)
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
     mean = torch.tensordot(weights / 10, M.dense(cloud), dims=1)
     u, s, vt = torch.linalg.svd(mean)
     expected = (u[:, :2] * s[:2]) @ vt[:2]

@@ -28,7 +28,8 @@ from manifed_extras.growing import GrowingProjected, GrowingRSGD
 from reproduction.endless import epsilon_of_rho
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
-ROUNDS, NOISE = 6, 8.0
+ROUNDS = 6
+NOISE = 8.0
 FALLING = GrowingRSGD(
     step_size=0.2,
     minibatch=Full(),
@@ -70,24 +71,30 @@ STEPPED = GrowingProjected(
 
 def projected_by_hand(shards, x, steps, local_steps):
     """Algorithm 1 of projected federated learning with another eta in every round."""
-    mean, before, c = None, x, [torch.zeros_like(x) for _ in shards]
+    mean = None
+    before = x
+    c = [torch.zeros_like(x) for _ in shards]
     for r, eta in enumerate(steps):
         anchor = x / x.norm()
         if mean is not None:
             last = steps[r - 1]
             c = [(before - x) / (last * local_steps) - g for g in mean]
         assert sum(c).norm() < 1e-12
-        ends, mean = [], []
+        ends = []
+        mean = []
         for rows, own in zip(shards, c, strict=True):
-            z_hat, total = anchor, torch.zeros_like(x)
+            z_hat = anchor
+            total = torch.zeros_like(x)
             for _ in range(local_steps):
                 z = z_hat / z_hat.norm()
                 s = rows @ z
                 g = -2 * (s @ rows / len(rows) - (s @ s / len(rows)) * z)
-                z_hat, total = z_hat - eta * (g + own), total + g
+                z_hat = z_hat - eta * (g + own)
+                total = total + g
             ends.append(z_hat)
             mean.append(total / local_steps)
-        before, x = anchor, sum(ends) / len(ends)
+        before = anchor
+        x = sum(ends) / len(ends)
     return x / x.norm()
 
 
@@ -153,7 +160,8 @@ def zero_gradient_noise(server_round, count=300, factor=1.0):
 @pytest.mark.statistical
 def test_every_round_draws_the_noise_that_it_is_charged():
     count = 300
-    low, high = chi2.ppf(5e-7, count * 9), chi2.isf(5e-7, count * 9)
+    low = chi2.ppf(5e-7, count * 9)
+    high = chi2.isf(5e-7, count * 9)
     assert low < zero_gradient_noise(3, count) < high
     for factor in (0.8, 1 / 0.8):  # the noise of the round before or after
         assert not low < zero_gradient_noise(3, count, factor) < high

@@ -16,7 +16,8 @@ def rotation(seed: int, n: int = 3) -> torch.Tensor:
 
 
 def test_distance_is_sqrt_two_times_the_angle_of_scipy():
-    x, y = rotation(1), rotation(2)
+    x = rotation(1)
+    y = rotation(2)
     angle = Rotation.from_matrix((x.mT @ y).numpy()).magnitude()
     assert abs(float(SO.dist(x, y)) - math.sqrt(2) * angle) <= 1e-13
 
@@ -46,6 +47,7 @@ def test_a_reflection_is_refused_by_the_check():
 
 
 def test_differentiating_the_logarithm_is_refused():
-    x, y = rotation(5).requires_grad_(), rotation(6)
+    x = rotation(5).requires_grad_()
+    y = rotation(6)
     with pytest.raises(NotImplementedError, match="differentiate dist"):
         SO.logmap(x, y)

@@ -30,7 +30,8 @@ EVERY = shapes((0.0, 0.6, 0.9))
 def filter_matrix(shape, rounds, start=1.0):
     """Noise of all rounds as a linear map of (start state, normals), by running the code."""
     columns = np.eye(rounds + 1)
-    state, noise = start * columns[0], []
+    state = start * columns[0]
+    noise = []
     for t in range(rounds):
         state, drawn = shape.step(state, columns[t + 1])
         noise.append(drawn)
@@ -67,7 +68,8 @@ def drawn(seed, n=4, chosen=EVERY):
 
 @pytest.mark.parametrize("shape", EVERY)
 def test_streams_are_stationary_from_the_first_round_and_have_their_density(shape):
-    rounds, fine = 12, (np.arange(1 << 12) + 0.5) * math.pi / (1 << 12)
+    rounds = 12
+    fine = (np.arange(1 << 12) + 0.5) * math.pi / (1 << 12)
     found = filter_matrix(shape, rounds)
     found = found @ found.T
     for lag in range(rounds):
@@ -87,7 +89,8 @@ def test_white_noise_costs_what_decor_costs():
             np.full((graph.num_nodes, 1), 0.49),
             np.full((len(graph.edges), 1), 3.0),
         )
-        found, paper = worst(noise, q), secldp.worst(graph, secldp.Correlated(0.7, 3**0.5), q)
+        found = worst(noise, q)
+        paper = secldp.worst(graph, secldp.Correlated(0.7, 3**0.5), q)
         assert paper.precision <= found.precision * (1 + 1e-12)
         assert found.precision <= paper.precision * 1.0002
         run = secldp.Rounds(30, 2.0)
@@ -98,7 +101,8 @@ def test_white_noise_costs_what_decor_costs():
 @given(st.integers(0, 10**6))
 @settings(max_examples=5, deadline=None)
 def test_the_price_is_never_below_the_dense_inverse(seed):
-    noise, rounds = drawn(seed), 7
+    noise = drawn(seed)
+    rounds = 7
     for gone in ((), (1,), (0, 3)):
         hidden, left = noise.without(gone)
         found = against(noise, gone)
@@ -145,7 +149,8 @@ def test_both_ends_of_an_edge_have_opposite_noise_bit_for_bit():
     for shape in EVERY:
         ends = []
         for sign in (1.0, -1.0):
-            state, total = normals[0], []
+            state = normals[0]
+            total = []
             for t in range(1, 6):
                 state, noise = shape.step(state, normals[t])
                 total.append(sign * 1.7 * noise)
@@ -177,7 +182,8 @@ def best_decor(graph, work):
     ratios = np.concatenate([[0], np.geomspace(1e-2, 1e4, 4000)])
     own = (1 / (1 + ratios[:, None] * eigenvalues)).mean(1)
     costs = work.costs(np.hstack([np.eye(graph.num_nodes), graph.incidence]), [WHITE])[:, 0]
-    of_nodes, of_edges = costs[: graph.num_nodes].sum(), costs[graph.num_nodes :].sum()
+    of_nodes = costs[: graph.num_nodes].sum()
+    of_edges = costs[graph.num_nodes :].sum()
     return (own * (of_nodes + ratios * of_edges)).min()
 
 

@@ -23,7 +23,10 @@ from tests.algorithms.gossip_runs import (
     transport_of,
 )
 
-OWN, MASK, CLIP, STEP = 0.3, 2.0, 1.0, 0.02
+OWN = 0.3
+MASK = 2.0
+CLIP = 1.0
+STEP = 0.02
 STREAMS = [
     {"kind": "slow", "memory": 0.9, "shared": 0.8},
     {"kind": "fast", "memory": 0.5, "own": 2.0},
@@ -45,8 +48,10 @@ def streaming(nodes=6, rounds=5, dimension=3, privacy=None, federation=None, **t
 
 def noise_of(config, source, rounds):
     """The noise of every round, (rounds, n, d), from addresses and the law as it is written."""
-    graph, d = config.training.secret_graph, initial_point(config).shape[0]
-    n, edges = graph.num_nodes, graph.edges
+    graph = config.training.secret_graph
+    d = initial_point(config).shape[0]
+    n = graph.num_nodes
+    edges = graph.edges
     pairs = source.derive(b"pair of a seeded run\0")
 
     def fresh(t, j):
@@ -80,10 +85,8 @@ def test_every_engine_is_the_noise_as_written_in_plain_numpy(way):
     noise = noise_of(config, NoiseSource.from_seed(config.federation.seed), 5)
     task = least_squares_of(config)
     start = initial_point(config).numpy()
-    x, weights = (
-        np.tile(start, (6, 1)),
-        reference.metropolis_hastings(config.training.secret_graph).toarray(),
-    )
+    x = np.tile(start, (6, 1))
+    weights = reference.metropolis_hastings(config.training.secret_graph).toarray()
     for z in noise:
         g = reference.clipped(task.gradients(x[None])[0], CLIP)
         x = weights @ (x - STEP * (g + z))
@@ -122,9 +125,12 @@ def test_a_statement_says_what_a_node_keeps_and_prices_all_rounds():
 
 def test_messages_carry_the_covariance_that_is_charged():
     """The best linear attack on one node's messages, on the noise of the real client code."""
-    rounds, nodes, d = 6, 4, 600
+    rounds = 6
+    nodes = 4
+    d = 600
     config = streaming(nodes, rounds, d, privacy={"l2_norm_clip": 1e-9})
-    x, seen = initial_point(config), []
+    x = initial_point(config)
+    seen = []
     plan = plan_of(config)
     weights = reference.metropolis_hastings(config.training.secret_graph).toarray()
     x = x.expand(nodes, d).numpy()
@@ -138,7 +144,8 @@ def test_messages_carry_the_covariance_that_is_charged():
     covariance = np.zeros((rounds * nodes,) * 2)
     incidence = noise.graph.incidence
     for j, shape in enumerate(noise.shapes):
-        own, masks = np.diag(noise.nodes[:, j]), (incidence * noise.edges[:, j]) @ incidence.T
+        own = np.diag(noise.nodes[:, j])
+        masks = (incidence * noise.edges[:, j]) @ incidence.T
         covariance += np.kron(shape.autocovariance(lags), own + masks)
     change = np.zeros((rounds, nodes))
     change[:, 0] = 1.0  # node 0 moves alike in every round
@@ -152,7 +159,8 @@ def test_messages_carry_the_covariance_that_is_charged():
 
 def test_a_seeded_run_goes_on_in_the_middle_as_if_it_had_never_stopped():
     config = streaming(rounds=6)
-    plan, whole = plan_of(config), reports_of(config)
+    plan = plan_of(config)
+    whole = reports_of(config)
     rest = list(run_rounds(plan, whole[2].state, transport_of("stacked", config), free,
                            num_rounds=6, first_round=4))  # fmt: skip
     assert torch.equal(rest[-1].state["x"], reports_of(config, "stacked")[-1].state["x"])
@@ -162,7 +170,8 @@ def test_a_seeded_run_goes_on_in_the_middle_as_if_it_had_never_stopped():
 def test_streams_from_exchanged_keys_cancel_too(way):
     config = streaming(rounds=4, step_size=1e-9, privacy={"noise_source": "os"})
     assert config.training.pair_keys == "exchanged"
-    found, start = models_of(config, way), initial_point(config).numpy()
+    found = models_of(config, way)
+    start = initial_point(config).numpy()
     spread = np.abs(found - found.mean(0)).max()
     assert np.abs(found.mean(0) - start).max() < 1e-6 * max(spread / STEP, 1.0)
     assert spread > 1e-10
@@ -170,7 +179,8 @@ def test_streams_from_exchanged_keys_cancel_too(way):
 
 def test_a_node_whose_streams_are_of_another_round_refuses():
     config = streaming(rounds=3, privacy={"noise_source": "os"})
-    plan, transport = plan_of(config), transport_of("memory", config)
+    plan = plan_of(config)
+    transport = transport_of("memory", config)
     reports = list(run_rounds(plan, plan.server_update.start(initial_point(config)), transport,
                               free, num_rounds=1))  # fmt: skip
     for wanted, why in ((3, "Expected streams of round 2"), (1, "those masks were used")):

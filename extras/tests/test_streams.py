@@ -22,7 +22,8 @@ SERVER, ONE = (audited.attack for audited in stream_mechanisms(SOURCE))
 @pytest.mark.parametrize("attack", [SERVER, ONE], ids=["I", "II"])
 def test_scores_are_two_gaussians_as_far_apart_as_the_noise_says(attack):
     """Each side's mean within 4.9 standard errors of half the distance, its variance in a range."""
-    separation, count = attack.separation, 340
+    separation = attack.separation
+    count = 340
     for is_present, sign in ((True, 1.0), (False, -1.0)):
         scores = attack.scores(count, is_present=is_present) / (separation / 2)
         assert abs(scores.mean() - sign * separation / 2) < 4.9 / count**0.5

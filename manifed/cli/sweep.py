@@ -99,7 +99,7 @@ def sweep(
         column, rows = rows_of(groups, measure)
         echo(column)
         print_table(rows)
-        if trials[0].config.privacy.kind != "none":
+        if any(trial.config.privacy.kind != "none" for trial in trials):
             echo(
                 "privacy: each run's statement prices that run alone. The search is not accounted: "
                 f"to choose among these {len(trials)} runs on private data, or to show them, costs "
@@ -199,6 +199,7 @@ def rows_of(
     rows: list[dict[str, Any]] = []
     for label, group in groups.items():
         values = [run.last(measure) or 0.0 for run in group]
+        spent = [epsilon for run in group if (epsilon := run.last("epsilon")) is not None]
         words = {label_in_manifest(run.manifest, run.final["epsilon"]) for run in group}
         rows.append(
             {
@@ -206,7 +207,7 @@ def rows_of(
                 "mean": statistics.fmean(values),
                 "deviation": statistics.stdev(values) if len(values) > 1 else math.nan,
                 "privacy": " / ".join(sorted(words)),
-                "epsilon": max(run.last("epsilon") or 0.0 for run in group) or None,
+                "epsilon": max(spent, default=None),
                 "runs": len(values),
             }
         )

@@ -95,13 +95,12 @@ def _facts(config: Experiment, like: Examples, sizes: Sizes | None) -> Facts:
     """What is known of data of these shapes and sizes."""
     if sizes is not None:
         config.setting.check_sizes(sizes)
+    source = config.data
+    if not isinstance(source, SiteData):
+        source = dataset(source, config.federation.seed, data_folder())
     problem = config.problem.build()
-    data = config.data
-    seed = config.federation.seed
-    source = data if isinstance(data, SiteData) else dataset(data, seed, data_folder())
     checksum = getattr(source, "checksum", None)
-    shape = problem.point_shape(like)
-    return Facts(problem, shape, sizes, like, checksum, meta=source.meta)
+    return Facts(problem, problem.point_shape(like), sizes, like, checksum, meta=source.meta)
 
 
 def _examples(
@@ -113,11 +112,10 @@ def _examples(
         ConfigError: the data are not there, or cannot be read, split or prepared.
     """
     data = config.data
-    clients = config.federation.num_clients
     if isinstance(data, SiteData):
         return tuple(_read(config, i, None, sizes[i]) for i in members)
     try:
-        if members == range(clients):
+        if members == range(config.federation.num_clients):
             return shards(config.problem, *_split(config))
         return some_shards(config.problem, *_split(config), members)
     except FileNotFoundError as missing:

@@ -223,7 +223,7 @@ def _parquet(path: Path, layout: Layout) -> tuple[_Found, _Place]:
         column = table.column(name)
         if layout.is_text(name):
             labels = ["" if label is None else str(label) for label in column.to_pylist()]
-            found[name] = np.strings.strip(labels)
+            found[name] = np.strings.strip(np.array(labels, dtype=str))
             continue
         found[name] = column.to_numpy()
         if found[name].dtype.kind not in "iuf":

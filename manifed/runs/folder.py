@@ -39,7 +39,7 @@ from pydantic import (
 from pydantic_core import from_json
 
 from manifed import durable
-from manifed.durable import sync_folder, write_atomically
+from manifed.durable import sync, write_atomically
 from manifed.errors import RoundFailed, one_line, short
 from manifed.privacy.events import LABELS, AdversaryName, MaskAdversaryName
 
@@ -207,7 +207,7 @@ class RunFolder:
     def begin(self, manifest: Mapping[str, Any]) -> None:
         """Write the manifest, before round 1."""
         write_atomically(self.manifest_path, encode(manifest))
-        sync_folder(self.directory.parent)
+        sync(self.directory.parent)
 
     def manifest(self) -> dict[str, Any]:
         """The manifest as written.
@@ -336,7 +336,7 @@ class RunFolder:
             write_atomically(self.metrics_path, text.encode())
         else:
             self.metrics_path.unlink(missing_ok=True)
-            sync_folder(self.directory)
+            sync(self.directory)
 
     # -- tensors --
     def save_tensors(self, name: str, tensors: "Mapping[str, Tensor]") -> Path:

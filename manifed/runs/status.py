@@ -34,19 +34,19 @@ def status_of(directory: Path) -> dict[str, Any]:
     folder, holder = RunFolder(directory), holder_of(directory)
     found = evidence_of(directory, config)
     saved, final = found.checkpoint, found.manifest.get("final", {})
-    metrics, is_finished = folder.metrics(final.get("rounds")), bool(final)
+    metrics = folder.metrics(final.get("rounds"))
     delta, budget = reporting_delta(config.setting), budget_of(config.setting)
     try:
         spent = () if delta is None else found.odometer.spent(delta)
     except NoValidBound as error:
         raise ConfigError(f"ledger.jsonl: {error}") from None
-    state = "finished" if is_finished else "stopped" if found.manifest else "not begun"
+    state = "finished" if final else "stopped" if found.manifest else "not begun"
     name = shlex.quote(str(directory))
     next_step = "wait" if holder is not None else to_go_on(f"--resume {name}")
-    if is_finished:
+    if final:
         next_step = f"manifed report {name}"
     error = found.manifest.get("stopped")
-    if not is_finished and os.path.lexists(folder.error_path):
+    if not final and os.path.lexists(folder.error_path):
         error = " ".join(str(json_object(folder.error_path).get(key)) for key in ("when", "what"))
     return {
         "label": found.label,
@@ -59,7 +59,7 @@ def status_of(directory: Path) -> dict[str, Any]:
         "num_rounds": config.federation.num_rounds,
         "charged": found.odometer.covered,
         "checkpoint": saved.server_round if saved else None,
-        "seconds": final["seconds"] if is_finished else None,
+        "seconds": final.get("seconds"),
         "failures": {kind: sum(n or 0 for n in metrics[kind]) for kind in KINDS if kind in metrics},
         "missing": saved.meta.tally.missed if saved else {},
         "spent": {one["name"]: one["epsilon"] for one in spent},

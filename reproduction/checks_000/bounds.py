@@ -114,7 +114,8 @@ class Ball:
 def ball_of(name: str, seed: int) -> Ball:
     """The ball around the optimum that holds the data and the start of a config's run."""
     config = load(curve_path(name), [f"federation.seed={seed}"])
-    found, x = load_shards(config), initial_point(config)
+    found = load_shards(config)
+    x = initial_point(config)
     problem = found.problem
     best = problem.optimum(found.examples).x
     points = Examples.concatenate(found.examples)["z"]
@@ -141,7 +142,9 @@ def spd_overrides(ball: Ball, epsilon: float, num_rounds: int = 200) -> tuple[st
 
 def theorem_5_3(ball: Ball, start: float, stddev: float, num_rounds: int, clients: int) -> float:
     """The right side of (5.4) for equal N_i at alpha = 1 / (2 L_g)."""
-    zeta, smooth, t = ball.zeta, ball.smoothness, num_rounds
+    zeta = ball.zeta
+    smooth = ball.smoothness
+    t = num_rounds
     drift = zeta * start**2 * smooth / (zeta + t - 1)
     growth = t * (6 * zeta + t - 1) * SPD_DIM / (16 * smooth * (zeta + t - 1))
     return drift + growth * stddev**2 / clients

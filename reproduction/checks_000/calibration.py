@@ -68,7 +68,8 @@ def full_batch_price(setting: Setting, constant: float = 1.0) -> float:
 
 def needed_constant(setting: Setting) -> float:
     """The least o_i whose exact price is the stated epsilon."""
-    low, high = 0.1, 100.0
+    low = 0.1
+    high = 100.0
     for _ in range(50):
         middle = math.sqrt(low * high)
         if full_batch_price(setting, middle) <= setting.local_epsilon:
@@ -97,7 +98,8 @@ def transcript_lower_bound(setting: Setting) -> float:
     drawn, the others' is 0. Event: some inner step moved by more than c along u.
     """
     c = np.linspace(0.0, 40.0, 4001)
-    shift, rate = 2 / setting.stddev, 1 / setting.examples
+    shift = 2 / setting.stddev
+    rate = 1 / setting.examples
     tail_1 = (1 - rate) * norm.sf(c) + rate * norm.sf(c - shift)
     tail_0 = (1 - rate) * norm.sf(c) + rate * norm.sf(c + shift)
     p_1, p_0 = (-np.expm1(setting.steps * np.log1p(-tail)) for tail in (tail_1, tail_0))

@@ -7,7 +7,8 @@ from reproduction.findings import Finding, verdict_of
 from reproduction.trials import mean, trials
 
 SEEDS = (0, 1)
-DIGITS, MNIST = (3, 6, 12), (8, 16)
+DIGITS = (3, 6, 12)
+MNIST = (8, 16)
 SHORT = {"digits": ("federation.num_rounds=60",), "mnist": ("federation.num_rounds=30",)}
 
 

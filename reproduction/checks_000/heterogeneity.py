@@ -13,7 +13,9 @@ from reproduction.findings import Finding, verdict_of
 from reproduction.trials import NON_PRIVATE, mean, trial
 
 NAME = "000_3_wishart-rsgd-N-20"
-CLIENTS, SHARD, STEP = 20, 25, 0.05
+CLIENTS = 20
+SHARD = 25
+STEP = 0.05
 SEEDS = (0, 1, 2, 3, 4)
 COHORTS = (1, 2, 5, 10, 20)
 ROUNDING = 1e-12
@@ -72,7 +74,8 @@ class Measured:
 
 def measured(seed: int) -> Measured:
     """The runs of one seed, their shards included."""
-    ball, v = ball_of(NAME, seed), divergence(seed)
+    ball = ball_of(NAME, seed)
+    v = divergence(seed)
     runs = {cohort: trial(NAME, seed, *overrides(cohort)) for cohort in COHORTS}
     smooth = ball.smoothness
     gaps = runs[CLIENTS].columns["cost_gap"]

@@ -87,12 +87,14 @@ def single_client_returns() -> float:
 
 def one_full_batch_step() -> float:
     """|x^(t+1) - Exp(-alpha sum_i p_i eta_i)| at K = 1, b = N_i, s = N, with noise."""
-    sphere, step = Sphere(), 0.3
+    sphere = Sphere()
+    step = 0.3
     parts = _digits(5)
     x = sphere.random(64, generator=torch.Generator().manual_seed(2))
     rsgd = RSGD(step_size=step, minibatch=Full())
     short = RSGD(step_size=1e-3, minibatch=Full())
-    uploads, gradients = [], []
+    uploads = []
+    gradients = []
     for i, shard in enumerate(parts):
         draws = Draws(NoiseSource.from_seed(0), i, 1)
         uploads.append(_displacement(rsgd, shard, x, draws))

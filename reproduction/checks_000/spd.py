@@ -4,7 +4,8 @@ from reproduction.findings import Finding, verdict_of
 from reproduction.trials import Trial, mean, trials
 
 SEEDS = (0, 1)
-EARLY, ROUNDS = 5, 100
+EARLY = 5
+ROUNDS = 100
 SHORT = (f"federation.num_rounds={ROUNDS}", "evaluation.every=5")
 STEPS = {"rsgd": 3, "rsvrg": 30}
 GRADIENTS = {("rsgd", 20): 375, ("rsvrg", 20): 3 * (250 + 20), ("rsgd", 50): 150,

@@ -78,7 +78,9 @@ def check_3() -> Finding:
         )
     }
     ordered = all(_is_ordered(s, prices) for (_, s, _), prices in pairs.items())
-    example, first, last = pairs[300, 10, 500], pairs[100, 1, 50], pairs[100, 1, 500]
+    example = pairs[300, 10, 500]
+    first = pairs[100, 1, 50]
+    last = pairs[100, 1, 500]
     return Finding(
         "3",
         "parallel composition across clients is never worse, equal iff s = 1",
@@ -93,6 +95,7 @@ def check_3() -> Finding:
 
 
 def _is_ordered(cohort_size: int, prices: Mapping[str, Mapping[str, float]]) -> bool:
-    parallel, published = prices["parallel"]["epsilon"], prices["published"]["epsilon"]
+    parallel = prices["parallel"]["epsilon"]
+    published = prices["published"]["epsilon"]
     is_equal = abs(parallel / published - 1) < 1e-9
     return parallel <= published * (1 + 1e-12) and is_equal == (cohort_size == 1)

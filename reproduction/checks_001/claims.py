@@ -121,7 +121,8 @@ def check_c7() -> Finding:
     ends = {a: run(table(f"001_1_digits-{a}"), patience=250) for a in ("projected", *RIVALS)}
     final = {name: result.final for name, result in ends.items()}
     config = parse(table("001_1_digits-projected"))
-    found, shares = load_shards(config), client_shares((1,) * 10, "uniform")
+    found = load_shards(config)
+    shares = client_shares((1,) * 10, "uniform")
     best = found.problem.optimum(found.examples, shares)
     gaps = {
         name: float(found.problem.objective(result.model, found.examples, shares)) - best.value

@@ -18,7 +18,8 @@ TARGETS = (1e-2, 1e-4)
 PAPER_STEP_SIZE = 4e-3
 GRID = (0.0625, 0.125, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0)
 """Multiples of the paper's step size that every algorithm may choose from."""
-TOTALS, LOCALS = (4.0, 5.0, 6.0, 7.0, 8.0), (0.25, 0.5, 1.0, 2.0)
+TOTALS = (4.0, 5.0, 6.0, 7.0, 8.0)
+LOCALS = (0.25, 0.5, 1.0, 2.0)
 """Multiples for step_size * server_step_size and for step_size in the search over both."""
 PATIENCE = 150
 """A tuning run ends after so many rounds without a gradient norm 1 % below all before."""

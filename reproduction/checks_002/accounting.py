@@ -40,7 +40,8 @@ ETAS = {"output": (0.0, 0.05, 0.1, 0.2, 0.3), "gradient": (0.0, 0.05, 0.1, 0.15)
 
 def fresh(of: Releases, rounds: int) -> Array:
     """C alpha_{k-1} / gamma_{k-1} for k = 1..rounds."""
-    k, s = np.arange(rounds, dtype=np.float64), of.schedules
+    k = np.arange(rounds, dtype=np.float64)
+    s = of.schedules
     return of.sensitivity * s.step_size.values(k) / s.sizes(k)
 
 
@@ -67,7 +68,8 @@ def check_1() -> Finding:
 
 def check_2() -> Finding:
     """Theorem 2 (iii): on both sides of the boundary."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     for gamma in (0.55, 0.65, 0.75, 1.1):
         of = releases(1, gamma=gamma)
         margin = 0.9 + gamma - 0.6 + 0.05 - 1
@@ -95,7 +97,8 @@ def check_2() -> Finding:
 
 def check_3() -> Finding:
     """Theorem 2 (i) and (ii), beta = 1."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     for case, gamma, least in (("(i)", 0.5, 0.6), ("(ii)", 1.2, 0.5)):
         for eta in (least - 0.1, least + 0.1):
             of = releases(1, beta=1.0, gamma=gamma, eta=eta)
@@ -109,7 +112,8 @@ def check_3() -> Finding:
 
 def check_4() -> Finding:
     """Theorem 5: on both sides of the boundary."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     for gamma in (0.8, 0.9, 0.95, 1.2):
         of = releases(2, gamma=gamma)
         found = [of.series(10**n) for n in (3, 4, 5)]
@@ -129,12 +133,14 @@ def check_4() -> Finding:
 
 def check_5() -> Finding:
     """The totals in the text."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     for number, text, corrected, printed in (
         (1, 0.864, 1.0080, 0.9584),
         (2, 0.488, 0.7555, 0.5555),
     ):
-        found, own = releases(number).series(10**6), printed_sum(releases(number), 10**6)
+        found = releases(number).series(10**6)
+        own = printed_sum(releases(number), 10**6)
         rows[f"Example {number}"] = {
             "in the text": text, "its formula": own.total, "all that is released": found.total,
             "at least": found.total_low,
@@ -151,7 +157,9 @@ def check_5() -> Finding:
 
 def check_6() -> Finding:
     """Figure 2."""
-    rows, holds, off = {}, True, 0.0
+    rows = {}
+    holds = True
+    off = 0.0
     for algorithm, grid in FIGURE_2.items():
         number, rounds = (1, 20_000) if algorithm == "output" else (2, 10**6)
         for gamma, expected in grid.items():
@@ -196,8 +204,10 @@ def check_13() -> Finding:
 
 def check_14() -> Finding:
     """Without growth."""
-    gradient, output = releases(2, gamma=0.0), releases(1, gamma=0.0)
-    rows, holds = {}, True
+    gradient = releases(2, gamma=0.0)
+    output = releases(1, gamma=0.0)
+    rows = {}
+    holds = True
     for name, of, expected in (("gradient", gradient, 0.9), ("output", output, 0.65)):
         sums = [of.series(10**n).partial for n in (3, 4, 5)]
         slope = math.log10(sums[2] / sums[1])
@@ -227,7 +237,8 @@ def check_15() -> Finding:
 
 def check_19() -> Finding:
     """A finite data set."""
-    size, rows = 12_000, {}
+    size = 12_000
+    rows = {}
     capped = schedules(2).model_copy(update={"sample_size": Constant(value=size)})
     of = Releases(algorithm="gradient", schedules=capped, sensitivity=0.2)
     k = np.arange(10**6, dtype=np.float64)
@@ -251,7 +262,8 @@ def check_19() -> Finding:
 
 def check_21() -> Finding:
     """Corollary 3."""
-    rows, costs = {}, True
+    rows = {}
+    costs = True
     for accuracy, expected in ((0.05, 3.5), (0.01, 2.196)):
         _, exponent, privacy = corollary_3(accuracy)
         rows[f"accuracy {accuracy}"] = {

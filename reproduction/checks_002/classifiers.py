@@ -42,7 +42,8 @@ class Images:
             agent = i if len(models) > 1 else int(rng.integers(AGENTS))
             rows = torch.from_numpy(rng.choice(local, size, replace=False))
             flat = torch.from_numpy(model).float()
-            images, labels = of.images[agent][rows], of.labels[agent][rows]
+            images = of.images[agent][rows]
+            labels = of.labels[agent][rows]
             weights = torch.full((size,), 1 / size)
             found.append(self.learner.gradient(flat, images, labels, weights).double().numpy())
         return np.stack(found)[None]

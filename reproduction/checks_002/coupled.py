@@ -54,9 +54,13 @@ def loss_on_streams(table: TimeVarying, sensitivity: float, features: Features, 
     The runs then differ by ((1 - beta) I - alpha H) delta + alpha C u / (gamma |u|_1), H the
     batch's Hessian.
     """
-    rng, delta, total = np.random.default_rng(seed), np.zeros(DIM), 0.0
+    rng = np.random.default_rng(seed)
+    delta = np.zeros(DIM)
+    total = 0.0
     for k in range(ROUNDS):
-        alpha, beta, size = table.step_size(k), table.mixing(k), table.size(k)
+        alpha = table.step_size(k)
+        beta = table.mixing(k)
+        size = table.size(k)
         u = features(rng, size)
         kept = (1 - beta) * delta - alpha * (u.T @ (u @ delta)) / size
         moves = sensitivity * u / np.abs(u).sum(-1, keepdims=True) * alpha / size
@@ -68,9 +72,12 @@ def loss_on_streams(table: TimeVarying, sensitivity: float, features: Features, 
 
 def loss_on_gradients(table: TimeVarying, sensitivity: float) -> float:
     """The same where the gradients do not depend on the state: what Lemma 1 is true for."""
-    delta, total = 0.0, 0.0
+    delta = 0.0
+    total = 0.0
     for k in range(ROUNDS):
-        alpha, beta, size = table.step_size(k), table.mixing(k), table.size(k)
+        alpha = table.step_size(k)
+        beta = table.mixing(k)
+        size = table.size(k)
         delta = (1 - beta) * delta + alpha * sensitivity / size
         total += delta / table.noise_scale(k + 1)
     return total
@@ -83,14 +90,18 @@ def losses_of_clipped_runs(
 
     "mixed" and "own": Algorithm 1 with gradients at z_k, at x_k; "gradient": Algorithm 2.
     """
-    rng, found = np.random.default_rng(seed), dict.fromkeys(("mixed", "own", "gradient"), 0.0)
+    rng = np.random.default_rng(seed)
+    found = dict.fromkeys(("mixed", "own", "gradient"), 0.0)
     states = {name: np.tile(START, (NODES, 1)) for name in found}
     twins = {name: START.copy() for name in ("mixed", "own")}
     for k in range(rounds):
-        alpha, beta, size = table.step_size(k), table.mixing(k), table.size(k)
+        alpha = table.step_size(k)
+        beta = table.mixing(k)
+        size = table.size(k)
         u = gaussian(rng, NODES * size).reshape(NODES, size, DIM)
         d = u @ TARGET + rng.standard_normal((NODES, size))
-        u_twin, d_twin = u[0].copy(), d[0].copy()
+        u_twin = u[0].copy()
+        d_twin = d[0].copy()
         u_twin[0] *= 100 * rng.choice([-1, 1])
         d_twin[0] = 1000 * rng.standard_normal()
         noise = rng.laplace(0.0, table.noise_scale(k), (NODES, DIM))
@@ -101,7 +112,8 @@ def losses_of_clipped_runs(
 
         for name, x in states.items():
             if name == "gradient":
-                g, other = mean(u, d, x), mean(u_twin, d_twin, x[0])
+                g = mean(u, d, x)
+                other = mean(u_twin, d_twin, x[0])
                 found[name] += float(np.abs(g[0] - other).sum()) / table.noise_scale(k)
                 states[name] = output_step(x, mixed(RING, x), g + noise, alpha, beta)
                 continue
@@ -117,8 +129,10 @@ def losses_of_clipped_runs(
 
 def check_18(streams: int = 100, runs: int = 20) -> Finding:
     """The published bound on streams of data."""
-    table, example = schedules(1), releases(1)
-    published, corrected = printed_sum(example, 10**5).total, example.series(10**5).total
+    table = schedules(1)
+    example = releases(1)
+    published = printed_sum(example, 10**5).total
+    corrected = example.series(10**5).total
     on_gradients = loss_on_gradients(table, 0.2)
     lengths = (np.sqrt(np.trace(COVARIANCE)), 5.0, 8.0)  # the first is their root mean square
     plain = {f"{s:.2f}": loss_on_streams(table, 0.2, same(s), 0) for s in lengths}

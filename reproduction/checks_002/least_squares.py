@@ -36,7 +36,8 @@ GOLDEN = {
 }  # fmt: skip
 """Spec 002 §5.1: E of the mean squared error, and of the squared error of the mean."""
 SEEDS = 20
-LONG, SHORT = 20_000, 2000
+LONG = 20_000
+SHORT = 2000
 
 
 def of_example(number: int, most: int, **exponents: float) -> dict[int, Moments]:
@@ -64,8 +65,10 @@ def drawn(number: int) -> Array:
 
 
 def _figure_1(number: int, most: int) -> Finding:
-    found, seen = of_example(number, most), drawn(number)
-    off, exact = off_table(number, most), found[SHORT].mse
+    found = of_example(number, most)
+    seen = drawn(number)
+    off = off_table(number, most)
+    exact = found[SHORT].mse
     holds = off < 1e-4 and abs(seen.mean() / exact - 1) < 0.15 and exact < 0.005 * 19.5
     return Finding(
         f"002-{number + 6}", f"Figure 1({'ab'[number - 1]}): Algorithm {number} converges",
@@ -116,7 +119,9 @@ def check_10() -> Finding:
 
 def check_11() -> Finding:
     """Theorem 7's rate bounds what is measured."""
-    marks, last, slopes = (1000, SHORT), {}, {}
+    marks = (1000, SHORT)
+    last = {}
+    slopes = {}
     for eta in (0.0, 0.05, 0.1, 0.15):
         row = moments("gradient", schedules(2, eta=eta), marks)
         last[eta] = row[SHORT].mse
@@ -134,12 +139,17 @@ def check_11() -> Finding:
 
 def check_12() -> Finding:
     """The leading constants on quadratics."""
-    trace, rows, holds = float(np.trace(np.linalg.inv(COVARIANCE))), {}, True
+    trace = float(np.trace(np.linalg.inv(COVARIANCE)))
+    rows = {}
+    holds = True
     for number in (1, 2):
-        found, table = of_example(number, LONG), schedules(number)
+        found = of_example(number, LONG)
+        table = schedules(number)
         ratios = {}
         for k in (SHORT, LONG):
-            alpha, beta, sigma = table.step_size(k), table.mixing(k), table.noise_scale(k)
+            alpha = table.step_size(k)
+            beta = table.mixing(k)
+            sigma = table.noise_scale(k)
             lead = beta**2 / alpha if number == 1 else alpha
             ratios[k] = found[k].mean / (lead * sigma**2 * trace / NODES)
         rows[f"Algorithm {number}"] = ratios
@@ -196,7 +206,8 @@ def clipped_errors(
 
 def check_20() -> Finding:
     """A clip that enforces C."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     for number, most in ((1, 1.5), (2, 0.15)):
         small = clipped_errors(number, 0.2, 500, 1.0, 1)
         large = clipped_errors(number, 20.0, 300, 1.0)
@@ -218,7 +229,8 @@ def check_20() -> Finding:
 
 def check_b1() -> Finding:
     """Beyond the paper: Gaussian noise of the same variance needs half the growth."""
-    rows, found = {}, {}
+    rows = {}
+    found = {}
     for noise, gamma in (("laplace", 1.2), ("gaussian", 1.2), ("gaussian", 0.8),
                          ("gaussian", 0.6), ("gaussian", 0.3)):  # fmt: skip
         is_pure = noise == "laplace"
@@ -233,7 +245,8 @@ def check_b1() -> Finding:
             "MSE at k = 2000": mse, "samples until then": table.samples(SHORT),
             "epsilon of all rounds": total,
         }  # fmt: skip
-    pure, half = found["laplace", 1.2], found["gaussian", 0.6]
+    pure = found["laplace", 1.2]
+    half = found["gaussian", 0.6]
     holds = half[0] < 1.01 * pure[0] and half[1] < pure[1] / 50 and half[2] < 1.2 * pure[2]
     return Finding(
         "002-B1", "Algorithm 2 with Gaussian noise: 2 (gamma + eta) > 1 suffices (delta 1e-5)",

@@ -84,14 +84,19 @@ def task(name: str) -> Task:
     """
     if name == "digits":
         rows, labels = load_digits(return_X_y=True)
-        shape, test = (8, 8), 362
+        shape = (8, 8)
+        test = 362
         rows = rows / 16
     elif name == "mnist":
         rows, labels, _ = mnist(data_folder())
-        shape, test, rows, labels = (28, 28), 2000, rows[-10_000:], labels[-10_000:]
+        shape = (28, 28)
+        test = 2000
+        rows = rows[-10_000:]
+        labels = labels[-10_000:]
     else:
         rows, labels = load_breast_cancer(return_X_y=True)
-        shape, test = (6, 5), 114
+        shape = (6, 5)
+        test = 114
         rows = (rows - rows.mean(0)) / rows.std(0)
     order = np.random.default_rng(0).permutation(len(labels))
     images = torch.tensor(rows[order].reshape(-1, 1, *shape), dtype=torch.float32)
@@ -159,7 +164,8 @@ def accuracies(
     ``reading``: "averaged" (as printed), "summed" (not divided by gamma_k), or "fixed": gradients
     of 50 examples, step 0.01, mixing 1 (a stand-in for [42]).
     """
-    rng, of = np.random.default_rng(seed), task(on)
+    rng = np.random.default_rng(seed)
+    of = task(on)
     learner = Learner(of)
 
     def gradients(x: Tensor, weights: Tensor) -> Tensor:  # faster, agent by agent, than vmap

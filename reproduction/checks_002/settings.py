@@ -13,7 +13,8 @@ from reproduction.endless import Releases
 from reproduction.powers import EXAMPLES, polynomial
 from reproduction.time_varying_reference import Array
 
-NODES, DIM = 6, 6
+NODES = 6
+DIM = 6
 COVARIANCE = np.array(
     [[2, 1, 0, 1, 0, 0], [1, 2, 0, 1, 0, 0], [0, 0, 2, 0, 0, 0],
      [1, 1, 0, 2, 0, 0], [0, 0, 0, 0, 2, 0], [0, 0, 0, 0, 0, 2]], dtype=np.float64,
@@ -88,13 +89,18 @@ def second_moments(
     algorithm: str, of: Sequences, marks: Iterable[int], weights: Array, *, is_noised: bool = True
 ) -> Mapping[int, Moments]:
     """The recursion of S_k = E[e_k e_k^T], e = x - x*: no draw (spec 002 §5.1)."""
-    n, d, r = NODES, DIM, COVARIANCE
+    n = NODES
+    d = DIM
+    r = COVARIANCE
     error = np.tile(START - TARGET, n)
     state = np.outer(error, error)
-    marks, found = set(marks), {}
-    mixing, nodes = np.kron(weights, np.eye(d)), np.arange(n)
+    marks = set(marks)
+    found = {}
+    mixing = np.kron(weights, np.eye(d))
+    nodes = np.arange(n)
     spread = np.kron(weights @ weights.T, np.eye(d))
-    steps, eye = np.kron(np.eye(n), r), np.eye(n * d)
+    steps = np.kron(np.eye(n), r)
+    eye = np.eye(n * d)
     for k in range(max(marks) + 1):
         if k in marks:
             blocks = state.reshape(n, d, n, d)
@@ -102,7 +108,10 @@ def second_moments(
                                float(np.einsum("iaja->", blocks)) / n**2)  # fmt: skip
         if k == max(marks):
             break
-        alpha, beta, gamma, sigma = of.alpha[k], of.beta[k], of.gamma[k], of.sigma[k]
+        alpha = of.alpha[k]
+        beta = of.beta[k]
+        gamma = of.gamma[k]
+        sigma = of.sigma[k]
         move = (1 - beta) * eye + beta * mixing - alpha * steps
         own = state.reshape(n, d, n, d)[nodes, :, nodes, :]
         traces = np.einsum("ab,iba->i", r, own)

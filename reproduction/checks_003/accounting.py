@@ -77,7 +77,8 @@ def check_h10() -> Finding:
             if (stddev, epochs) in AUTODP:
                 theirs = AUTODP[stddev, epochs]
                 errors += [abs(equal / theirs[0] - 1), abs(best / theirs[1] - 1)]
-    s50, s100 = rows["sigma 0.05 S 50"], rows["sigma 0.05 S 100"]
+    s50 = rows["sigma 0.05 S 50"]
+    s100 = rows["sigma 0.05 S 100"]
     claimed = [0.64, 0.47, 1.6]
     together = any(
         [round(row[0], 2), round(row[1], 2), round(row[3], 1)] == claimed

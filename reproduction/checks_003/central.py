@@ -80,7 +80,8 @@ def solve(config: Experiment, seeds: Sequence[int], *, stddev: float | None = No
             f"{federation.cohort.kind!r}"
         )
     found = load_shards(config)
-    data, problem = found.examples[0], found.problem
+    data = found.examples[0]
+    problem = found.problem
     key = problem, found.checksum
     if key not in _LEAST:
         _LEAST[key] = problem.optimum([data]).value
@@ -98,15 +99,18 @@ def _run(
     seeds: Sequence[int],
     least: float,
 ) -> Curve:
-    rows, training = len(seeds), config.training
+    rows = len(seeds)
+    training = config.training
     setup = ClientSetup(problem, training, mechanism)
     stacked = Shared(
         {k: t.expand(rows, *t.shape) for k, t in data.tensors.items()}, data.feature_ndim
     )
-    first, shape = config.problem.first_point, problem.point_shape(data)
+    first = config.problem.first_point
+    shape = problem.point_shape(data)
     x = torch.stack([first(problem, shape, starts(seed)) for seed in seeds])
     source = NoiseSource.from_seed(config.federation.seed)
-    spent, excess = [0.0], [_costs(problem, x, data) - least]
+    spent = [0.0]
+    excess = [_costs(problem, x, data) - least]
     for r in range(1, config.federation.num_rounds + 1):
         seat = Seat(tuple(seeds), r, 0, "train")
         update = run_update(setup, seat, Point(x), None, stacked, [len(data)] * rows, source)

@@ -30,7 +30,8 @@ NOISELESS: dict[str, tuple[Pair, float, int, int]] = {
 
 def check_h14() -> Finding:
     """Without noise and clipping."""
-    seeds, rows = (0, 1), {}
+    seeds = (0, 1)
+    rows = {}
     for name, (pair, step_size, inner, epochs) in NOISELESS.items():
         reduced = solve(centrally(pair, rsvrg(step_size, inner), epochs), seeds)
         plain = solve(centrally(pair, rsgd(step_size, inner), epochs), seeds)
@@ -63,7 +64,9 @@ def strongly_convex(
 
 def check_h15() -> Finding:
     """Theorems 6 and 8: the excess risk is of order d / (n epsilon)^2."""
-    seeds, sizes, dimensions = tuple(range(16)), (1000, 3000, 10_000), (5, 20, 80)
+    seeds = tuple(range(16))
+    sizes = (1000, 3000, 10_000)
+    dimensions = (5, 20, 80)
     by_clip = {
         f"C1={clip:g}": [strongly_convex(n, 10, clip, seeds).final for n in sizes]
         for clip in (1e-5, 1e-3, 1.0)
@@ -91,14 +94,18 @@ def check_h15() -> Finding:
 # -- H16 -------------------------------------------------------------------------------------
 def nonconvex(epsilon: float, clip: float, seeds: Sequence[int]) -> tuple[float, float]:
     """(mean |grad F|^2 at Output II, the constant c of (16)) with Theorem 7's eta, m and S."""
-    n, dimension, smoothness, lipschitz = 30, 20, 2.0, 1.0
+    n = 30
+    dimension = 20
+    smoothness = 2.0
+    lipschitz = 1.0
     spread = dimension * math.log(1 / DELTA)
     epochs = max(1, round(math.sqrt(smoothness / spread) * n ** (2 / 3) * epsilon / lipschitz))
     step_size = 1 / (10 * smoothness * n ** (2 / 3))
     training = rsvrg(step_size, 10 * n // 3, epochs=epochs, output="random-iterate")
     pair = spiked(n, dimension)
     config = centrally(pair, training, 1, example_level(epsilon, lipschitz, clip))
-    curve, data = solve(config, seeds), load_shards(config)
+    curve = solve(config, seeds)
+    data = load_shards(config)
     squares = [float(data.problem.gradient_norm(x, data.examples)) ** 2 for x in curve.points]
     found = float(np.mean(squares))
     bound = lipschitz * math.sqrt(spread * smoothness * float(curve.excess[:, 0].mean()))
@@ -107,7 +114,8 @@ def nonconvex(epsilon: float, clip: float, seeds: Sequence[int]) -> tuple[float,
 
 def check_h16() -> Finding:
     """Theorem 7: the squared gradient norm is of order 1 / (n epsilon)."""
-    seeds, epsilons = tuple(range(32)), (16.0, 64.0)
+    seeds = tuple(range(32))
+    epsilons = (16.0, 64.0)
     rows = {
         f"C1={clip:g}": [nonconvex(epsilon, clip, seeds) for epsilon in epsilons]
         for clip in (1.0, 1e-4)

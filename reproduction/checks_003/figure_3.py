@@ -34,7 +34,8 @@ def is_best(row: dict[str, float], name: str, among: Sequence[str]) -> bool:
 
 def check_h17() -> Finding:
     """Figure 3b: a leading eigenvector on the sphere, n = 6903, d = 784."""
-    seeds, rows = (0, 1, 2), Rows()
+    seeds = (0, 1, 2)
+    rows = Rows()
     for epsilon in (0.1, 0.5):
         panel = f"3b_spiked_eps{epsilon}"
         rows[f"epsilon {epsilon}"] = finals(panel, (*PRINTED, "scount"), seeds)
@@ -73,7 +74,8 @@ def ordering(rows: Rows) -> Verdict:
 
 def check_h18() -> Finding:
     """Figure 3a, row 1: a Frechet mean on SPD(11), n = 10704."""
-    seeds, row = (0,), {}
+    seeds = (0,)
+    row = {}
     for name in (*PRINTED, "scount"):
         config = experiment(f"003_3a_lognormal_eps0.1_{name}", "evaluation.every=10")
         row[name] = solve(config, seeds).final

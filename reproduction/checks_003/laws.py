@@ -85,7 +85,8 @@ def law(manifold: Manifold, shape: tuple[int, ...], case: int) -> dict[str, floa
     freedom = manifold.dim(shape)
     squared = manifold.inner(x, u) / stddev**2
     spread = math.sqrt(2 / (freedom * DRAWS))
-    points, some = x.expand(100, *shape), u[:100]
+    points = x.expand(100, *shape)
+    some = u[:100]
     off = manifold.norm(points, manifold.proju(points, some) - some)
     return {
         "mean/(d sigma^2)": float(squared.mean()) / freedom,
@@ -129,9 +130,11 @@ def gram(manifold: Manifold, shape: tuple[int, ...], sampler: Sampler) -> Tensor
 
 def check_h2() -> Finding:
     """The corrected maps are isometries; five printed ones are not."""
-    corrected, printed = {}, {}
+    corrected = {}
+    printed = {}
     for name, (manifold, shape, right, wrong) in PRINTED.items():
-        good, bad = gram(manifold, shape, right), gram(manifold, shape, wrong)
+        good = gram(manifold, shape, right)
+        bad = gram(manifold, shape, wrong)
         corrected[name] = float((good - torch.eye(len(good))).abs().max())
         values = torch.linalg.eigvalsh((bad + bad.mT) / 2)
         printed[name] = [float(values[0]), float(values[-1])]
@@ -151,7 +154,10 @@ def check_h2() -> Finding:
 
 def check_h8() -> Finding:
     """Claim 3's sensitivities, over random and worst pairs of records."""
-    clip0, clip1, n, pairs = 1.0, 0.1, 50, 100_000
+    clip0 = 1.0
+    clip1 = 0.1
+    n = 50
+    pairs = 100_000
     found = {}
     for name, (manifold, shape) in {"sphere": (Sphere(), (6,)), "SPD": (SPD(), (3, 3))}.items():
         x = manifold.random(*shape, generator=generator(4))
@@ -162,7 +168,8 @@ def check_h8() -> Finding:
             c = 3 * torch.randn(size, generator=generator(10 + seed), dtype=torch.float64)
             if seed == 0:  # antipodal records at both points
                 c[1:] = c[:1] * torch.tensor([-1.0, -1.0, 1.0]).reshape(3, *[1] * (c.dim() - 1))
-            here, there = manifold.from_coords(x, c[:2]), manifold.from_coords(anchor, c[2:])
+            here = manifold.from_coords(x, c[:2])
+            there = manifold.from_coords(anchor, c[2:])
             if seed == 0:
                 there = -manifold.transp(x, anchor, here)
             full = clipped(here, manifold.norm(x, here), clip0)
@@ -212,7 +219,8 @@ def check_h21() -> Finding:
 
 def check_h22() -> Finding:
     """The printed Algorithm 6 releases half of the noise that is accounted."""
-    ball, stddev = PoincareBall(), 0.2
+    ball = PoincareBall()
+    stddev = 0.2
     x = ball.random(5, generator=generator(7))
     a = torch.randn(DRAWS, 5, generator=generator(8), dtype=torch.float64)
     root = {

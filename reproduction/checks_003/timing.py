@@ -30,14 +30,17 @@ Work = Callable[[], object]
 def ours(manifold: Manifold, shape: tuple[int, ...]) -> Work:
     """One draw by the product's isometry at a random point, random numbers included."""
     x = manifold.random(*shape, generator=generator(1))
-    g, size = generator(2), manifold.coords_shape(shape)
+    g = generator(2)
+    size = manifold.coords_shape(shape)
     return lambda: manifold.from_coords(x, torch.randn(size, generator=g, dtype=torch.float64))
 
 
 def explicit(manifold: Manifold, shape: tuple[int, ...]) -> Work:
     """The implicit basis of Algorithm 2 enumerated in one batch, then combined."""
-    x, dim = manifold.random(*shape, generator=generator(1)), manifold.dim(shape)
-    g, size = generator(2), (manifold.dim(shape), *manifold.coords_shape(shape))
+    x = manifold.random(*shape, generator=generator(1))
+    dim = manifold.dim(shape)
+    g = generator(2)
+    size = (manifold.dim(shape), *manifold.coords_shape(shape))
 
     def draw() -> Tensor:
         units = torch.zeros(dim, math.prod(size[1:]), dtype=torch.float64)
@@ -51,7 +54,8 @@ def explicit(manifold: Manifold, shape: tuple[int, ...]) -> Work:
 
 def gram_schmidt(manifold: Manifold, shape: tuple[int, ...]) -> Work:
     """Algorithm 1: metric Gram-Schmidt vector by vector, O(d^2) inner products."""
-    x, dim = manifold.random(*shape, generator=generator(1)), manifold.dim(shape)
+    x = manifold.random(*shape, generator=generator(1))
+    dim = manifold.dim(shape)
     g = generator(2)
     spanning = manifold.from_coords(
         x, torch.randn(dim, *manifold.coords_shape(shape), generator=g, dtype=torch.float64)
@@ -148,7 +152,8 @@ def check_h5() -> Finding:
     steps = 60
     chain = Metropolis(burn_in=steps - 1, thinning=1, step=1.0)
     chain = replace(chain, min_acceptance_rate=-1.0)
-    x, normals = SPD().random(11, 11, generator=generator(1)), normals_from(generator(2))
+    x = SPD().random(11, 11, generator=generator(1))
+    normals = normals_from(generator(2))
     seconds = race({"ours": ours(SPD(), (11, 11))}, rounds=3)["ours"]
     slow = min(cpu_seconds(lambda: chain.sample(SPD(), x, 1.0, normals), 1) for _ in range(3))
     ratio = slow * 10_010 / steps / seconds
@@ -162,7 +167,8 @@ def check_h5() -> Finding:
 
 def check_h6() -> Finding:
     """Table 2, sphere(784): a basis by SVD at every call."""
-    x, g = Sphere().random(784, generator=generator(1)), generator(2)
+    x = Sphere().random(784, generator=generator(1))
+    g = generator(2)
 
     def by_svd() -> Tensor:
         basis = torch.linalg.svd(x.unsqueeze(0), full_matrices=True)[2][1:]
@@ -202,7 +208,8 @@ def step_share(problem: Problem, data: Examples, x: Tensor) -> float:
         )
         for name, multiplier in (("noised", 1.0), ("plain", 0.0))
     }
-    source, seat = NoiseSource.from_seed(1), Seat(0, 1, 0, "train")
+    source = NoiseSource.from_seed(1)
+    seat = Seat(0, 1, 0, "train")
     updates = {
         name: lambda s=s: run_update(s, seat, Point(x), None, data, len(data), source)
         for name, s in setups.items()

@@ -38,7 +38,8 @@ def slope(graph: Graph, noise: Correlated, q: int = 0) -> float:
 
 def check_h6() -> Finding:
     """Fifteen vectors and the star."""
-    found, off = {}, 0.0
+    found = {}
+    off = 0.0
     for (sigmas, q), rows in VECTORS.items():
         for (name, graph), expected in zip(GRAPHS.items(), rows, strict=True):
             noise = Correlated(*sigmas)
@@ -56,7 +57,9 @@ def check_h6() -> Finding:
 
 def check_h7() -> Finding:
     """Order and limits of the accountant."""
-    noise, rows, holds = Correlated(1.0, 1.0), {}, True
+    noise = Correlated(1.0, 1.0)
+    rows = {}
+    holds = True
     for name, graph in {**GRAPHS, "star": STAR}.items():
         exact = [slope(graph, noise, q) for q in (0, 1, 2, 15)]
         bounds = [2 * precision_bound(16 - q, connectivity_bound(graph, q)[0], noise)
@@ -75,7 +78,10 @@ def check_h7() -> Finding:
 
 def check_h8() -> Finding:
     """The optimal linear attack is as good as the price says; reused masks are worth nothing."""
-    count, rng, rows, holds = 100_000, np.random.default_rng(0), {}, True
+    count = 100_000
+    rng = np.random.default_rng(0)
+    rows = {}
+    holds = True
     for name, graph in GRAPHS.items():
         covariance = np.eye(16) + graph.laplacian
         drawn = rng.standard_normal((2 * count, len(graph.edges))) @ graph.incidence.T
@@ -90,7 +96,8 @@ def check_h8() -> Finding:
         predicted = float(norm.cdf(2 * math.sqrt(precision / 2)))
         holds &= abs(area - predicted) < 0.01
         rows[name] = {"area under the ROC": area, "Phi(d' / sqrt 2)": predicted}
-    ring, s_cor = GRAPHS["ring"], 100.0
+    ring = GRAPHS["ring"]
+    s_cor = 100.0
     masks = s_cor * rng.standard_normal((count, 16)) @ ring.incidence.T
     first, second = (masks + rng.standard_normal((count, 16)) for _ in range(2))
     gap = first[:, 0] - second[:, 0]
@@ -130,7 +137,9 @@ def check_h10() -> Finding:
         (2.0, 0): (64.616, 34.896, 16.674), (1.25, 1): (220.036, 65.442, 27.165),
     }  # fmt: skip
     base = {0: math.sqrt(2 / limit) / 4, 1: 17.2204}
-    found, off, safe = {}, 0.0, True
+    found = {}
+    off = 0.0
+    safe = True
     for (r, q), row in expected.items():
         made = [
             calibrate_masks(graph, r * base[q], q, lambda w: 2 * w.precision <= limit)
@@ -149,7 +158,8 @@ def check_h10() -> Finding:
 
 def check_h11() -> Finding:
     """Corollary 3's noise is on the safe side by a known factor."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     expected = {"ring": 2.894, "torus": 3.282, "complete": 3.685}
     for name, graph in GRAPHS.items():
         a = connectivity_bound(graph, 0)[0]
@@ -174,7 +184,8 @@ def check_h12() -> Finding:
     exact = {s: Rounds(1000, 2.0).epsilon(worst(ring, Correlated(41.68411, s), 0), DELTA)
              for s in figure_2}  # fmt: skip
     figure_3 = {0.001: 28.82, 0.01: 2.1559, 0.02: 0.08516, 0.04: 0.014198, 0.1: 0.00758}
-    rate, clip = 64 / 3750, 1 / 64
+    rate = 64 / 3750
+    clip = 1 / 64
     printed = {
         s: public_code_epsilon(clip**2 * slope(ring, Correlated(0.005, s)), rate) for s in figure_3
     }

@@ -17,13 +17,16 @@ from reproduction.decor_reference import Array, LeastSquares, clipped, half_step
 from reproduction.findings import Finding, verdict_of
 from reproduction.trials import table, trial
 
-CONFIG, ROUNDS, SEED = "004_1a_decor-ring", 100, 0
+CONFIG = "004_1a_decor-ring"
+ROUNDS = 100
+SEED = 0
 
 
 def messages_under_attack(source: NoiseSource) -> dict[str, MaskedAttack]:
     """The adversaries I, II and III on rings of 8 and a torus of 9 nodes."""
     noise = Correlated(1.0, 2.0)
-    ring, torus = MaskedAttack(Ring(), 8, noise, source), MaskedAttack(Torus(), 9, noise, source)
+    ring = MaskedAttack(Ring(), 8, noise, source)
+    torus = MaskedAttack(Torus(), 9, noise, source)
     return {
         "decor-eavesdropper": ring,
         "decor-one-node": replace(ring, coalition=(0,)),
@@ -35,16 +38,20 @@ def messages_under_attack(source: NoiseSource) -> dict[str, MaskedAttack]:
 def reference() -> Array:
     """The mean model after 100 rounds by numpy, with the draws of the engines' own addresses."""
     config = parse(table(CONFIG, rounds=ROUNDS, seed=SEED))
-    training, privacy = config.training, config.privacy
+    training = config.training
+    privacy = config.privacy
     assert isinstance(training, Decor)
     assert isinstance(privacy, CorrelatedNoise)
     assert privacy.noise_stddev is not None
     assert privacy.mask_stddev is not None
-    n, d = 16, 10
+    n = 16
+    d = 10
     data = config.data.load(None, SEED)
     target = data.examples["target"].numpy().reshape(1, n, d)
-    task, source = LeastSquares(target), NoiseSource.from_seed(SEED)
-    weights, x = training.network.mixed(torch.eye(n).double()).numpy(), task.start[0]
+    task = LeastSquares(target)
+    source = NoiseSource.from_seed(SEED)
+    weights = training.network.mixed(torch.eye(n).double()).numpy()
+    x = task.start[0]
     for t in range(ROUNDS):
         draws = Draws(source, tuple(range(n)), t + 1, 0, 0, "cpu")
         own = draws.normals((d,), Stream.GRADIENT_NOISE, 0).numpy()

@@ -76,7 +76,8 @@ def check_h1() -> Finding:
 
 def check_h2() -> Finding:
     """Complete mixing makes all models equal, whatever the masks and the seed graph."""
-    task, found = LeastSquares.draw(1), {}
+    task = LeastSquares.draw(1)
+    found = {}
     for name, graph in GRAPHS.items():
         runs = [
             run(
@@ -122,7 +123,10 @@ def check_h3() -> Finding:
 
 def check_h4() -> Finding:
     """Lemma 8: E|N W|^2 / E|N|^2 = H_G(W), and E|N|^2 = 2 |E| d sigma_cor^2."""
-    rng, draws, found, holds = np.random.default_rng(0), 20_000, {}, True
+    rng = np.random.default_rng(0)
+    draws = 20_000
+    found = {}
+    holds = True
     for name, graph in GRAPHS.items():
         weights = metropolis_hastings(graph)
         noise = rng.standard_normal((draws, len(graph.edges))) @ graph.incidence.T
@@ -145,7 +149,8 @@ def check_h4() -> Finding:
 
 def check_h5() -> Finding:
     """The constants of the paper's examples."""
-    found, holds = {}, True
+    found = {}
+    holds = True
     for name, graph in GRAPHS.items():
         weights = metropolis_hastings(graph)
         row = (

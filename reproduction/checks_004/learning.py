@@ -21,7 +21,8 @@ from reproduction.decor_prices import paper_slope
 from reproduction.findings import Finding, verdict_of
 
 GRAPHS = {spec.kind: spec.build(16) for spec in (Complete(), Torus(), Ring())}
-NODES, DELTA = 16, 1e-5
+NODES = 16
+DELTA = 1e-5
 CHOICES = tuple(itertools.product((0.005, 0.01, 0.05, 0.1), (0.001, 0.01, 0.1)))
 """(Step size, clip): the grid of the public code."""
 Best = dict[float, dict[str, tuple[float, float, float]]]
@@ -69,7 +70,8 @@ def logistic(
     )
     gaps = np.zeros(len(methods))
     for seed in seeds:
-        rule, rng = Dirichlet(alpha=10.0), np.random.default_rng([seed, 2])
+        rule = Dirichlet(alpha=10.0)
+        rng = np.random.default_rng([seed, 2])
         parts = rule.split(build({"feature": features}, labels=labels.astype(np.int64)), NODES, rng)
         task = Logistic(tuple((features[p], labels[p]) for p in parts), batch, rounds)
         gaps += task.losses(train(methods, GRAPHS, task, seed)) / len(seeds)
@@ -112,7 +114,8 @@ def check_h17() -> Finding:
         choices=CHOICES,
         epsilons=(3, 10, 40), seeds=(0,),
     )  # fmt: skip
-    over, under = _ratios(found, "LDP"), _ratios(found, "CDP")
+    over = _ratios(found, "LDP")
+    under = _ratios(found, "CDP")
     ordered = all(v >= 1 - 1e-9 for row in under.values() for v in row[1:])
     better = min(v for row in over.values() for v in row[1:])
     return Finding(
@@ -138,7 +141,8 @@ def check_h18() -> Finding:
         choices=[(step, 0.1) for step in (0.01, 0.03, 0.1)], epsilons=(3, 10, 40),
         seeds=range(4),
     )  # fmt: skip
-    over, under = _ratios(found, "LDP"), _ratios(found, "CDP")
+    over = _ratios(found, "LDP")
+    under = _ratios(found, "CDP")
     better = min(v for row in over.values() for v in row[:2])
     close = max(v for row in under.values() for v in row)
     return Finding(
@@ -157,7 +161,8 @@ def check_h18() -> Finding:
 def local_stddev(epsilon: float, rounds: int, batch: int, examples: int) -> float:
     """Of the noise that alone gives epsilon to examples, on a mean of gradients of norm 1."""
     whole = Rounds(rounds, 1.0 / batch, batch / examples)
-    low, high = 0.05 / batch, 100.0 / batch
+    low = 0.05 / batch
+    high = 100.0 / batch
     while high / low > 1.0002:
         middle = float(np.sqrt(low * high))
         worst = Worst(1 / middle**2, None, None, is_exact=True)
@@ -203,10 +208,12 @@ def closed(found: Best) -> dict[str, list[float]]:
 
 def check_h19() -> Finding:
     """Example level: a network on a mixture of ten classes."""
-    seeds, all_found = (0, 1), []
+    seeds = (0, 1)
+    all_found = []
     for seed in seeds:
         mixture = recipes.ClassMixture(num_examples=NODES * 1000 + 5000).load(None, seed)
-        z, labels = mixture.examples["z"].numpy().astype(np.float32), mixture.labels
+        z = mixture.examples["z"].numpy().astype(np.float32)
+        labels = mixture.labels
         count = NODES * 1000
         task = Network(
             z[:count].reshape(NODES, 1000, 40), labels[:count].reshape(NODES, 1000), 32, 10, 64, 500
@@ -251,7 +258,8 @@ def check_h20() -> Finding:
     """
     z, labels, split = real.mnist(data_folder())
     order = np.random.default_rng([0, 2]).permutation(len(z))
-    z, labels = z[order].astype(np.float32), labels[order]
+    z = z[order].astype(np.float32)
+    labels = labels[order]
     each = (len(z) - 2000) // NODES
     count = NODES * each
     task = Network(

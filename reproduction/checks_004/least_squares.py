@@ -12,7 +12,11 @@ from reproduction.decor_prices import paper_slope
 from reproduction.decor_reference import LeastSquares, Setting, run
 from reproduction.findings import Finding, log_slope, verdict_of
 
-SEEDS, ROUNDS, STEP, DELTA, TAIL = 32, 3500, 1.668e-3, 1e-5, 200
+SEEDS = 32
+ROUNDS = 3500
+STEP = 1.668e-3
+DELTA = 1e-5
+TAIL = 200
 GRAPHS = {spec.kind: spec.build(16) for spec in (Complete(), Torus(), Ring())}
 RATIOS = {"complete": (1.05,), "torus": (1.1, 1.25, 1.5), "ring": (1.1, 1.25, 1.5)}
 TABLE = {
@@ -45,7 +49,8 @@ def measured(task: LeastSquares, setting: Setting, seed: int = 0) -> tuple[float
 @lru_cache(maxsize=1)
 def table() -> dict[int, dict[str, dict[float, tuple[float, float]]]]:
     """By epsilon and method: (distance, loss gap) for every r that was tried."""
-    task, found = LeastSquares.draw(SEEDS), {}
+    task = LeastSquares.draw(SEEDS)
+    found = {}
     for epsilon in TABLE:
         limit = paper_slope(epsilon, ROUNDS, DELTA)
         local = float(np.sqrt(2 / limit))
@@ -72,7 +77,8 @@ def best(rows: dict[float, tuple[float, float]]) -> tuple[float, float]:
 
 def check_h13() -> Finding:
     """Every entry of the table within 30 %."""
-    found, off = {}, {}
+    found = {}
+    off = {}
     for epsilon, rows in TABLE.items():
         for method, expected in rows.items():
             made = best(table()[epsilon][method])
@@ -93,7 +99,9 @@ def check_h13() -> Finding:
 
 def check_h14() -> Finding:
     """Figure 1(a): an order of magnitude better than LDP, comparable to CDP."""
-    rows, near_ldp, order = {}, [], True
+    rows = {}
+    near_ldp = []
+    order = True
     gap = {"torus": 0.0, "ring": 0.0}
     for epsilon, made in table().items():
         for name in ("torus", "ring"):
@@ -146,16 +154,22 @@ def _mean_square(sums: list[float], rounds: int) -> Callable[[int, np.ndarray], 
 
 def check_h16() -> Finding:
     """The stationary error of the mean with A_i = I: graph and masks do not enter."""
-    eta, d, rounds, rows, holds = 0.05, 10, 600, {}, True
+    eta = 0.05
+    d = 10
+    rounds = 600
+    rows = {}
+    holds = True
     for name, graph in GRAPHS.items():
         for sigma_cor in (0.0, 10.0):
-            start, sums = np.zeros((256, 16, d)), [0.0]
+            start = np.zeros((256, 16, d))
+            sums = [0.0]
             setting = Setting(graph, 1.0, sigma_cor, eta, rounds, None)
             run(setting, lambda x: x, start, 1, _mean_square(sums, rounds))
             predicted = eta * d / (16 * (2 - eta))
             rows[f"{name}, sigma_cor = {sigma_cor:g}"] = [sums[0], predicted]
             holds &= abs(sums[0] / predicted - 1) < 0.05
-    sizes, local = (4, 8, 16, 32), 4.0
+    sizes = (4, 8, 16, 32)
+    local = 4.0
     errors = {"CDP": [], "LDP": []}
     for n in sizes:
         for method, sigma in (("CDP", local / np.sqrt(n)), ("LDP", local)):
@@ -174,9 +188,11 @@ def check_h16() -> Finding:
 
 def check_h21() -> Finding:
     """Ten times the masks: the mean stays, the spread grows a hundredfold."""
-    rows, holds = {}, True
+    rows = {}
+    holds = True
     for name, graph in GRAPHS.items():
-        spreads, means = [], []
+        spreads = []
+        means = []
         for sigma_cor in (10.0, 100.0):
             start = np.zeros((64, 16, 10))
             x = run(Setting(graph, 0.1, sigma_cor, 0.05, 200, None), lambda x: x, start, 2)
@@ -194,7 +210,9 @@ def check_h21() -> Finding:
 
 def check_h24() -> Finding:
     """Excess of the ring over complete mixing with the same own noise, calibrated for each T."""
-    task, rows, excess = LeastSquares.draw(SEEDS), {}, []
+    task = LeastSquares.draw(SEEDS)
+    rows = {}
+    excess = []
     horizons = (500, 1000, 2000, 4000)
     for rounds in horizons:
         limit = paper_slope(10, rounds, DELTA)

@@ -125,8 +125,10 @@ class CorrectionAttack(Attack):
 
     def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
         """One score a client."""
-        problem, count = PrincipalEigenvector(), len(trials)
-        draws, examples = Draws(self.source, trials, 1, 0, 0, "cpu"), self.examples(is_present)
+        problem = PrincipalEigenvector()
+        count = len(trials)
+        draws = Draws(self.source, trials, 1, 0, 0, "cpu")
+        examples = self.examples(is_present)
         x = POLE.expand(count, 4)
         queries = [self.training.queries(self.mechanism, self.size)] * count
         oracle = Witness(problem, Examples.stack([examples] * count), queries, draws)
@@ -141,22 +143,28 @@ class CorrectionAttack(Attack):
         It shifts the reference by +-clip / N and, where it is in the batch, a correction by the
         correction's sensitivity, except at the anchor itself.
         """
-        mechanism, training, size = self.mechanism, self.training, self.size
+        mechanism = self.mechanism
+        training = self.training
+        size = self.size
         assert mechanism.l2_norm_clip is not None
         others = -mechanism.l2_norm_clip * (size - 1) / size
         first, second = training.queries(mechanism, size)
         there = first.sensitivity * (1.0 if self._is_reversed else -1.0)
-        here, rate = -second.sensitivity, second.expected_size / size
+        here = -second.sensitivity
+        rate = second.expected_size / size
         assert second.drawn is not None
-        stddev, y = second.drawn, reference @ PULL
+        stddev = second.drawn
+        y = reference @ PULL
         total = torch.zeros_like(y)
         is_fresh = training.variant == "fresh"
         if not is_fresh:
             total += _gaussian(y - others, there, first.stddev)
         for step, answer in enumerate(corrections):
-            y, without = answer @ PULL, 0.0
+            y = answer @ PULL
+            without = 0.0
             if is_fresh:
-                y, without = y + moved[step] @ PULL - others, there
+                y = y + moved[step] @ PULL - others
+                without = there
             inside = without + (here if step % training.inner_steps else 0.0)
             total += torch.logaddexp(
                 (math.log1p(-rate) if rate < 1 else -math.inf) + _gaussian(y, without, stddev),

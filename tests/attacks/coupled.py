@@ -77,7 +77,9 @@ class CoupledAttack(Attack):
 
     def _turns(self) -> list[tuple[float, float]]:
         """In every round which way the example pulls the state (1 or -1), and then m_k + 1."""
-        s, found, state = self.training.schedules, list[tuple[float, float]](), 0.0
+        s = self.training.schedules
+        found = list[tuple[float, float]]()
+        state = 0.0
         is_output = self.training.perturbation == "output"
         for k in range(self.num_rounds):
             if not is_output:
@@ -114,7 +116,8 @@ class CoupledAttack(Attack):
 
     def _examples(self, k: int, way: float) -> Examples:
         """A round's batch, fresh; the first of it is the example that differs."""
-        size, side = self.training.schedules.size(k), max(self.curvature, 1e-12) ** 0.5
+        size = self.training.schedules.size(k)
+        side = max(self.curvature, 1e-12) ** 0.5
         feature = torch.full((size, 1), side, dtype=torch.float64)
         target = torch.zeros(size, dtype=torch.float64)
         far = _FAR * self.change if self._is_clipped else self.change / 2
@@ -126,7 +129,8 @@ class CoupledAttack(Attack):
     # -- the updates -------------------------------------------------------------------------
     def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
         """One score a node: of what it sends in all rounds."""
-        count, sign = len(trials), 1.0 if is_present else -1.0
+        count = len(trials)
+        sign = 1.0 if is_present else -1.0
         problem = _Hill() if self._is_clipped else LeastSquares()
         setup = ClientSetup(problem, self.training, self.mechanism)
         zero = torch.zeros(count, 1, dtype=torch.float64)

@@ -29,7 +29,8 @@ from manifed.privacy.secldp import Correlated
 from tests.attacks.corrections import POLE, PULL, CorrectionAttack, FlippingAttack, rows_of
 from tests.attacks.coupled import one_state, shipped_coupling
 
-CLIP, SIZE = 0.5, 20
+CLIP = 0.5
+SIZE = 20
 
 
 def _mechanism(
@@ -78,7 +79,8 @@ class Likelihood(ExampleAttack):
             self.training.releases(self.mechanism, SIZE),
             self.training.minibatch.batch_size,
         )
-        rate, z = size / SIZE, release.noise_multiplier
+        rate = size / SIZE
+        z = release.noise_multiplier
         y = torch.stack(uploads) @ PULL / SHORT_STEP / (self.mechanism.l2_norm_clip / size)
         return torch.log1p(rate * torch.expm1((2 * y - 1) / (2 * z * z))).sum(0)
 
@@ -117,7 +119,8 @@ def example_mechanisms(source: NoiseSource) -> list[Audited]:
     sampled = RSGD(step_size=SHORT_STEP, minibatch=Poisson(batch_size=SIZE // 4))
     inside = RSGD(step_size=SHORT_STEP, local_steps=4, minibatch=Poisson(batch_size=SIZE // 2))
     subset = RSGD(step_size=SHORT_STEP, local_steps=2, minibatch=WithoutReplacement(batch_size=16))
-    add, replaced = _mechanism(1.0), _mechanism(1.0, "replace-one")
+    add = _mechanism(1.0)
+    replaced = _mechanism(1.0, "replace-one")
     poisson = worst_case(sampled, _mechanism(0.7), SIZE, source, 4)
     how = "canary gradient at the clip norm, present or not (replace-one: mirrored)"
     apart = "canary row with a moment at the clip norm, present or not (replace-one: orthogonal)"
@@ -239,7 +242,10 @@ def planted_faults(source: NoiseSource) -> list[Audited]:
 # -- a published calibration that fails -------------------------------------------------------
 def published_rsvrg(source: NoiseSource, trials: int = 60000) -> Audited:
     """DP-RSVRG with the papers' calibration at (0.15, 1e-4), which they claim for it."""
-    size, steps, epsilon, delta = 250, 2, 0.15, 1e-4
+    size = 250
+    steps = 2
+    epsilon = 0.15
+    delta = 1e-4
     training = RSVRG(
         step_size=SHORT_STEP,
         epochs=1,

@@ -28,8 +28,10 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 @pytest.mark.statistical
 @pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
 def test_the_bound_never_exceeds_the_truth_of_a_gaussian_and_comes_near(mu):
-    rng, n = np.random.default_rng(5), 40000
-    present, absent = rng.normal(mu, 1, n), rng.normal(0, 1, n)
+    rng = np.random.default_rng(5)
+    n = 40000
+    present = rng.normal(mu, 1, n)
+    absent = rng.normal(0, 1, n)
     found = audit(
         present, absent, claim=lambda delta: gaussian_epsilon(delta, mu=mu), confidence=1 - 1e-6
     )
@@ -44,7 +46,8 @@ def test_the_bound_never_exceeds_the_truth_of_a_gaussian_and_comes_near(mu):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_what_only_one_side_of_the_scores_tells_is_found(sign):
     """One dataset alone has an atom, with the canary or without: both directions are tried."""
-    rng, n = np.random.default_rng(6), 5000
+    rng = np.random.default_rng(6)
+    n = 5000
     plain = rng.normal(0, 1, n)
     marked = np.where(rng.random(n) < 0.4, -9.0, rng.normal(0, 1, n))
     present, absent = (marked, plain) if sign > 0 else (plain, marked)
@@ -78,7 +81,8 @@ def test_the_attack_is_as_strong_as_the_worst_case_of_the_accountant():
     mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=1.25))
     attack = worst_case(RSGD(step_size=SHORT_STEP, minibatch=Full()), mechanism, 20, SOURCE)
     n = 20000
-    present, absent = attack.scores(n, is_present=True), attack.scores(n, is_present=False)
+    present = attack.scores(n, is_present=True)
+    absent = attack.scores(n, is_present=False)
     distance = (present.mean() - absent.mean()) / absent.std()
     assert distance == pytest.approx(1 / 1.25, abs=5 * np.sqrt(2 / n))
     assert attack.claim(1e-5) == pytest.approx(gaussian_epsilon(1e-5, mu=1 / 1.25), rel=1e-9)
@@ -142,7 +146,8 @@ def test_a_config_is_attacked_on_its_own_problem_at_its_own_steps(name, sets):
     config = load(CONFIGS / name, sets)
     mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=0.8))
     shards = load_shards(config)
-    shard, x = min(shards.examples, key=len), initial_point(config)
+    shard = min(shards.examples, key=len)
+    x = initial_point(config)
     attack = ExampleAttack(shards.problem, config.training, mechanism, shard, x, SOURCE)
     honest = find(Audited(name, attack, 2000, "-"), 0.999).verdict
     assert 0.2 < honest.power <= 1

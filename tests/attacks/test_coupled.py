@@ -17,7 +17,8 @@ from tests.attacks.coupled import (
     audited_coupling,
 )
 
-SOURCE, TRIALS = NoiseSource.from_seed(3), 1500
+SOURCE = NoiseSource.from_seed(3)
+TRIALS = 1500
 CLIPPED = ExampleMechanism(
     l2_norm_clip=0.5, neighboring_relation="replace-one", noise=Noise(multiplier=1.0)
 )

@@ -16,14 +16,16 @@ from tests.attacks.shipped import NOISE, MasksUsedTwice, as_a
 from tests.attacks.transcript import Heard, read
 
 SOURCE = NoiseSource.from_seed(11)
-RING, CLIP = MaskedAttack(Ring(), 8, NOISE, SOURCE), 1.0
+RING = MaskedAttack(Ring(), 8, NOISE, SOURCE)
+CLIP = 1.0
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("coalition", [(), (0,), (1, 3)], ids=["I", "II", "III"])
 def test_the_best_test_separates_by_what_is_charged(coalition):
     """Scores are two Gaussians d' apart: each side's mean within 4.9 standard errors of its law."""
-    attack, count = replace(RING, coalition=coalition), 200
+    attack = replace(RING, coalition=coalition)
+    count = 200
     graph = Ring().build(8)
     worst = against(graph, NOISE, coalition)
     for is_present, sign in ((True, 1.0), (False, -1.0)):

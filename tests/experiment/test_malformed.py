@@ -1,6 +1,5 @@
 """Whatever stands in a config, it ends in an experiment or in one line that names the field."""
 
-import contextlib
 import copy
 import functools
 import math
@@ -138,13 +137,6 @@ def test_a_config_that_is_no_regular_file_is_refused_and_not_waited_for(tmp_path
     for path, found in cases.items():
         with pytest.raises(ConfigError, match=f"Expected a readable config file, got .*: {found}"):
             load(path)
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.text(max_size=60))
-def test_any_override_is_an_experiment_or_a_config_error(text):
-    with contextlib.suppress(ConfigError):
-        load(ROOT / "configs/quickstart.toml", [text])
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -12,7 +12,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import from_toml, load, parse, table_of, to_toml
 from manifed.experiment.planner import planned, public_numbers, stand_in, with_option
-from manifed.experiment.predictions import Cloud, Descent
+from manifed.experiment.predictions import Descent
 from manifed.experiment.schema import sha256
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
@@ -164,21 +164,6 @@ def test_errors_of_a_linear_system_are_those_of_a_simulation(momentum, ratio, fi
         expected = (np.array(shares[1:]) ** 2 * z**2).sum() * (z**-2).sum()
         assert variance[0, j] == pytest.approx(expected, rel=1e-10)
         assert start[0, j] == pytest.approx(shares[0] ** 2, rel=1e-10)
-
-
-def cloud(away, clip, bow, *, spread=0.1):
-    return Cloud(np.array([away]), np.array([spread]), clip, 6, 1, bow, bow)
-
-
-def test_a_bent_space_says_nothing_of_settings_that_leave_it():
-    """An average forgives long steps of noise where all is linear; on a bent space it does not."""
-    settings = Descent(np.array([0.5]), 100, from_round=25)
-    flat, bent = (cloud(0.1, 0.2, bow) for bow in (0.0, -1.0))
-    near = bent.descent_gaps(settings, 0.0005)[0, 0]
-    assert near == pytest.approx(flat.descent_gaps(settings, 0.0005)[0, 0], rel=0.01)
-    assert math.isfinite(flat.descent_gaps(settings, 0.02)[0, 0])
-    assert bent.descent_gaps(settings, 0.02)[0, 0] == math.inf
-    assert math.isfinite(bent.descent_gaps(Descent(np.array([0.5]), 1), 0.02)[0, 0])
 
 
 @pytest.mark.parametrize(("kind", "smoothness"), [("logistic", 2**2), ("least-squares", 2)])

@@ -1,7 +1,5 @@
 """`manifed.federate` and `manifed.fit`: the researcher's loop, accounted as a run from a config."""
 
-import inspect
-import pydoc
 import re
 import subprocess
 import sys
@@ -208,14 +206,3 @@ def test_a_promise_speaks_of_what_its_releases_say():
     terms = promise.terms.model_copy(update={"updates": ()})
     with pytest.raises(ConfigError, match="states what it releases"):
         replace(promise, tariff=replace(promise.tariff, lines=(terms,)))
-
-
-def test_the_help_of_a_fit_names_its_arguments_and_a_wrong_one_is_refused_by_name():
-    shown = pydoc.plain(pydoc.render_doc(manifed.fit))
-    for argument in inspect.signature(manifed.fit).parameters.values():
-        assert argument.annotation is not inspect.Parameter.empty
-        assert f"\n        {argument.name}: " in shown, argument.name
-    with pytest.raises(TypeError, match=r"fit\(\) .* 'clients'"):
-        manifed.fit(None, [], None, rounds=1, clients=3)
-    with pytest.raises(TypeError, match=r"federate\(\) .* 'evaluate'"):
-        manifed.federate(None, [], None, rounds=1, evaluate=dict)

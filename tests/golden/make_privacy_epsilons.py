@@ -17,7 +17,8 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
 TARGET = Path(__file__).with_name("privacy_epsilons.json")
 INTERVAL = 1e-4
-ADD, REPLACE = "add-or-remove", "replace-one"
+ADD = "add-or-remove"
+REPLACE = "replace-one"
 
 
 def release(z, kind="unsampled", count=1, relation=ADD, unit="example", **sampling):

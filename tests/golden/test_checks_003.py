@@ -99,8 +99,10 @@ def test_with_equal_clips_more_data_hardly_help():
 
 
 def test_runs_repeat_bit_for_bit_and_seeds_do_not_mix():
-    training, privacy = rsvrg(0.01, 10), example_level(1.0, 1.0, 0.1)
+    training = rsvrg(0.01, 10)
+    privacy = example_level(1.0, 1.0, 0.1)
     config = centrally(cloud(100, 5), training, 2, privacy)
-    both, one = solve(config, (3, 4)), solve(config, (4,))
+    both = solve(config, (3, 4))
+    one = solve(config, (4,))
     assert torch.equal(both.points, solve(config, (3, 4)).points)
     torch.testing.assert_close(both.points[1], one.points[0], rtol=1e-12, atol=1e-14)

@@ -22,12 +22,15 @@ pytestmark = pytest.mark.golden
 
 def test_clipped_sums_of_the_network_are_the_librarys():
     rng = np.random.default_rng(0)
-    z, labels = rng.standard_normal((3, 8, 5)), rng.integers(0, 4, (3, 8))
+    z = rng.standard_normal((3, 8, 5))
+    labels = rng.integers(0, 4, (3, 8))
     task = Network(z, labels, hidden=6, classes=4, batch=8, rounds=1)
-    problem, clip = MLP(6, 4), 0.4
+    problem = MLP(6, 4)
+    clip = 0.4
     x = rng.standard_normal((1, 3, 6 * 6 + 4 * 7))
     found = task.gradients(x, np.full((1, 1, 1), clip), np.random.default_rng(1))[0]
-    mechanism, source = ExampleMechanism(l2_norm_clip=clip), NoiseSource.from_seed(0)
+    mechanism = ExampleMechanism(l2_norm_clip=clip)
+    source = NoiseSource.from_seed(0)
     for i in range(3):
         shard = Examples(
             {"z": torch.tensor(z[i]), "label": torch.tensor(labels[i].astype(float))},
@@ -43,10 +46,8 @@ def test_clipped_sums_of_the_network_are_the_librarys():
 def test_masks_leave_complete_mixing_as_it_is_and_methods_share_their_draws():
     rng = np.random.default_rng(2)
     shards = tuple((rng.standard_normal((9, 3)), np.sign(rng.standard_normal(9))) for _ in range(4))
-    task, graphs = (
-        Logistic(shards, 5, 20),
-        {"ring": Ring().build(4), "complete": Complete().build(4)},
-    )
+    task = Logistic(shards, 5, 20)
+    graphs = {"ring": Ring().build(4), "complete": Complete().build(4)}
     methods = [
         Method(("a", 1.0), "complete", 0.1, 0.0, 0.1, 1.0),
         Method(("b", 1.0), "ring", 0.1, 0.0, 0.1, 1.0),

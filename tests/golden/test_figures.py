@@ -153,7 +153,8 @@ def test_every_check_of_a_figure_is_one():
 
 
 def test_panels_are_drawn_of_what_is_there(tmp_path, small, monkeypatch):
-    saved, drawn = pictures.save, []
+    saved = pictures.save
+    drawn = []
 
     def kept(*given, **named):
         drawn.append(given[0])
@@ -175,7 +176,8 @@ def test_panels_are_drawn_of_what_is_there(tmp_path, small, monkeypatch):
     assert picture.stat().st_size > 10_000
     assert pdf.stat().st_size > 5_000
     assert draw_panels(figure, {}, tmp_path / "none") == []
-    legend, room = drawn[0].legends[0].get_window_extent(), drawn[0].bbox
+    legend = drawn[0].legends[0].get_window_extent()
+    room = drawn[0].bbox
     assert 0 <= legend.x0 < legend.x1 <= room.width
     assert drawn[0].axes[1].get_ylim()[0] == 0.5
     x, rows = values_of(runs["steps-long"], figure.file.axes[1])

@@ -86,7 +86,9 @@ class Killer:
     def __init__(self, crash: Crash | None, note: Callable[[str], None]) -> None:
         """``note`` is told the name of the call at which it ends the process."""
         self.names: list[str] = []
-        self._crash, self._note, self._is_full = crash, note, False
+        self._crash = crash
+        self._note = note
+        self._is_full = False
         self._real = {name: getattr(os, name) for name in CALLS}
 
     def install(self) -> None:
@@ -139,7 +141,9 @@ def crashes_of(names: Sequence[str]) -> Iterator[Crash]:
 
 def attempt(case: Case, folder: Path, crashes: Sequence[Crash]) -> Trial:
     """A run that is crashed (and its continuations with it), gone on with to its end, judged."""
-    at, findings, parts = list[str](), list[str](), 0
+    at = list[str]()
+    findings = list[str]()
+    parts = 0
     for crash in [*crashes, None]:
         if is_finished(folder):
             break
@@ -163,7 +167,8 @@ def is_finished(folder: Path) -> bool:
 
 def judge(case: Case, folder: Path, kills: int) -> list[str]:
     """What is wrong with the finished run in ``folder``."""
-    run, found = RunFolder(folder / "run"), list[str]()
+    run = RunFolder(folder / "run")
+    found = list[str]()
     config = case.experiment()
     rounds = config.federation.num_rounds
     names = {path.name for path in run.directory.iterdir()}
@@ -195,7 +200,8 @@ def judge(case: Case, folder: Path, kills: int) -> list[str]:
 
 def under_reported(path: Path, released: set[tuple[int, int, int]]) -> list[str]:
     """What a ledger does not count of what was released, verified as an auditor would."""
-    odometer, found = Odometer(), list[str]()
+    odometer = Odometer()
+    found = list[str]()
     Ledger.verify(path, feed=odometer.feed)
     for server_round, number, _ in sorted(released):
         if odometer.attempts(server_round) <= number:
@@ -294,7 +300,8 @@ def live_and_die(
         log = os.open(folder / "stderr", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        write, exists = os.write, os.open(noted.parent, os.O_RDONLY)
+        write = os.write
+        exists = os.open(noted.parent, os.O_RDONLY)
         request = _request(case, folder)
 
         def note(name: str) -> None:

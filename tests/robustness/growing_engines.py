@@ -34,9 +34,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for growing_engines.md")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    rows, worst = [], 0.0
+    rows = []
+    worst = 0.0
     for engine, nodes, case in CASES:
-        began, cpu = time.perf_counter(), _cpu()
+        began = time.perf_counter()
+        cpu = _cpu()
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             gap = largest_gap(engine, nodes, case, Path(folder), patch, args.rounds)
         worst = max(worst, gap)

@@ -44,8 +44,11 @@ from manifed.flower.records import tensors_to_record
 from manifed.runs.manifest import code_sha256
 from strategies.any_update import AnyUpdate
 
-CLIENTS, ROUNDS, HOSTILE = 4, 2, 2
-FIRST_NODE, STRANGER = 2, 6
+CLIENTS = 4
+ROUNDS = 2
+HOSTILE = 2
+FIRST_NODE = 2
+STRANGER = 6
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 
 Answers = list[Message]
@@ -87,7 +90,8 @@ class HostileGrid(InlineGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies, those of the hostile node spoiled."""
         for reply in super().pull_messages(message_ids):
-            case, honest = self._case, reply.metadata
+            case = self._case
+            honest = reply.metadata
             if (
                 case is None
                 or honest.src_node_id != case.node
@@ -333,7 +337,8 @@ def _rearranged(**records: Any) -> Spoil:
 
 
 def _record_cases() -> Iterable[Case]:
-    config, metric = ConfigRecord({"a": 1}), MetricRecord({"loss": 0.5})
+    config = ConfigRecord({"a": 1})
+    metric = MetricRecord({"loss": 0.5})
     spoils: dict[str, Spoil] = {
         "no message": _rearranged(header=None),
         "no payload": _rearranged(payload=None),

@@ -99,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder for kills.md")
     parser.add_argument("--trials", type=int, default=400)
     given = parser.parse_args(arguments)
-    began, done = time.perf_counter(), list[tuple[str, Trial]]()
+    began = time.perf_counter()
+    done = list[tuple[str, Trial]]()
     circumstance = circumstances().replace(f"{PROJECT}/", "")
     with tempfile.TemporaryDirectory(prefix="manifed-kills-") as root:
         for i, case in enumerate(CASES):
