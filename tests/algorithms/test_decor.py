@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manifed.algorithms.pair_masks import MaskUsed, NotAgreed
 from manifed.algorithms.payloads import Point
-from manifed.errors import ConfigError, RoundFailed
+from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.federation import memory
 from manifed.federation.client import Seat, run_update
@@ -299,3 +299,24 @@ def test_example_level_clips_each_example():
         halves[i] = x - each.mean(0) - masks[i] - own[i]
     expected = config.training.network.weights @ halves
     assert np.abs(mixed - expected).max() <= 1e-9
+
+
+def test_a_target_is_met_from_the_private_side():
+    target = {"epsilon": 3.0, "delta": DELTA, "adversary": "one-node"}
+    said = {"target": target, "delta": None, "noise_stddev": None, "mask_stddev": None}
+    config = decor(20, privacy=said)
+    rows = {
+        one["name"]: one for one in promise_of(config.setting, (3,) * 6).planned(20)["adversaries"]
+    }
+    assert 2.99 <= rows["one-node"]["epsilon"] <= 3.0
+    assert rows["server"]["epsilon"] < rows["one-node"]["epsilon"] < rows["everybody"]["epsilon"]
+
+
+def test_a_budget_ends_the_run_before_the_round_that_it_does_not_pay():
+    config = decor(50, privacy={"max_epsilon": 5.0})
+    promise = promise_of(config.setting, (3,) * 6)
+    odometer = promise.odometer()
+    charge = Account(promise, odometer=odometer).charge
+    with pytest.raises(BudgetExhausted, match=r"privacy.max_epsilon: round \d+ would be"):
+        reports_of(config, charge=charge)
+    assert odometer.epsilon(SERVER, DELTA) <= 5.0

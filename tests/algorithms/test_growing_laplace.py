@@ -17,10 +17,12 @@ from manifed.oracles.oracle import Draws
 from manifed.oracles.sums import clipped_in_l1
 from manifed.plan import planned_statement
 from manifed.privacy import accountant
+from manifed.privacy.events import Release
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares
-from reproduction.endless import Releases
+from manifed.schedules.schedule import EXAMPLES
+from reproduction.endless import Releases, epsilon_of_zcdp
 from tests.algorithms.test_growing_samples import (
     CLIP,
     DELTA,
@@ -168,3 +170,21 @@ def test_configs_of_before_keep_their_hash_and_wrong_ones_are_refused_by_name():
     training = {"kind": "rsgd", "step_size": 0.1, "minibatch": {"kind": "full"}}
     with pytest.raises(ValueError, match=r"is drawn by training.kind = 'growing"):
         parse(dump(config_of("gradient")) | {"training": training})
+
+
+@pytest.mark.parametrize("rounds", [5, 100])
+def test_the_accountants_sum_is_at_most_the_zcdp_sum(rounds):
+    """Few scales are priced on a grid, many by their Rényi divergences: both below the theorem."""
+    one = EXAMPLES[2]
+    series = Releases(algorithm="gradient", schedules=one.schedules, sensitivity=1.0)
+    moved = series.sensitivities(rounds)
+    events = [
+        Release(kind="laplace", unit="example", neighboring_relation="replace-one",
+                       noise_multiplier=one.schedules.noise_scale(k) / moved[k])
+        for k in range(rounds)
+    ]  # fmt: skip
+    for delta in (1e-8, 1e-4, 1e-2):
+        priced = accountant.epsilon(events, delta)
+        at_delta = epsilon_of_zcdp(series.zcdp(rounds).partial, delta)
+        bound = min(at_delta, series.series(rounds).partial)
+        assert 0 < priced <= bound * (1 + 1e-3)

@@ -1,18 +1,36 @@
 """The oracle: exact laws of its noise, exact bounds of its clipping."""
 
 import math
+from functools import lru_cache
 
 import pytest
 import torch
+from scipy import stats
 
 from manifed.algorithms.rsgd import RSGD
 from manifed.oracles.minibatch import Full
 from manifed.oracles.oracle import Draws, Oracle
-from manifed.privacy.mechanism import ExampleMechanism
+from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import shards, start
+
+FALSE_POSITIVE = 1e-6
+
+
+@lru_cache
+def summed_squares():
+    """(sum of |noise|^2 over the stated variance, degrees of freedom)."""
+    shard, x = shards(dim=501)[0], start(dim=501)
+    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=0.7))
+    quiet = oracle_of(shard, ExampleMechanism(l2_norm_clip=0.5)).gradient(x)
+    oracle, draws = oracle_of(shard, mechanism), 250
+    total = 0.0
+    for _ in range(draws):
+        total += float((oracle.gradient(x) - quiet).square().sum())
+    return total / (0.7 * 0.5 / len(shard)) ** 2, draws * (x.numel() - 1)
+
 
 TRAINING = RSGD(step_size=1.0, minibatch=Full())
 
@@ -52,3 +70,11 @@ def test_one_bad_record_neither_shows_as_nan_nor_moves_the_mean_by_more_than_its
     broken = oracle_of(Examples(tensors, shard.feature_ndim), mechanism).gradient(x)
     assert bool(torch.isfinite(broken).all())
     assert float((broken - mean).norm()) <= 0.3 / len(shard) * (1 + 1e-12)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("scale", "is_accepted"), [(1.0, True), (0.98, False), (1.02, False)])
+def test_noise_norm_is_chi_square_with_the_stated_stddev(scale, is_accepted):
+    total, freedom = summed_squares()
+    tail = stats.chi2.cdf(total * scale**2, freedom)
+    assert (FALSE_POSITIVE / 2 < tail < 1 - FALSE_POSITIVE / 2) == is_accepted

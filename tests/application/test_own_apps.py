@@ -227,3 +227,20 @@ def test_the_two_programs_of_the_page_run(tmp_path):
     assert "server: (" in done.stdout
     told = audit_ledger(tmp_path / "ledger.jsonl", 1e-5)["adversaries"][0]
     assert 0 < told["epsilon"] <= 2.0
+
+
+def test_a_server_that_prices_fewer_gradients_than_clients_release_is_refused():
+    strategy = tangent_mean(replies=ReplyPolicy(timeout=0.2))  # one gradient an update
+    more = RSGD(step_size=0.2, local_steps=2, minibatch=Full())
+    with pytest.raises(HandshakeFailed, match="runs another config"):
+        strategy.start(grid_of(more), initial_arrays=START, num_rounds=1)
+
+
+def test_messages_that_are_made_again_are_charged_again():
+    strategy, grid = tangent_mean(update=STEPS, num_rounds=3), grid_of()
+    first = list(strategy.configure_train(1, START, ConfigRecord(), grid))
+    again = list(strategy.configure_train(1, START, ConfigRecord(), grid))
+    assert strategy.odometer.rounds_counted == 2
+    attempts = [m.content["header"]["attempt"] for m in (*first, *again)]
+    assert attempts == [0] * CLIENTS + [1] * CLIENTS
+    assert strategy.aggregate_train(1, grid.send_and_receive(again))[0] is not None

@@ -1,5 +1,6 @@
 """Whatever stands in a config, it ends in an experiment or in one line that names the field."""
 
+import contextlib
 import copy
 import functools
 import math
@@ -147,3 +148,10 @@ def test_any_file_is_an_experiment_or_one_line(tmp_path_factory, content):
     with pytest.raises(ConfigError) as caught:
         load(path)
     assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.text(max_size=60))
+def test_any_override_is_an_experiment_or_a_config_error(text):
+    with contextlib.suppress(ConfigError):
+        load(ROOT / "configs/quickstart.toml", [text])

@@ -324,3 +324,21 @@ def test_an_honest_site_is_refused_with_probability_1e_9_at_most(dtype, relation
             u = torch.tensor([[0.0, 0.0, 100.0], totals], dtype=dtype)
             found = RULE.refused(mechanism, (400, 400), u, (0, 1))
             assert set(found) == wanted, (totals, share)
+
+
+def test_one_record_moves_the_sums_by_no_more_than_the_noise_is_made_for():
+    config = config_of(TARGET)
+    problem, draws = own_node(config, 0).setup.problem, _Silent()
+    x = torch.eye(1, 3, dtype=torch.float64)[0]
+    for row in ([1e9, 0.0, 0.0], [float("nan"), 1.0, 0.0], [0.0, 1e-9, 3.0]):
+        z = torch.cat([rows(5)["z"], torch.tensor([row], dtype=torch.float64)])
+        both = [
+            RULE.totals(problem, x, Examples({"z": part}, {"z": 1}), 0.0, draws).u
+            for part in (z, z[:5])
+        ]
+        assert float((both[0] - both[1]).norm()) <= math.sqrt(3) + 1e-9
+
+
+class _Silent:
+    def normals(self, shape, stream, step):
+        return torch.zeros(shape, dtype=torch.float64)

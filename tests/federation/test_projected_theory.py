@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from manifed.algorithms.projected import Projected
+from manifed.manifolds.stiefel import Stiefel
 from manifed.problems.pca import KPCA
 from reproduction.checks_001 import CHECKS
 from reproduction.projected_theory import (
@@ -99,3 +100,26 @@ def test_drift_inside_a_round_is_bounded():
         first = 3 * n * constants.growth**2 * tau**3 * eta**2 * float(full.square().sum())
         assert drift <= first + 18 * tau * float(own.square().sum())
         x, before = played.state["anchor"], played.memory.mean_gradient
+
+
+def test_projections_are_twice_lipschitz_in_the_tube_and_normals_are_bounded():
+    """(3), (4) and (15) on random points of St(6, 2) and its tube of radius 1/2."""
+    stiefel, generator = Stiefel(), torch.Generator().manual_seed(1)
+    x, y = (stiefel.random(500, 6, 2, generator=generator) for _ in range(2))
+    s = torch.randn(2, 500, 2, 2, generator=generator, dtype=torch.float64)
+    a, b = (p @ (w + w.mT) for p, w in zip((x, y), s, strict=True))
+
+    def size(u):
+        return u.flatten(-2).norm(dim=-1)
+
+    def tube(p, v):
+        return p + 0.5 * v / size(v)[:, None, None]
+
+    one, two = tube(x, a), tube(y, b)
+    moved = size(stiefel.projx(one) - stiefel.projx(two))
+    assert bool((moved <= 2 * size(one - two) + 1e-12).all())  # (3)
+    assert bool(((a * (y - x)).sum((-2, -1)) <= size(a) / 2 * size(y - x).square() + 1e-12).all())
+    u = torch.randn(500, 6, 2, generator=generator, dtype=torch.float64)
+    growth = stiefel_constants(2, 1.0, 1.0).growth
+    assert growth == pytest.approx(4 * math.sqrt(2))
+    assert bool((size(stiefel.projx(x + u) - x) <= growth * size(u)).all())  # (15)

@@ -30,3 +30,29 @@ def test_plain_uploads_are_algorithm_1():
     one = last(federate(problem, shards, update, update, x, 10)).state["x"]
     two = last(federate(problem, shards, plain, plain, x, 10)).state["x"]
     torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+
+
+def test_plain_uploads_are_algorithm_1_and_forget_the_servers_noise():
+    problem, shards = KPCA(3), pca_shards()
+    x, rounds = start(problem, shards), 40
+    update = Projected(step_size=2e-3, local_steps=5)
+    plain = update.model_copy(update={"upload": "plain"})
+    one = last(federate(problem, shards, update, update, x, 10)).state["x"]
+    two = last(federate(problem, shards, plain, plain, x, 10)).state["x"]
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+    noisy = ClientMechanism(l2_norm_clip=1e3, noise_multiplier=1e-8)
+
+    def imbalance(training):
+        """Size of the mean correction in the first and in the last rounds."""
+        sizes = [
+            float(training.correction(p.state["x"], p.memory).mean(0).norm())
+            for p in federate(
+                problem, shards, training, training, x, rounds, client_mechanism=noisy
+            )
+        ]
+        return sizes[0], sum(sizes[-10:]) / 10
+
+    first, late = imbalance(update)
+    assert late > 3 * first
+    first, late = imbalance(plain)
+    assert 0.3 * first < late < 2 * first

@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 
 from manifed.algorithms.payloads import Displacement
 from manifed.federation import replies
-from manifed.federation.replies import Expectation, Failure, Replies
+from manifed.federation.replies import Expectation, Failure, Replies, plain
 from manifed.flower import handshake, records, transport
 from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_from_record
@@ -142,3 +142,8 @@ def test_one_line_says_which_client_was_dropped_when_and_why(caplog):
         "finite entries in u, got 1 of 64 not so (node 4)"
         for r in (1, 2)
     ]
+
+
+def test_a_text_of_a_client_is_one_short_printable_line():
+    assert plain("a\nb\x1b[2J\u202ec") == "a b [2J c"
+    assert len(plain("x" * 10**6)) == 200

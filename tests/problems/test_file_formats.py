@@ -272,3 +272,11 @@ def test_a_function_must_be_declared_to_look_at_one_record_at_a_time():
     assert "data.is_row_wise" in source(as_tensor).mixes_records()
     assert source(as_tensor).model_copy(update={"is_row_wise": True}).mixes_records() is None
     assert DATA.mixes_records() is None
+
+
+def test_entries_not_seen_are_nan(tmp_path):
+    x = np.array([[1, np.nan, 3], [np.nan, 5, 6.0]])
+    np.save(tmp_path / "nan.npy", x)
+    found = FileData(examples="columns", shape=(3,)).read(tmp_path / "nan.npy")
+    assert found["mask"].tolist() == [[1, 0, 1], [0, 1, 1]]
+    assert found["column"].tolist() == [[1, 0, 3], [0, 5, 6]]

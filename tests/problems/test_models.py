@@ -8,7 +8,7 @@ import torch
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean, HyperbolicPrediction
 from manifed.problems.linear import Logistic
-from manifed.problems.pca import KPCA, principal_angle
+from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle
 from manifed.problems.problem import client_weights
 from manifed.problems.rows import sum_scaling
 from reproduction.matrix_completion import MatrixCompletion
@@ -102,3 +102,21 @@ def test_client_weights_are_checked():
         client_weights(parts, torch.ones(3))
     with pytest.raises(ValueError, match="at least one shard"):
         client_weights([])
+
+
+def test_pca_norms_are_never_below_the_exact_norm():
+    """Near-parallel rows: the subtraction |z|^2 - s^2 cancels, and the result errs upwards.
+
+    Down to the angle 2^-12, at which nearer rows count.
+    """
+    x = torch.nn.functional.normalize(normal(0, 50), dim=0)
+    away = normal(1, 40, 50)
+    away = away - (away @ x).unsqueeze(-1) * x
+    tilt = torch.logspace(-12, 0, 40, dtype=torch.float64).unsqueeze(-1)
+    z = 3.0 * (x + tilt * torch.nn.functional.normalize(away, dim=-1))
+    for problem, point in ((PrincipalEigenvector(), x), (KPCA(1), x.unsqueeze(-1))):
+        exact = problem.manifold.norm(point.unsqueeze(0), problem.rgrads(point, rows_of(z)))
+        found = problem.gradients(point, rows_of(z)).norms
+        assert bool((found >= exact * (1 - 1e-15)).all())
+        nearest = 2.0**-12 * 18
+        assert bool((found <= exact.clamp_min(nearest) * (1 + 1e-6)).all())

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from manifed.errors import ConfigError
+from manifed.experiment import assembly
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
-from manifed.problems import shards
+from manifed.problems import real, shards
 from manifed.problems.examples import Examples
 from tests.experiment.test_load import QUICKSTART
-from tests.problems.test_starts import experiment, problems
+from tests.problems.test_starts import experiment, forget, problems
 
 MAMMALS = (
     "data={kind='reproduction.mammals:WordnetMammals'} "
@@ -68,3 +69,34 @@ def test_preparing_a_shard_treats_each_record_by_itself_or_says_that_it_does_not
     before, after = spec.prepare(shard, one.meta), spec.prepare(mixed, one.meta)
     is_alone = all(torch.equal(before[key][1:], after[key][1:]) for key in before.tensors)
     assert is_alone == (spec.mixes_records() is None)
+
+
+def moved(overrides: str, monkeypatch, record: int = 700) -> list[int]:
+    """How many per-example gradients of each client move when one record is replaced."""
+    pixels, labels = real.digits()
+
+    def gradients() -> list[torch.Tensor]:
+        forget()
+        config = read(overrides + " privacy={kind='none'}")
+        found, x = assembly.load_shards(config), assembly.initial_point(config)
+        return [found.problem.rgrads(x, shard) for shard in found.examples]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(real, "digits", lambda: (pixels, labels))
+        before = gradients()
+        other = pixels.copy()
+        other[record] = 1e3 * other[record][::-1]
+        patch.setattr(real, "digits", lambda: (other, labels))
+        after = gradients()
+    forget()
+    pairs = zip(before, after, strict=True)
+    return [int((one != two).any(-1).sum()) for one, two in pairs]
+
+
+def test_a_record_moves_only_its_own_gradient(monkeypatch):
+    counts = moved("data.is_unit_norm=false", monkeypatch)
+    assert sorted(counts) == [0] * (len(counts) - 1) + [1]
+
+
+def test_the_mean_of_all_rows_moves_every_client(monkeypatch):
+    assert min(moved("data.is_centred=true data.is_unit_norm=false", monkeypatch)) > 100

@@ -6,10 +6,45 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from manifed.problems import real
 from manifed.problems.data import build, checksum
 from manifed.problems.real import DataDamaged, DataMissing
+
+A9A = b"-1 1:1 123:1 \n+1 2:1 \n-1 5:1 7:1 \n"
+
+
+@st.composite
+def damaged(draw, whole):
+    """``whole`` with a few bytes changed, cut, doubled or inserted."""
+    found = bytearray(whole)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, max(len(found) - 1, 0)))
+        match draw(st.sampled_from(["change", "cut", "insert", "double"])):
+            case "change" if found:
+                found[at] = draw(st.integers(0, 255))
+            case "cut":
+                del found[at:]
+            case "insert":
+                found[at:at] = draw(st.binary(min_size=1, max_size=8))
+            case _:
+                found[at:at] = found[at : at + 16]
+    return bytes(found)
+
+
+def sound_or_refused(read, *names):
+    try:
+        read()
+    except (DataDamaged, DataMissing) as error:
+        line = str(error)
+        assert "\n" not in line
+        assert any(name in line for name in names)
+
+
+FUZZ = settings(max_examples=120, deadline=None, derandomize=True)
+
 
 MNIST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -163,3 +198,21 @@ def test_a_damaged_a9a_is_refused_without_its_text(tmp_path, text):
     put(tmp_path, "a9a/a9a", text)
     with pytest.raises(DataDamaged, match=r"a9a/a9a: expected lines"):
         real.a9a(tmp_path)
+
+
+@FUZZ
+@given(damaged(images()), st.booleans())
+def test_any_damage_to_images_is_read_or_named(tmp_path_factory, raw, is_zipped):
+    folder = tmp_path_factory.mktemp("mnist")
+    raw = ZIPPED[: len(raw)] if is_zipped and len(raw) < len(ZIPPED) else raw
+    end = ".gz" if is_zipped else ""
+    label_bytes = gzip.compress(labels()) if is_zipped else labels()
+    sound_or_refused(lambda: mnist(folder, raw, label_bytes, end), *MNIST)
+
+
+@FUZZ
+@given(damaged(A9A))
+def test_any_damage_to_a9a_is_read_or_named(tmp_path_factory, raw):
+    folder = tmp_path_factory.mktemp("a9a")
+    put(folder, "a9a/a9a", raw)
+    sound_or_refused(lambda: real.a9a(folder), "a9a/a9a")

@@ -155,3 +155,13 @@ def test_a_given_start_that_is_no_point_is_refused_in_one_line(entries, words):
         check_parts(config)
     assert "\n" not in str(caught.value)
     assert [word for word in words if word.lower() not in str(caught.value).lower()] == []
+
+
+def test_a_start_at_an_example_is_caught(monkeypatch):
+    def at_a_target(config: Experiment) -> torch.Tensor:
+        return assembly.load_shards(config).examples[0]["target"][0]
+
+    monkeypatch.setattr(assembly, "initial_point", at_a_target)
+    config = experiment({"kind": "hyperbolic-prediction"})
+    before, after = start_and_swapped(config, monkeypatch)
+    assert not torch.equal(before, after)

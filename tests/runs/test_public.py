@@ -245,3 +245,36 @@ def test_a_tag_that_is_not_the_keys_is_found_before_anything_is_shown(
     monkeypatch.setenv("MANIFED_LEDGER_KEY_FILE", str(key_in(tmp_path / "key", b"other")))
     with pytest.raises(LedgerDamaged):
         viewed(read(evaluated), is_server_view=is_server_view)
+
+
+@pytest.mark.parametrize(
+    ("name", "planted"),
+    [
+        ("MANIFEST", ("started", "command_line", "replies")),
+        ("COLUMNS", ("bytes_up", "participants", "seconds")),
+    ],
+)
+def test_a_list_that_lets_the_servers_facts_out_is_noticed(
+    neighbours, tmp_path, monkeypatch, name, planted
+):
+    monkeypatch.setattr(public, name, (*getattr(public, name), *planted))
+    first, second = (exported(run, tmp_path / f"{i}") for i, run in enumerate(neighbours))
+    assert first != second
+
+
+def test_the_public_view_names_no_seed_place_or_machine(neighbours, tmp_path):
+    exported(neighbours[0], tmp_path / "out")
+    text = (tmp_path / "out" / "manifest.json").read_text()
+    assert str(neighbours[0]) not in text
+    assert os.uname().release not in text
+    assert "seed" not in json.loads(text)["config"]["federation"]
+
+
+def test_only_the_servers_page_says_who_took_part_and_it_is_marked(neighbours):
+    run = read(neighbours[0])
+    shown = page_of([viewed(run, is_server_view=True)], is_server_view=True)
+    assert "&#34;participants&#34;" in shown
+    assert "voids the secrecy of the sample" in shown
+    assert "NOT FOR PUBLICATION" in shown
+    page = page_of([viewed(run)])
+    assert not [word for word in ("NOT FOR PUBLICATION", "participants") if word in page]

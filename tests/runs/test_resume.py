@@ -6,8 +6,10 @@ import shlex
 import signal
 
 import pytest
+import torch
 
 from manifed.errors import RunEnded
+from manifed.privacy.account import Account
 from manifed.runs import checkpoint, driver
 from manifed.runs.folder import FORMAT, RunFolder
 from tests.runs.running import go_on, killed_in, run_in
@@ -108,3 +110,39 @@ def test_a_torn_row_is_dropped_and_a_row_is_all_or_nothing(tmp_path, monkeypatch
     assert folder.metrics()["round"] == [0, 1, 2]
     folder.drop_metrics_after(2)
     assert folder.metrics_path.read_bytes() == whole
+
+
+def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path):
+    sets = (
+        *SETS,
+        "privacy.noise={kind='multiplier',noise_multiplier=5.0}",
+        "privacy.delta=1e-5",
+        "privacy.max_epsilon=1.5",
+    )
+    folder = run_in(tmp_path / "run", *sets)
+    manifest = folder.manifest()
+    assert 0 < manifest["final"]["rounds"] < 6
+    assert manifest["final"]["epsilon"] <= 1.5
+    assert "budget" in manifest["stopped"]
+    assert folder.load_tensors("model")["x"].shape == (64,)
+
+
+def test_an_interrupted_run_without_privacy_ends_like_an_uninterrupted_one(tmp_path, monkeypatch):
+    sets = (*SETS, "privacy={kind='none'}", "output.checkpoint_every=100")
+    whole = run_in(tmp_path / "whole", *sets)
+    charge = Account.charge
+
+    def fails_in_round_5(self, server_round, *rest):
+        if server_round == 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        charge(self, server_round, *rest)
+
+    monkeypatch.setattr(Account, "charge", fails_in_round_5)
+    with pytest.raises(RunEnded, match="No space left") as caught:
+        run_in(tmp_path / "run", *sets)
+    assert caught.value.exit_code == 1
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.safetensors").server_round == 4
+    monkeypatch.undo()
+    folder = go_on(tmp_path / "run")
+    assert torch.equal(folder.load_tensors("model")["x"], whole.load_tensors("model")["x"])
+    assert folder.metrics()["cost"] == whole.metrics()["cost"]

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,17 @@ import pytest
 
 from manifed.runs.interrupt import Ended, ending_signals
 from tests.runs.running import QUICKSTART, run_in
+
+
+def ended_in_its_rounds(process, folder, number):
+    before = (folder / "checkpoint.safetensors").stat().st_mtime_ns
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (folder / "checkpoint.safetensors").stat().st_mtime_ns != before:
+            break
+        time.sleep(0.02)
+    return ended(process, number)
+
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 SETS = ("federation.num_clients=2", "federation.num_rounds=20000", "output.plots=false",
@@ -118,3 +130,24 @@ def test_a_signal_inside_an_import_waits_for_its_end(tmp_path, monkeypatch):
     assert importlib.import_module("half_way").is_whole
     assert caught.value.code == 143
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_run_in_its_rounds_names_the_folder_it_goes_on_in(tmp_path, number, code):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    process = begun(tmp_path / "link" / "it's mine")
+    folder = tmp_path / "real" / "it's mine"
+    deadline = time.monotonic() + 60
+    while not (folder / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    found, out, lines = ended(process, number)
+    assert found == code
+    assert out == ""
+    way = f"python simulation.py --resume {shlex.quote(str(folder))}"
+    assert lines[-1] == f"error: interrupted; go on with: {way}"
+    again = begun(tmp_path / "elsewhere", "--resume", str(folder))
+    found, _, lines = ended_in_its_rounds(again, folder, number)
+    assert found == code
+    assert lines[-1].endswith(way)

@@ -1,6 +1,7 @@
 """The statement and the ledger agree, for every adversary and every kind of privacy."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,11 @@ from manifed.cli.main import main
 from manifed.experiment.assembly import facts_of
 from manifed.experiment.load import load
 from manifed.plan import promise_of
+from manifed.privacy import accountant
+from manifed.privacy.account import opened
+from manifed.privacy.events import Release
 from manifed.privacy.statement import audit_ledger
+from manifed.privacy.tariff import ClientReleases, Tariff
 from tests.runs.running import QUICKSTART, ROOT, run_in
 
 SETS = (
@@ -86,3 +91,19 @@ def test_pricing_opens_no_file_of_a_client_whose_size_is_declared(command, tmp_p
     shown = capsys.readouterr()
     assert caught.value.code == 0, shown.err
     assert "external" in shown.out
+
+
+def test_the_statement_counts_what_stands_in_the_ledger_and_nothing_else(tmp_path):
+    """A ledger whose charges cost more than the config's is seen and stated."""
+    config = load(ROOT / QUICKSTART, [*SETS, *CASES["fixed-size"]])
+    promise, path = promise_of(config.setting, (300,) * 6), tmp_path / "ledger.jsonl"
+    noisier = Release(unit="example", neighboring_relation="add-or-remove", noise_multiplier=0.5)
+    update = ClientReleases(partitions=tuple(range(6)), releases=(noisier,))
+    terms = promise.terms.model_copy(update={"updates": (update,)})
+    other = replace(promise, tariff=Tariff((terms,)), target=None, budget=None)
+    with opened(path, other, header={}, last_round=4) as account:
+        account.charge(1, 0, (0, 1))
+    odometer = account.odometer
+    found = {one["name"]: one["epsilon"] for one in promise.statement(odometer)["adversaries"]}
+    assert found["server"] == pytest.approx(accountant.epsilon([noisier], 1e-5), rel=1e-9)
+    assert promise.headline(odometer) == pytest.approx(found["server"], rel=1e-12)

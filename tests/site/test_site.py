@@ -536,3 +536,13 @@ def test_a_site_opens_no_new_ledger_over_or_beside_an_older_one(tmp_path, left):
     found = {one.name: one.read_bytes() for one in path.parent.iterdir()}
     assert found == {name: before[name] for name in found}
     assert len(found) == 1 + (left == "ledger")
+
+
+def test_a_torn_line_costs_nothing_because_nothing_was_computed(tmp_path):
+    with peer_of(tmp_path) as peer:
+        peer.ask(1)
+    with (tmp_path / "site" / "ledger.jsonl").open("ab") as file:
+        file.write(b'{"body":{"attempt"')
+    with peer_of(tmp_path) as peer:
+        assert peer.site.account.spent == pytest.approx(price(1), abs=1e-12)
+        assert peer.is_answered(2)

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from manifed.privacy.noise import NoiseSource, Stream
@@ -33,8 +34,7 @@ def chi_square_accepts(z: np.ndarray) -> bool:
 
 def kolmogorov_accepts(z: np.ndarray, cdf=stats.norm.cdf) -> bool:
     """sup |F_n - F| <= t unless an event of probability 2 exp(-2 n t^2) (Massart 1990)."""
-    levels = cdf(np.sort(z))
-    n = z.size
+    levels, n = cdf(np.sort(z)), z.size
     steps = np.arange(n + 1) / n
     distance = max((steps[1:] - levels).max(), (levels - steps[:-1]).max())
     return bool(distance <= math.sqrt(math.log(2 / ALPHA) / (2 * n)))
@@ -62,6 +62,13 @@ def test_the_whole_distribution_is_normal(precision):
     assert not kolmogorov_accepts(z + 0.02)
 
 
+@pytest.mark.parametrize("threshold", [1.0, 2.0])
+def test_tails_have_the_binomial_count(threshold):
+    z = normals()
+    assert tail_accepts(z, threshold)
+    assert not any(tail_accepts(z * mutant, threshold) for mutant in MUTANTS)
+
+
 def test_the_far_tail_is_not_cut():
     z = np.concatenate([normals(step=step) for step in range(5)])
     assert tail_accepts(z, 4.0)
@@ -81,6 +88,17 @@ def test_uniforms_are_uniform_in_every_decile():
         assert not kolmogorov_accepts(u**mutant, stats.uniform.cdf)
 
 
+def test_every_bit_of_a_word_is_fair():
+    place = {"stream": Stream.COHORT, "partition": 0, "server_round": 0}
+    u = SOURCES["single"].uniforms((COUNT,), **place).numpy()
+    k = (u * 2.0**53).astype(np.int64) >> 1
+    law = stats.binom(COUNT, 0.5)
+    low, high = law.ppf([ALPHA / 2, 1 - ALPHA / 2])
+    for bit in range(52):
+        assert low <= int((k >> bit & 1).sum()) <= high, bit
+    assert not low <= int((u > 0.51).sum()) <= high
+
+
 def correlation_accepts(a: np.ndarray, b: np.ndarray) -> bool:
     """The sample correlation r of n independent normal pairs: r sqrt((n-2)/(1-r^2)) is t_{n-2}."""
     r = float(np.corrcoef(a, b)[0, 1])
@@ -97,3 +115,23 @@ def test_neighbouring_addresses_are_uncorrelated():
         assert correlation_accepts(a, b)
     for mutant in (0.02, -0.02):
         assert not correlation_accepts(draws[1], draws[2] + mutant * draws[1])
+
+
+def test_consecutive_numbers_are_uncorrelated():
+    z = normals()
+    for lag in (1, 2, 3, 16):
+        assert correlation_accepts(z[:-lag], z[lag:])
+        assert not correlation_accepts(z[:-lag], z[lag:] + 0.02 * z[:-lag])
+
+
+def test_a_cohort_is_one_isotropic_gaussian():
+    """|z|^2 of C x n normals drawn for a cohort, and of every client's mean, are chi-square."""
+    place = {"stream": Stream.GRADIENT_NOISE, "server_round": 11}
+    z = SOURCES["single"].normals((785,), partition=range(500), **place).numpy()
+    assert chi_square_accepts(z.ravel())
+    assert chi_square_accepts(z.mean(1) * math.sqrt(785))
+    for mutant in MUTANTS:
+        assert not chi_square_accepts(mutant * z.ravel())
+    assert torch.equal(
+        torch.as_tensor(z[3]), SOURCES["single"].normals((785,), partition=3, **place)
+    )
