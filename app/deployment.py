@@ -64,7 +64,8 @@ def run(
             link, address = start_superlink(flower, alone)
             flower.connect(address)
             nodes = f"num-supernodes={num_supernodes} client-resources-num-cpus=1"
-            options, checks = ["--federation-config", nodes], [link.check]
+            options = ["--federation-config", nodes]
+            checks = [link.check]
         else:
             if is_insecure:
                 on_line(INSECURE)
@@ -75,7 +76,8 @@ def run(
             for key in tls.supernode_keys if tls else ():
                 flower.call("flwr", "supernode", "register", str(key) + ".pub", CONNECTION)
             nodes = start_nodes(flower, address, configs, tls, on_line)
-            options, checks = [], [link.check, nodes.restart_those_that_ended]
+            options = []
+            checks = [link.check, nodes.restart_those_that_ended]
 
         def check() -> None:
             for one in checks:

@@ -53,7 +53,9 @@ def family(mark: str, roots: Iterable[int], seen: Iterable[_ProcessId] = ()) -> 
     Members carry ``mark`` (``NAME=value``), are in ``roots`` or ``seen``, or descend from a member.
     """
     table = process_table()
-    line, known, kept = mark.encode(), {*roots}, {*seen}
+    line = mark.encode()
+    known = {*roots}
+    kept = {*seen}
     members = {p for p in table if p in kept or p[0] in known or _carries(p[0], line)}
     children = members
     while children:

@@ -187,7 +187,8 @@ def private_flower(
         # Ray's Unix sockets lie below it, whose names have at most 107 characters
         is_short = len(tempfile.gettempdir()) <= 24
         home = Path(tempfile.mkdtemp(prefix="mf-", dir=None if is_short else "/tmp"))
-        flower, watch = None, heir(f"{MARK}={mark}", home)
+        flower = None
+        watch = heir(f"{MARK}={mark}", home)
         try:
             app = stage(project.resolve(), home / "app")
             env = environment(home, mark, os.environ) | dict(variables or {})

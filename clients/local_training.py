@@ -98,17 +98,21 @@ def client_app(
         ConfigError: noise that depends on what a client alone does not know.
     """
     if plan is None:
-        own, one = keyed_by(privacy, source), Federation(num_clients=1, num_rounds=1)
+        own = keyed_by(privacy, source)
+        one = Federation(num_clients=1, num_rounds=1)
         if is_target(own):
             raise ConfigError(
                 "privacy.noise.kind: the noise of a 'target' depends on all rounds and sizes, "
                 "which a client alone does not know; give plan=manifed.plan.plan(setting, sizes)"
             )
         setting = Setting(one, update, problem.manifold, privacy=own, problem=problem)
-        mechanism, fresh = example_mechanism(setting, (1,)), setting.fresh_source
+        mechanism = example_mechanism(setting, (1,))
+        fresh = setting.fresh_source
         agreed = digest(setting, mechanism)
     else:
-        mechanism, fresh, agreed = plan.client_mechanism, plan.client_source, plan.config_sha256
+        mechanism = plan.client_mechanism
+        fresh = plan.client_source
+        agreed = plan.config_sha256
     setup = ClientSetup(problem, update, mechanism)
     loaded: dict[int, Examples] = {}
 

@@ -87,9 +87,11 @@ class Graph:
     @cached_property
     def components(self) -> tuple[tuple[int, ...], ...]:
         """The connected components, each in order."""
-        left, found = set(range(self.num_nodes)), []
+        left = set(range(self.num_nodes))
+        found = []
         while left:
-            reached, frontier = set[int](), {min(left)}
+            reached = set[int]()
+            frontier = {min(left)}
             while frontier:
                 reached |= frontier
                 frontier = {j for i in frontier for j in self.neighbors[i]} - reached
@@ -159,8 +161,10 @@ def metropolis_hastings(graph: Graph) -> Weights:
     """
     from scipy.sparse import csr_array
 
-    n, ends = graph.num_nodes, graph.ends
-    degrees, nodes = np.array(graph.degrees, dtype=np.float64), np.arange(n)
+    n = graph.num_nodes
+    ends = graph.ends
+    degrees = np.array(graph.degrees, dtype=np.float64)
+    nodes = np.arange(n)
     i, j = np.concatenate([ends, ends[::-1]], axis=1)
     values = 1.0 / (1.0 + np.maximum(degrees[i], degrees[j]))
     own = 1.0 - np.bincount(i, values, n)

@@ -98,7 +98,8 @@ class OrthogonalLinear(nn.Module):
     ) -> None:
         """``metric`` of the frame: "euclidean" or "canonical"."""
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
+        self.in_features = in_features
+        self.out_features = out_features
         sides = max(in_features, out_features), min(in_features, out_features)
         self.frame = _frame(*sides, metric)
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
@@ -285,7 +286,8 @@ class HyperbolicClassifier(nn.Module):
     def forward(self, feature: Tensor) -> Tensor:
         """(..., dim) to (..., classes)."""
         x = (_lifted(feature) if self.lift else feature).unsqueeze(-2)
-        p, a = self.points, self.normals
+        p = self.points
+        a = self.normals
         # (-p) + x = (om(p) (x - p) - |x - p|^2 p) / D and 1 - |(-p) + x|^2 = om(p) om(x) / D, so
         # that the D of Möbius addition, which vanishes where p and x meet at the boundary, cancels.
         apart = x - p

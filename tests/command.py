@@ -18,7 +18,9 @@ class Done:
 
 def invoke(*words, call=main):
     """The end of ``manifed WORDS``."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out = io.StringIO()
+    err = io.StringIO()
+    code = 0
     with redirect_stdout(out), redirect_stderr(err):
         try:
             call([str(word) for word in words])

@@ -69,7 +69,8 @@ class GeodesicAverage(_Weights):
         if server_round < self.from_round:
             return state | {"average": state["x"]}
         ratio = self.after(state, server_round)
-        move, average = manifold.maps(maps), state["average"]
+        move = manifold.maps(maps)
+        average = state["average"]
         if float(ratio) == 1.0:
             return state | {"average": state["x"], "weights": ratio}
         u = move.inverse(average, state["x"]) / ratio
@@ -97,7 +98,9 @@ class ProjectorAverage(_Weights):
         del manifold, maps
         if server_round < self.from_round:
             return state
-        ratio, frame, mean = self.after(state, server_round), _frame(state["x"]), state["average"]
+        ratio = self.after(state, server_round)
+        frame = _frame(state["x"])
+        mean = state["average"]
         share = (1 / ratio).to(mean.dtype)
         mean = mean + share * (frame @ frame.mT - mean)
         return state | {"average": mean, "weights": ratio}

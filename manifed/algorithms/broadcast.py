@@ -59,7 +59,8 @@ def check_tangent(name: str, x: Tensor, u: Tensor, manifold: Manifold) -> None:
     Raises:
         BadBroadcast: naming the vector, its defect and the bound.
     """
-    defect, bound = float(manifold.tangency_defect(x, u).max()), TOLERANCE[u.dtype]
+    defect = float(manifold.tangency_defect(x, u).max())
+    bound = TOLERANCE[u.dtype]
     if not defect <= bound:
         raise BadBroadcast(
             f"Expected the broadcast {name} tangent at the point of this round within {bound:g}, "
@@ -69,7 +70,8 @@ def check_tangent(name: str, x: Tensor, u: Tensor, manifold: Manifold) -> None:
 
 def _check_length(name: str, value: Tensor) -> None:
     """The squares may be too large where the norm is not."""
-    bound, length = LARGEST[value.dtype], float(frobenius(value, value.dim()))
+    bound = LARGEST[value.dtype]
+    length = float(frobenius(value, value.dim()))
     if not length <= bound:
         raise BadBroadcast(
             f"Expected {name} of Euclidean norm at most {bound:g}, got {length:.3g}; nothing was "
@@ -78,7 +80,8 @@ def _check_length(name: str, value: Tensor) -> None:
 
 
 def _check_on(name: str, x: Tensor, manifold: Manifold) -> None:
-    defect, bound = float(manifold.membership_defect(x).max()), TOLERANCE[x.dtype]
+    defect = float(manifold.membership_defect(x).max())
+    bound = TOLERANCE[x.dtype]
     if not defect <= bound:
         raise BadBroadcast(
             f"Expected {name} on {manifold.name} within {bound:g}, got a relative distance of "

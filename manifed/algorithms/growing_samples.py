@@ -171,7 +171,9 @@ class GrowingSamples(ModelOfEachNode):
         Raises:
             ValueError: gamma_k is more than ``num_examples``, and the rule is to stop.
         """
-        k, batch, first = self._round - 1, self.minibatch, None
+        k = self._round - 1
+        batch = self.minibatch
+        first = None
         if self.samples == "in-order":
             first = self.schedules.samples(k)
         if (first or 0) + batch.batch_size > num_examples and self.on_exhausted == "stop":
@@ -208,13 +210,17 @@ class GrowingSamples(ModelOfEachNode):
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Any:
         """y_i,k+1 and, for the node alone, x_i,k+1 (Algorithm 1); x_i,k+1 (Algorithm 2)."""
-        s, k, down = self.schedules, here.round - 1, here.down
-        alpha, beta = s.step_size(k), s.mixing(k)
+        s = self.schedules
+        k = here.round - 1
+        down = here.down
+        alpha = s.step_size(k)
+        beta = s.mixing(k)
         if isinstance(down, OwnAndMixed):
             g = oracle.gradient(x) + self._laplace(x, here.draws, k)  # Algorithm 2, line 2
             return Point((1 - beta) * x + beta * down.z.detach() - alpha * g)  # line 3
         assert isinstance(here.memory, OwnModel)
-        z, x = x, torch.where(here.memory.k == k, here.memory.x, x)
+        z = x
+        x = torch.where(here.memory.k == k, here.memory.x, x)
         g = oracle.gradient(x if self.grad_point == "own" else z)  # Algorithm 1, line 3
         x = (1 - beta) * x + beta * z - alpha * g  # line 4, eq. (3)
         after = OwnModel(x, torch.full_like(x[..., :1], k + 1, dtype=torch.float64))

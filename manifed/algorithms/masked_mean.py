@@ -97,7 +97,8 @@ class MaskedMean(Masking, MappedSteps):
             return self.set_up(here)
         dropped = None
         if isinstance(here.down, Silent):
-            said, at = here.down.dropped, here.draws.partition
+            said = here.down.dropped
+            at = here.draws.partition
             dropped = frozenset((said if said.dim() == 1 else said[0]).nonzero()[:, 0].tolist())
             me = {at} if isinstance(at, int) else set(at)
             if not 0 < len(dropped) <= self.most_dropped or me & dropped:
@@ -138,7 +139,8 @@ class MaskedMean(Masking, MappedSteps):
         if phase != REVEAL:
             return super().refused(state, phase, uploads, partitions)
         assert isinstance(uploads, Displacement)
-        dropped, near = set(self.disclosed(state, phase)), self.secret_graph.neighbors
+        dropped = set(self.disclosed(state, phase))
+        near = self.secret_graph.neighbors
         return {
             i: "Expected zeros of a node that has no mask with a silent node, got other numbers"
             for i, u in zip(partitions, uploads.u, strict=True)
@@ -155,7 +157,9 @@ class MaskedMean(Masking, MappedSteps):
         """x', or the sum so far while masks of silent nodes are in it."""
         if here.exchange in SETUP:
             return super().server(state, mean, here)
-        x, seen, total = state["x"], here.collected, here.collected.rows.sum(0)
+        x = state["x"]
+        seen = here.collected
+        total = here.collected.rows.sum(0)
         dropped = torch.ones(seen.num_clients, dtype=torch.uint8)
         dropped[list(seen.partitions)] = 0
         if here.exchange == REVEAL:

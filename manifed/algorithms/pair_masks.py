@@ -173,7 +173,8 @@ class Masking(ByGraph, ServerUpdate):
         if self.pair_keys == "seeded":
             return ()
         most = max(self.secret_graph.degrees)
-        down, up = sized(NeighbourKeys, most), sized(Agreed, most)
+        down = sized(NeighbourKeys, most)
+        up = sized(Agreed, most)
         return (
             Phase("offer", Point, OfferedKey, ("point",), ("any", "any"), "none"),
             Phase("agree", down, up, ("point", "any", "any"), ("any",), "none"),
@@ -203,7 +204,9 @@ class Masking(ByGraph, ServerUpdate):
             MaskUsed: masks of this run were used: with new keys they could be asked for once more.
             NotAgreed: this node has offered none: everybody knows the secret that it has then.
         """
-        memory, down, at = here.memory, here.down, here.draws.partition
+        memory = here.memory
+        down = here.down
+        at = here.draws.partition
         assert isinstance(memory, PairKeys)
         if here.exchange == "offer" and bool(memory.used.any()):
             raise MaskUsed("Expected keys to be offered before masks were used, got it after")
@@ -272,7 +275,8 @@ class Masking(ByGraph, ServerUpdate):
             return {}
         pinned = self._pins_here()
         if isinstance(uploads, OfferedKey):
-            offers, found = _offers(partitions, uploads), dict[int, str]()
+            offers = _offers(partitions, uploads)
+            found = dict[int, str]()
             owners = owners_of(offers)
             for offer in offers:
                 try:
@@ -292,7 +296,8 @@ class Masking(ByGraph, ServerUpdate):
         The owner, who refuses it or the server may be at fault, so the text has who takes it and
         what the server found. A node that says what nobody can have found is at fault itself.
         """
-        near, found = self.secret_graph.neighbors, dict[int, str]()
+        near = self.secret_graph.neighbors
+        found = dict[int, str]()
         refusals: dict[int, dict[int, str]] = {}
         for i, codes in said.items():
             if any(codes[len(near[i]) :]) or max(codes) > len(FLAWS):
@@ -351,7 +356,8 @@ class Masking(ByGraph, ServerUpdate):
     def check(self, setting: Any) -> None:
         """Refuse masks that would hide nothing, and a price that is not that of masks."""
         super().check(setting)
-        privacy, cohort = setting.privacy, setting.federation.cohort
+        privacy = setting.privacy
+        cohort = setting.federation.cohort
         if privacy.kind != "correlated":
             raise ValueError(
                 f"privacy.kind: expected 'correlated' with training.kind = {self.kind!r}, got "
@@ -367,7 +373,8 @@ class Masking(ByGraph, ServerUpdate):
                 "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', got "
                 f"{self.pair_keys!r}: masks that anybody can compute hide nothing"
             )
-        most, coalition = self.secret_graph.num_nodes, privacy.coalition
+        most = self.secret_graph.num_nodes
+        coalition = privacy.coalition
         if coalition and not len(set(coalition) & set(range(most))) == len(coalition) < most:
             raise ValueError(
                 f"privacy.coalition: expected different nodes of 0..{most - 1}, not all of them, "
@@ -451,7 +458,8 @@ class Masking(ByGraph, ServerUpdate):
             ValueError: seeded masks beside noise from the operating system.
             NotAgreed: without a key with every neighbour.
         """
-        source, graph = draws.source, self.secret_graph
+        source = draws.source
+        graph = self.secret_graph
         nodes = (draws.partition,) if isinstance(draws.partition, int) else draws.partition
         when = {"server_round": draws.server_round, "attempt": draws.attempt, "step": step}
         if self.pair_keys == "seeded":

@@ -215,9 +215,12 @@ class ProjectedPartial(_Projecting):
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
         """Line 13 with the corrections from the control variates, then the control variates."""
-        x, seen, u = state["x"], here.collected, here.collected.rows
+        x = state["x"]
+        seen = here.collected
+        u = here.collected.rows
         rows = list(seen.partitions)
-        displacements, is_known = state["displacements"].clone(), state["is_known"].clone()
+        displacements = state["displacements"].clone()
+        is_known = state["is_known"].clone()
         if len(is_known) != seen.num_clients:  # before the first round
             displacements = x.new_zeros(seen.num_clients, *x.shape)
             is_known = x.new_zeros(seen.num_clients)

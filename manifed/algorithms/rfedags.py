@@ -60,7 +60,8 @@ class RFedAGS(MappedSteps, ServerUpdate):
     # -- the client --------------------------------------------------------------------------
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:
         """The gradient stream from the broadcast point."""
-        maps, start = here.manifold.maps(self.maps), x
+        maps = here.manifold.maps(self.maps)
+        start = x
         stream = step = -self.step_size * oracle.gradient(start)
         for _ in range(1, self.local_steps):
             x = maps.forward(x, step)
@@ -75,11 +76,14 @@ class RFedAGS(MappedSteps, ServerUpdate):
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
         """Exp along the streams of those present; at client level along what was released."""
-        x, counts, seen = state["x"], state["present"], here.collected
+        x = state["x"]
+        counts = state["present"]
+        seen = here.collected
         if seen.uploads is not None:
             if counts.shape[0] != seen.num_clients:
                 counts = x.new_zeros(seen.num_clients)
-            rows, counts = list(seen.partitions), counts.clone()
+            rows = list(seen.partitions)
+            counts = counts.clone()
             counts[rows] += 1
             chance = counts / here.round  # the authors' code counts this round too
             if self.participation is not None:
@@ -93,8 +97,10 @@ class RFedAGS(MappedSteps, ServerUpdate):
     def check(self, setting: Any) -> None:
         """Refuse probabilities of other clients, or that a price does not allow."""
         super().check(setting)
-        privacy, cohort = setting.privacy.kind, setting.federation.cohort
-        clients, given = setting.federation.num_clients, self.participation
+        privacy = setting.privacy.kind
+        cohort = setting.federation.cohort
+        clients = setting.federation.num_clients
+        given = self.participation
         if isinstance(given, tuple) and len(given) != clients:
             raise ValueError(
                 "training.participation: expected one for each of federation.num_clients = "

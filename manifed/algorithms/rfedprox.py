@@ -34,7 +34,8 @@ class RFedProx(MappedSteps):
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:
         """The steps from the broadcast point; the pull is zero in the first and left out there."""
-        maps, anchor = here.manifold.maps(self.maps), x
+        maps = here.manifold.maps(self.maps)
+        anchor = x
         for t in range(self.local_steps):
             direction = oracle.gradient(x)
             if t > 0:

@@ -70,9 +70,12 @@ class RFedSVRG(MappedSteps, ServerUpdate):
             return g, {"x": x, "gradient": g, "has_history": seen}
         if not bool(before["has_history"].all()):
             raise ValueError("Expected a gradient of phase 'gradient' in memory, got none")
-        mean, anchor, maps = x, before["x"], here.manifold.maps(self.maps)
+        mean = x
+        anchor = before["x"]
+        maps = here.manifold.maps(self.maps)
         check_tangent("gradient", anchor, mean, here.manifold)
-        x, offset = anchor, before["gradient"] - mean
+        x = anchor
+        offset = before["gradient"] - mean
         for t in range(self.local_steps):
             if t > 0:
                 v = oracle.gradient(x) - maps.transport(anchor, x, offset)

@@ -33,7 +33,8 @@ class Output:
     """
 
     def __init__(self, option: Option, x: Tensor, count: int, here: Here) -> None:
-        self._kept, self._index = x, None
+        self._kept = x
+        self._index = None
         if option == "random-iterate":
             self._index = here.manifold.expand_scalar(here.draws.index(count))
 

@@ -129,5 +129,6 @@ def _least_cost_share(reference: Query, correction: Query) -> float:
     proper = correction.sampling.kind == "without-replacement"
     rate = correction.expected_size / correction.num_examples
     factor = _SUBSET_FACTOR if proper and rate < 1 else 1.0
-    there, here = reference.sensitivity, rate * correction.sensitivity
+    there = reference.sensitivity
+    here = rate * correction.sensitivity
     return there / (there + math.sqrt(factor) * here)

@@ -62,7 +62,9 @@ class TangentMean(ServerUpdate):
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
         """Lines 10, 12 and 13."""
-        start, manifold, choice = state["x"], here.manifold, self.maps or "exact"
+        start = state["x"]
+        manifold = here.manifold
+        choice = self.maps or "exact"
         maps = manifold.maps(choice)
         if self.momentum is not None:
             mean = mean + self.momentum * state["momentum"]

@@ -115,8 +115,11 @@ class ExampleAttack(Attack):
     def uploads(self, examples: Examples, partitions: tuple[int, ...]) -> list[Tensor]:
         """What these clients upload in each round, (clients, *upload)."""
         setup = ClientSetup(self.problem, self.training, self.mechanism)
-        count, memory, found = len(partitions), None, list[Tensor]()
-        x, stacked = self.x.expand(count, *self.x.shape), Examples.stack([examples] * count)
+        count = len(partitions)
+        memory = None
+        found = list[Tensor]()
+        x = self.x.expand(count, *self.x.shape)
+        stacked = Examples.stack([examples] * count)
         sizes = [len(self.shard)] * count
         for server_round in range(1, self.num_rounds + 1):
             seat = Seat(partitions, server_round, 0, self.training.phases[0].name)
@@ -132,7 +135,8 @@ class ExampleAttack(Attack):
         whole = {"minibatch": Full()} if "minibatch" in type(self.training).model_fields else {}
         training = self.training.model_copy(update=whole)
         quiet = replace(self, training=training, mechanism=silent, num_rounds=1)
-        absent, is_replaced = self.shard, self.mechanism.neighboring_relation == "replace-one"
+        absent = self.shard
+        is_replaced = self.mechanism.neighboring_relation == "replace-one"
         if not is_replaced:
             absent = absent.take(torch.arange(len(self.shard) - 1))
         (base,) = quiet.uploads(absent, (0,))
@@ -156,7 +160,8 @@ class ExampleAttack(Attack):
 
     def _further(self, value: Tensor) -> list[Tensor]:
         """Values that lie further away than one of a record."""
-        x, manifold = self.x, self.problem.manifold
+        x = self.x
+        manifold = self.problem.manifold
         if isinstance(self.problem, OnPoints | HyperbolicPrediction):
             if value.shape != x.shape:
                 return []
@@ -180,7 +185,8 @@ class ExampleAttack(Attack):
         """<u_j, v> of uploads (clients, *upload), shape (clients,)."""
         if isinstance(self.training, OneShot):  # a statistic is no vector at x
             return (u * v).flatten(1).sum(-1)
-        manifold, x = self.problem.manifold, self.x.expand_as(u)
+        manifold = self.problem.manifold
+        x = self.x.expand_as(u)
         return manifold.inner(x, manifold.proju(x, u), manifold.proju(x, v.expand_as(u)))
 
 
@@ -211,7 +217,8 @@ def worst_case(
 
 
 # -- masks ---------------------------------------------------------------------------------------
-_LONG, _TILT = 1e6, 1e-3
+_LONG = 1e6
+_TILT = 1e-3
 """A canary (s, s t) at (0, 1) has a gradient of length s^2 t = 1e9, clipped to nearly e_1."""
 
 
@@ -227,14 +234,17 @@ class Nodes:
         source: NoiseSource, memory: Memory | None = None,
     ) -> None:  # fmt: skip
         """``memory`` is what the nodes of a stateful algorithm hold before round 1."""
-        self.training, self.memory = training, memory
-        self._victims, self._source = list(victims), source
+        self.training = training
+        self.memory = memory
+        self._victims = list(victims)
+        self._source = source
         self._setup = ClientSetup(LeastSquares(), training, mechanism)
 
     def messages(self, server_round: int, *, is_present: bool) -> Tensor:
         """(x_i^(t) - x_i^(t+1/2)) / eta of every node along the canary, shape (n,)."""
         n = self.training.secret_graph.num_nodes
-        rows, target = torch.zeros(n, 1, 2), torch.zeros(n, 1)
+        rows = torch.zeros(n, 1, 2)
+        target = torch.zeros(n, 1)
         tilt = _TILT if is_present else -_TILT
         rows[self._victims, 0] = _LONG * torch.tensor([1.0, tilt])
         held = Examples({"feature": rows, "target": target}, {"feature": 1, "target": 0})
@@ -319,7 +329,8 @@ class MaskedAttack(Attack):
     @cached_property
     def nodes(self) -> Nodes:
         """The nodes under attack."""
-        n, edges = self.num_nodes, self._graph.edges
+        n = self.num_nodes
+        edges = self._graph.edges
         copied = tuple((c * n + i, c * n + j) for c in range(self.copies) for i, j in edges)
         training = self.algorithm(
             graph=EdgeList(edges=copied), num_nodes=n * self.copies, step_size=1.0, minibatch=Full()
@@ -394,7 +405,8 @@ class ClientAttack(Attack):
         takes part; the sum of their log ratios is monotone in the likelihood ratio of a cohort
         that is drawn as well.
         """
-        server_round, clip = 1 + trials[0], self.mechanism.l2_norm_clip
+        server_round = 1 + trials[0]
+        clip = self.mechanism.l2_norm_clip
         is_removed = self.mechanism.neighboring_relation == "add-or-remove"
         sign = 1.0 if is_present else 0.0 if is_removed else -1.0
         cohort = PoissonCohort(sampling_probability=self.rate)
@@ -426,7 +438,8 @@ class ClientAttack(Attack):
 
         Uploads of zero are inside; the coins of the others hide nobody else, and are taken off.
         """
-        rule, expected = self.mechanism.adaptive, self._expected
+        rule = self.mechanism.adaptive
+        expected = self._expected
         if rule is None:
             return 0.0
         moved = math.log(next_clip / self.mechanism.l2_norm_clip) / -rule.learning_rate

@@ -61,7 +61,8 @@ def clopper_pearson(
     successes: ArrayLike, trials: int, confidence: float
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """One-sided bounds (lower, upper), each at ``confidence``, of binomial probabilities."""
-    count, alpha = np.asarray(successes), 1.0 - confidence
+    count = np.asarray(successes)
+    alpha = 1.0 - confidence
     with np.errstate(invalid="ignore"):
         low = stats.beta.ppf(alpha, count, trials - count + 1)
         high = stats.beta.ppf(1.0 - alpha, count + 1, trials - count)
@@ -115,7 +116,8 @@ def _proved(
     Below 0 nothing is proved. Each of the two rates of (positives, negatives) is bounded at
     confidence 1 - (1 - confidence) / 2, so both bounds hold at once.
     """
-    trials, each = len(scores[0]), 1.0 - (1.0 - confidence) / 2.0
+    trials = len(scores[0])
+    each = 1.0 - (1.0 - confidence) / 2.0
     wins, losses = (
         trials - np.searchsorted(np.sort(one), thresholds, side="right") for one in scores
     )

@@ -26,7 +26,8 @@ from manifed.privacy.noise import NoiseSource
 from manifed.privacy.secldp import MOST_EXACT, Correlated, MaskedMechanism, worst
 from manifed.problems.data import SiteData
 
-_SEEN_AT, _ENOUGH = 0.05, 1.0
+_SEEN_AT = 0.05
+_ENOUGH = 1.0
 """So many rounds are attacked together that epsilon = 1 is claimed at this delta, or all there are:
 a claim of nearly nothing cannot be told from nothing by a few thousand runs."""
 _MOST_MASKED_ROUNDS = 16
@@ -75,7 +76,8 @@ def _enough(attack: Any, most: int) -> Any:
 
 def _of_examples(config: Experiment, source: NoiseSource) -> _Found:
     """The smallest shard, and the worst case."""
-    training, rounds = config.training, config.federation.num_rounds
+    training = config.training
+    rounds = config.federation.num_rounds
     if isinstance(training, GrowingSamples) or is_plugin(training.kind):
         raise ConfigError(
             "training.kind: the audit of a config attacks this library's algorithms that upload "
@@ -112,7 +114,9 @@ def _of_masks(config: Experiment, source: NoiseSource) -> _Found:
     Raises:
         ConfigError: for another algorithm with masks, and where examples are protected.
     """
-    training, privacy, clients = config.training, config.privacy, config.federation.num_clients
+    training = config.training
+    privacy = config.privacy
+    clients = config.federation.num_clients
     if type(training) is not Decor:
         raise ConfigError(
             "training.kind: with privacy.kind = 'correlated' the audit of a config attacks "
@@ -128,7 +132,8 @@ def _of_masks(config: Experiment, source: NoiseSource) -> _Found:
     assert isinstance(mechanism, MaskedMechanism)
     assert mechanism.l2_norm_clip is not None
     stddevs = Correlated(mechanism.noise.stddev(1.0, 1), mechanism.mask_stddev)
-    graph, named = training.secret_graph, tuple(sorted(privacy.coalition))
+    graph = training.secret_graph
+    named = tuple(sorted(privacy.coalition))
     coalitions: dict[tuple[int, ...], str] = {(): "the server: every message, best linear test"}
     if graph.num_nodes > 1 and (one := worst(graph, stddevs, 1).coalition):
         coalitions[one] = f"node {one[0]} takes the masks off that it shares"
@@ -137,7 +142,8 @@ def _of_masks(config: Experiment, source: NoiseSource) -> _Found:
     if len(named) > 1:
         coalitions[named] = f"nodes {', '.join(map(str, named))} collude"
     first = MaskedAttack(training.graph, clients, stddevs, source, clip=mechanism.l2_norm_clip)
-    most, found = min(config.federation.num_rounds, _MOST_MASKED_ROUNDS), _Found()
+    most = min(config.federation.num_rounds, _MOST_MASKED_ROUNDS)
+    found = _Found()
     for coalition, how in coalitions.items():
         attack = _enough(replace(first, coalition=coalition), most)
         found.append((attack, f"{how}; {attack.num_rounds} rounds from the first on"))
@@ -146,13 +152,15 @@ def _of_masks(config: Experiment, source: NoiseSource) -> _Found:
 
 def _of_server(config: Experiment, source: NoiseSource) -> _Found:
     """One round of the server's noised mean."""
-    mechanism, cohort = client_mechanism(config.setting), config.federation.cohort
+    mechanism = client_mechanism(config.setting)
+    cohort = config.federation.cohort
     assert mechanism is not None
     if cohort.kind == "fixed-size":
         raise ConfigError(
             "federation.cohort.kind: the audit attacks 'all' and 'poisson', got 'fixed-size'"
         )
-    clients, plan = config.federation.num_clients, plan_of(config)
+    clients = config.federation.num_clients
+    plan = plan_of(config)
     rate = 1.0 if cohort.kind == "all" else cohort.rate(clients)
     attack = ClientAttack(
         source, mechanism, rate, plan.manifold, initial_point(config), plan.server_update.space,

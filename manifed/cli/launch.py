@@ -68,7 +68,8 @@ def resolve(request: Request) -> Experiment:
     Raises:
         ConfigError: in one line.
     """
-    path, resume = find(request.config), request.resume
+    path = find(request.config)
+    resume = request.resume
     if resume is not None:
         path = experiment_in(real("--resume", resume))
     elif request.ledger_head is not None:
@@ -168,7 +169,8 @@ def launch(request: Request, began: float | None = None) -> RunFolder:
                 _networked(config, request)
         return RunFolder.open(named_directory(config))
     except Ended as signalled:
-        why, code = "interrupted", signalled.code
+        why = "interrupted"
+        code = signalled.code
     except EngineFailed as failed:
         why = str(failed)
     except OSError as error:

@@ -286,10 +286,13 @@ def secldp(
     except ValueError as error:
         said = fault(error, Decor) if isinstance(error, ValidationError) else error
         raise ConfigError(f"--graph: {said}") from None
-    noise, slope = Correlated(sigma_cdp, sigma_cor), 2 * clip**2
-    met, bound = worst(network, noise, collusion), slope * theorem_bound(network, noise, collusion)
+    noise = Correlated(sigma_cdp, sigma_cor)
+    slope = 2 * clip**2
+    met = worst(network, noise, collusion)
+    bound = slope * theorem_bound(network, noise, collusion)
     kind = 3 if collusion == nodes - 1 else min(collusion, 2)
-    adversary, text = _NAMES[kind], OF_MASKS[kind].text
+    adversary = _NAMES[kind]
+    text = OF_MASKS[kind].text
     totals: dict[str, dict[str, Any]] = {}
     for name, size in zip(_NAMES, (0, 1, max(2, collusion), nodes - 1), strict=True):
         if size < nodes:

@@ -167,7 +167,8 @@ def trials_of(path: Path, sets: Sequence[str], seeds: Sequence[int], out: Path) 
         directory = out / f"{name}-seed-{seed}".lstrip("-")
         given[_SEED] = seed
         sets = ("output.plots=false", *map("=".join, given.items()))
-        config, request = load(path, sets), Request(str(path), sets, out=directory, plain=True)
+        config = load(path, sets)
+        request = Request(str(path), sets, out=directory, plain=True)
         other = None if is_fresh(directory) else "one that is no run's"
         if RunFolder(directory).experiment_path.is_file():
             request = Request(str(path), resume=directory, plain=True)

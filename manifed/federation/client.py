@@ -62,7 +62,8 @@ class ClientSetup:
 
         By size, because the clients of a cohort have few.
         """
-        training, mechanism = self.training, self.mechanism
+        training = self.training
+        mechanism = self.mechanism
         is_noised = mechanism.l2_norm_clip is not None and mechanism.noise.stddev(1.0, 1) > 0
 
         @cache
@@ -136,7 +137,9 @@ def run_update(
     if not isinstance(down, phase.down):
         raise ValueError(f"Expected a {phase.down.__name__}, got a {type(down).__name__}")
     draws = Draws(source, seat.partition, seat.server_round, seat.attempt, index, device)
-    held, problem, training = setup.evaluation, setup.problem, setup.training
+    held = setup.evaluation
+    problem = setup.problem
+    training = setup.training
     if phase is EVALUATE:
         if held is None or not held.is_due(seat.server_round):
             raise Uncharged(f"evaluation.every: round {seat.server_round} is not charged for one")
@@ -193,9 +196,11 @@ def _check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> N
     noised = sum(n for label, n in queries.items() if not label.endswith(UNNOISED))
     for label, asked in queries.items():
         name = label.removesuffix(UNNOISED)
-        paid, how = charged[name], "noised"
+        paid = charged[name]
+        how = "noised"
         if name != label:
-            paid, how = (paid if 0 < paid <= noised else 0), "un-noised"
+            paid = paid if 0 < paid <= noised else 0
+            how = "un-noised"
         if asked > paid:
             raise Uncharged(
                 f"training.kind: {kind!r} asked for {asked} {how} answers {name!r} in a "
@@ -239,7 +244,8 @@ class ClientSide:
 
     def gradients_in_a_step(self, num_examples: int) -> float:
         """How many points' worth of per-example gradients, with temporaries, a query may hold."""
-        summed, each = self.setup.problem.points_per_example, Problem.points_per_example
+        summed = self.setup.problem.points_per_example
+        each = Problem.points_per_example
         if (most := self.setup.training.largest_batch(num_examples)) is not None:
             return each * most
         held = (
@@ -318,7 +324,8 @@ def answer(
             "a reply of its was lost; start a new run"
         )
     pay()
-    examples, source = node.hold_out if phase is EVALUATE else node.shard, node.source()
+    examples = node.hold_out if phase is EVALUATE else node.shard
+    source = node.source()
     assert examples is not None
     seat = Seat(node.partition, header.server_round, header.attempt, header.phase)
     made = run_update(node.setup, seat, down, memory, examples, node.num_examples, source)

@@ -176,13 +176,15 @@ class PrivateEvaluation(_HeldOut):
             totals: what came, (C, 3).
             partitions: whose they are.
         """
-        found, off = dict[int, str](), _FAR * self.stddev(mechanism)
+        found = dict[int, str]()
+        off = _FAR * self.stddev(mechanism)
         rounding = 64 * torch.finfo(totals.dtype).eps
         for i, (t, c, count) in zip(partitions, totals.tolist(), strict=True):
             least = most = num_examples[i] - self.trained_on(num_examples[i])
             if mechanism.neighboring_relation == "add-or-remove":
                 # equal records are on one side: it may be none of them or all
-                least, most = 0, num_examples[i]
+                least = 0
+                most = num_examples[i]
             slack = rounding * (most + max(abs(t), abs(c), abs(count)))
             if not least - off - slack <= count <= most + off + slack:
                 found[i] = (
@@ -239,7 +241,8 @@ def judged(
     """
 
     def together(points: Points, examples: Examples) -> Tensor:
-        losses, right = problem.losses(points[0], examples), problem.correct(points[0], examples)
+        losses = problem.losses(points[0], examples)
+        right = problem.correct(points[0], examples)
         losses = losses.to(torch.float64)  # a shorter type may not hold the bounds
         losses = torch.where(torch.isfinite(losses), losses, worst)
         answers = torch.zeros_like(losses) if right is None else (2 * right - 1).to(losses)

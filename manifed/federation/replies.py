@@ -141,7 +141,8 @@ class ReplyPolicy(Frozen):
     ) -> str | None:
         """Why the round may not use these replies, in one line; None: it may."""
         is_all = needs_everyone or self.on_failure != "proceed"
-        count, failures = len(replies.partitions), replies.failures
+        count = len(replies.partitions)
+        failures = replies.failures
         if not failures or not (is_all or count < self.min_fraction * cohort_size):
             return None
         some = "; ".join(f"client {i}: {failures[i].text}" for i in sorted(failures)[:3])
@@ -223,10 +224,12 @@ class Expectation(NamedTuple):
         found = flaw(name, u, tuple(like.shape), like.dtype)
         if found is not None:
             return found
-        length, bound = float(frobenius(u, u.dim())), LARGEST[u.dtype]
+        length = float(frobenius(u, u.dim()))
+        bound = LARGEST[u.dtype]
         if not length <= bound:
             return f"Expected {name} of Euclidean norm at most {bound:g}, got {length:.3g}"
-        within, defect = TOLERANCE[u.dtype], float(self._defect(place, u))
+        within = TOLERANCE[u.dtype]
+        defect = float(self._defect(place, u))
         if place == "point":
             return (
                 f"Expected {name} on {self.manifold.name} within {within:g}, got a "

@@ -169,7 +169,8 @@ def weighted_mean(
     """
     total = weights.sum()
     asked = total if asked is None else asked
-    share, found = weights / asked, dict[str, Tensor]()
+    share = weights / asked
+    found = dict[str, Tensor]()
     for name, u in vars(uploads).items():
         mean = torch.mv(u.flatten(1).to(share.dtype).contiguous().t(), share)
         mean = mean if bool(total == asked) else mean * (asked / total)
@@ -187,7 +188,8 @@ def aggregated(now: Attempt, replies: Replies) -> Mean:
 def averaged(now: Attempt, replies: Replies) -> Mean:
     """The weighted mean of every field, with the weights of the server update."""
     plan = now.plan
-    weights, asked = plan.weights_of(replies.partitions), None
+    weights = plan.weights_of(replies.partitions)
+    asked = None
     if replies.partitions != now.asked:
         asked = plan.weights_of(now.asked).sum()
     return Mean(weighted_mean(replies.uploads, weights, asked))
@@ -199,7 +201,8 @@ def noised(now: Attempt, replies: Replies) -> Mean:
     Raises:
         ValueError: for uploads of several fields.
     """
-    plan, mechanism = now.plan, now.plan.mechanism
+    plan = now.plan
+    mechanism = now.plan.mechanism
     assert mechanism is not None
     ((name, stacked),) = replies.uploads.tensors().items()
     found = mechanism.noised_mean(
@@ -229,7 +232,8 @@ def _enough(now: Attempt, replies: Replies) -> Replies:
     Raises:
         RoundFailed: when the policy is not content, with the first failures.
     """
-    plan, phase = now.plan, now.phase
+    plan = now.plan
+    phase = now.phase
     if plan.mechanism is not None:
         return replies.zero_filled(now.asked)
     size = len(now.asked if phase.needs_all else now.cohort)
@@ -251,7 +255,8 @@ def _step(now: Attempt, replies: Replies, aggregate: _Aggregate) -> State:
     Raises:
         BadState: it cannot be broadcast; the state before the round stays.
     """
-    plan, state = now.plan, now.state
+    plan = now.plan
+    state = now.state
     if not replies.partitions and plan.mechanism is None:
         return state
     mean = aggregate(now, replies)
@@ -259,7 +264,9 @@ def _step(now: Attempt, replies: Replies, aggregate: _Aggregate) -> State:
         state = state | {CLIP: torch.tensor(mean.next_clip, dtype=torch.float64)}
     seen = (None, ()) if plan.mechanism is not None else (replies.uploads, replies.partitions)
     collected = Collected(mean.fields, *seen, plan.num_clients, now.draws.uniform)
-    update, name, why = plan.server_update, now.phase.name, ""
+    update = plan.server_update
+    name = now.phase.name
+    why = ""
     try:
         state = update.step(state, name, collected, now.server_round, plan.manifold)
     # torch exports the error from C, out of the sight of pyright
@@ -277,7 +284,8 @@ def _step(now: Attempt, replies: Replies, aggregate: _Aggregate) -> State:
                 break
     if not why:
         model = update.model(state, plan.manifold)
-        bound, defect = DRIFT[model.dtype], float(plan.manifold.membership_defect(model))
+        bound = DRIFT[model.dtype]
+        defect = float(plan.manifold.membership_defect(model))
         if defect <= bound:
             return state
         why = (
@@ -376,13 +384,17 @@ class Course:
                 "output.resume: an algorithm with exchanges before round 1 cannot be resumed: "
                 "clients would go on without what they learnt there; start a new run"
             )
-        self.plan, self.state, self._charge = plan, state, charge
+        self.plan = plan
+        self.state = state
+        self._charge = charge
         self.round = 0 if plan.setup_phases else first_round
         """The next round; 0 for the exchanges before round 1."""
         self.accepted = dict(last_accepted or {})
         self.now: Attempt | None = None
         """The attempt that is under way; None begins another one."""
-        self._attempts, self._tried, self._before = attempts, 0, 0
+        self._attempts = attempts
+        self._tried = 0
+        self._before = 0
         self._seen = RoundReport(0, {}, ())
         """What all attempts of the round sent and got."""
 
@@ -407,7 +419,8 @@ class Course:
 
     def _drawn(self) -> Attempt:
         """Another attempt of the next round, its cohort drawn; nothing is paid yet."""
-        plan, number = self.plan if self.round else self.plan.of_setup(), self.round
+        plan = self.plan if self.round else self.plan.of_setup()
+        number = self.round
         if plan.last_priced is not None and number > plan.last_priced:
             raise ConfigError(
                 f"num_rounds: expected the rounds that were priced, at most {plan.last_priced}, "
@@ -440,13 +453,18 @@ class Course:
 
     def judged(self, replies: Replies) -> Replies:
         """The replies without the uploads that no step could use; who was dropped is logged."""
-        now, seen = self.now, self._seen
+        now = self.now
+        seen = self._seen
         assert now is not None
-        plan, phase, update = now.plan, now.phase, now.plan.server_update
-        base, names = update.base(now.state, plan.manifold), vars(replies.uploads)
+        plan = now.plan
+        phase = now.phase
+        update = now.plan.server_update
+        base = update.base(now.state, plan.manifold)
+        names = vars(replies.uploads)
         places = dict(zip(names, phase.uploads or (update.space,) * len(names), strict=True))
         found = Expectation(base, places, plan.manifold).checked(replies)
-        totals, who = found.uploads, found.partitions
+        totals = found.uploads
+        who = found.partitions
         if isinstance(totals, Totals) and plan.evaluation is not None:
             why = plan.evaluation.refused(plan.client_mechanism, plan.num_examples, totals.u, who)
         else:
@@ -471,7 +489,8 @@ class Course:
             RoundFailed, BadState: as `run_rounds`; the attempt is over then.
         """
         assert self.now is not None
-        now, self.now = self.now, None
+        now = self.now
+        self.now = None
         if now.phase is EVALUATE:  # it changes no state, and nobody who is silent fails the round
             summed = vars(replies.uploads)["u"].sum(0)
             now = now._replace(held_out=(summed, len(replies.partitions)))

@@ -136,13 +136,18 @@ class Chunking:
 
 def _clients_at_once(side: ClientSide, device: str, memory_budget_mb: int) -> int:
     """How many clients one stacked call takes: as many as fit, and stay in a processor's cache."""
-    training, clients, like = side.setup.training, len(side.shards), side.shards[0]
-    shape, dtype = side.point_shape, side.dtype
+    training = side.setup.training
+    clients = len(side.shards)
+    like = side.shards[0]
+    shape = side.point_shape
+    dtype = side.dtype
     most = max(side.public_size(i) for i in range(clients))
-    shard, present = sum(t.nbytes for t in like.tensors.values()), 0
+    shard = sum(t.nbytes for t in like.tensors.values())
+    present = 0
     if like.stream is None:  # of which each client keeps a copy, and a flag for each row
         ends = [(t, t.shape[t.dim() - like.feature_ndim[k] :]) for k, t in like.tensors.items()]
-        shard, present = most * sum(math.prod(end) * t.element_size() for t, end in ends), 8 * most
+        shard = most * sum(math.prod(end) * t.element_size() for t, end in ends)
+        present = 8 * most
     point = math.prod(shape) * dtype.itemsize
     layouts = (phase.up.layout(shape, dtype) for phase in training.phases)
     ups = (math.prod(own) * kind.itemsize for layout in layouts for own, kind in layout.values())
@@ -153,7 +158,8 @@ def _clients_at_once(side: ClientSide, device: str, memory_budget_mb: int) -> in
     kept = clients * (shard + remembered + 3 * upload)
     working = shard + point * side.gradients_in_a_step(most)
     # Gradients, noise, a kept iterate and their temporaries: sixteen sizes of a point.
-    needed, budget = shard + working + 16 * upload, memory_budget_mb * 2**20
+    needed = shard + working + 16 * upload
+    budget = memory_budget_mb * 2**20
     if kept + needed > budget:
         raise ConfigError(
             f"Expected engine.memory_budget_mb >= {math.ceil((kept + needed) / 2**20)} for the "
@@ -173,7 +179,9 @@ class _Stack:
 
     def __init__(self, side: ClientSide, members: range, device: str, *, is_alone: bool) -> None:
         """``side`` is that of ``members`` alone, in their order."""
-        self._setup, self._device, self._members = side.setup, device, members
+        self._setup = side.setup
+        self._device = device
+        self._members = members
         self._is_alone = is_alone
         self.examples, self._held = (
             (shards[0] if is_alone else Examples.stack(shards)).to(device) if shards else None
@@ -188,7 +196,9 @@ class _Stack:
         self, asked: Asked, at: list[int], chunk: tuple[int, ...], source: NoiseSource
     ) -> Payload:
         """The uploads of ``chunk``, the clients in the rows ``at`` of what was asked."""
-        header, down, rows = asked.header, asked.down, self._rows(chunk)
+        header = asked.header
+        down = asked.down
+        rows = self._rows(chunk)
         examples = self._held if asked.phase is EVALUATE else self.examples
         assert examples is not None
         if len(chunk) < len(self._members):
@@ -224,7 +234,8 @@ class _Stack:
     # -- memory ------------------------------------------------------------------------------
     def _remembered(self, asked: Asked, x: Tensor, chunk: tuple[int, ...]) -> Memory | None:
         """What each of a chunk remembers, given what came down; its initial memory if too old."""
-        training, known = self._setup.training, self.memory
+        training = self._setup.training
+        known = self.memory
         if training.setup_phases and not self._is_alone:  # what is learnt there is no point
             each = [one for row in x if (one := training.initial_memory(row)) is not None]
             blank = type(each[0]).stack(each) if each else None
@@ -232,11 +243,13 @@ class _Stack:
             blank = training.initial_memory(x)
         if blank is None or known is None:
             return blank
-        lasts, tags = training.remembers_setup, self.tags
+        lasts = training.remembers_setup
+        tags = self.tags
         valid = [i in tags and (lasts or asked.to(i).continues(*tags[i])) for i in chunk]
         if self._is_alone:
             return known if valid[0] else blank
-        old, keep = known.take(self._rows(chunk)), torch.tensor(valid, device=self._device)
+        old = known.take(self._rows(chunk))
+        keep = torch.tensor(valid, device=self._device)
         if all(valid):
             return old
         both = zip(vars(old).values(), vars(blank).values(), strict=True)
@@ -283,18 +296,21 @@ class StackTransport:
             ConfigError: the budget cannot hold one client's update beside what is kept of all.
         """
         self.chunking = chunking or Chunking.of(side, device, memory_budget_mb, at_once)
-        stacks, is_alone = self.chunking.stacks, self.chunking.in_a_stack == 1
+        stacks = self.chunking.stacks
+        is_alone = self.chunking.in_a_stack == 1
         owned = range(len(stacks)) if owned is None else owned
         first = stacks[owned.start].start
         self.stacks: dict[int, _Stack] = {}
         for i in owned:
             place = range(stacks[i].start - first, stacks[i].stop - first)
             self.stacks[i] = _Stack(side.of(place), stacks[i], device, is_alone=is_alone)
-        self._source, self._manifold = side.source, side.setup.problem.manifold
+        self._source = side.source
+        self._manifold = side.setup.problem.manifold
 
     def exchange(self, asked: Asked) -> Replies:
         """As `Transport.exchange`; a stack that fails is tried again client by client."""
-        partitions, source = asked.partitions, self._source()
+        partitions = asked.partitions
+        source = self._source()
         failures = self._refusals(asked)
         rows = [row for row, i in enumerate(partitions) if i not in failures]
         done: list[int] = []
@@ -334,7 +350,8 @@ class StackTransport:
                 found.update(dict.fromkeys(clients, Failure("absent", f"BadBroadcast: {bad}")))
             return bool(found)
 
-        who, down = asked.partitions, asked.down
+        who = asked.partitions
+        down = asked.down
         if not isinstance(down, PerClient):
             is_refused(who, down)
         elif who and is_refused(who, down.rows):

@@ -45,7 +45,8 @@ def strategy_of(job: Job) -> ManifoldStrategy:
     A server update of another package, and one that goes with several exchanges a round, gets the
     strategy of any update: what it sends and how it steps is its own.
     """
-    update, kind = job.config.training, job.config.server_update.kind
+    update = job.config.training
+    kind = job.config.server_update.kind
     place = _STRATEGIES.get(kind, "any_update:AnyUpdate")
     if kind == "tangent-mean" and len(update.phases) > 1:
         place = "any_update:AnyUpdate"
@@ -68,7 +69,8 @@ def run(
     """
     is_elsewhere = not isinstance(grid, InlineGrid)
     quick = PollingGrid(grid) if is_elsewhere else grid
-    count, timeout = config.federation.num_clients, config.federation.replies.timeout
+    count = config.federation.num_clients
+    timeout = config.federation.replies.timeout
 
     def rounds(job: Job) -> Iterator[RoundReport]:
         made = strategy(job)

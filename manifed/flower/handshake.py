@@ -105,7 +105,9 @@ class _Meeting:
 
     def __init__(self, grid: Grid, config_sha256: str, num_examples: Sequence[int | None]) -> None:
         """``num_examples`` is public; None for a partition whose site declares it."""
-        self._grid, self._config_sha256, self._num_examples = grid, config_sha256, num_examples
+        self._grid = grid
+        self._config_sha256 = config_sha256
+        self._num_examples = num_examples
         self._asked, self._waiting = set[int](), dict[str, int]()
         self._met: dict[int, tuple[int, int]] = {}
         """The node and the size of each partition."""
@@ -122,7 +124,8 @@ class _Meeting:
             has_news = self._ask_who_is_new() | self._hear()
             if len(self._met) == count:
                 return dict(sorted(self._met.items()))
-            are_few, now = len(self._asked) < count, time.monotonic()
+            are_few = len(self._asked) < count
+            now = time.monotonic()
             if has_answers and are_few and is_simulated(self._grid):
                 found = len(self._asked)
                 raise HandshakeFailed(
@@ -185,7 +188,9 @@ class _Meeting:
         if len(reply.content) != 1:
             raise BadMessage(f"Expected a {HEADER!r} record, got {len(reply.content)} records")
         told = facts_from_record(Introduction, reply.content.get(HEADER))
-        partition, size, sizes = told.partition_id, told.num_examples, self._num_examples
+        partition = told.partition_id
+        size = told.num_examples
+        sizes = self._num_examples
         check_code(f"client {partition}", told.code_sha256)
         if told.config_sha256 != self._config_sha256:
             raise BadMessage(

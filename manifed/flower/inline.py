@@ -34,7 +34,9 @@ class InlineGrid(OwnGrid):
         node_config: Callable[[int], _UserConfig] = lambda _: {},
     ) -> None:
         """One context a node; ``node_config(i)`` adds to partition i's own."""
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, _RUN_ID, 1
+        TaskIdentity.task_id = 1
+        TaskIdentity.run_id = _RUN_ID
+        TaskIdentity.node_id = 1
         self._app = client_app
         super().__init__(Run.create_empty(_RUN_ID))
         self._ids = count(1)

@@ -105,7 +105,8 @@ def _decoded(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ..
 
 def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"]) -> bytes:
     """What numpy writes before the numbers of such an array."""
-    begin, descr = io.BytesIO(), np.lib.format.dtype_to_descr(dtype)
+    begin = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
     said = {"descr": descr, "fortran_order": order == "F", "shape": shape}
     np.lib.format.write_array_header_1_0(begin, said)
     return begin.getvalue()
@@ -163,7 +164,8 @@ def read_reply(
     Raises:
         BadMessage: as `read_payload`, and where it does not repeat the header of ``asked``.
     """
-    mine, theirs = asked.config_records[HEADER], content.get(HEADER)
+    mine = asked.config_records[HEADER]
+    theirs = content.get(HEADER)
     if not isinstance(theirs, ConfigRecord) or set(theirs) - {NOISE_ORIGIN} != set(mine):
         got = _names(theirs) if isinstance(theirs, ConfigRecord) else _names(content)
         raise BadMessage(f"Expected a {HEADER!r} record of {sorted(mine)}, got {got}")
@@ -201,7 +203,8 @@ def read_payload(
         )
     tensors: dict[str, Tensor] = {}
     for name, array in record.items():
-        said, wanted = _declared(name, array), str(layout[name][1]).removeprefix("torch.")
+        said = _declared(name, array)
+        wanted = str(layout[name][1]).removeprefix("torch.")
         if said != (_DTYPES[wanted], layout[name][0]):
             raise BadMessage(
                 f"Expected {name} of shape {layout[name][0]} and dtype {wanted}, got "

@@ -207,7 +207,8 @@ class ManifoldStrategy(Strategy):
 
     def messages(self, server_round: int, down: Down) -> list[Message]:
         """A message to everybody who is asked; an evaluation is sent the model instead."""
-        wire, asked = self._wire, self.course.asked(down)
+        wire = self._wire
+        asked = self.course.asked(down)
         assert wire is not None
         made = wire.messages(asked)
         self._sent = (server_round, asked, made)
@@ -223,7 +224,9 @@ class ManifoldStrategy(Strategy):
         """
         if self._stopped is not None:
             return None
-        made, self._sent, now = self._sent, None, self.course.now
+        made = self._sent
+        self._sent = None
+        now = self.course.now
         if now is None or self._wire is None or made is None or made[0] != server_round:
             self.course.now = None
             raise RoundFailed(f"Expected configure_train for round {server_round} first")
@@ -279,7 +282,8 @@ class ManifoldStrategy(Strategy):
         result = Result()
         try:
             for report in self.rounds(grid, num_rounds):
-                facts, spent = self._metrics or MetricRecord(), self.promise.headline(self.odometer)
+                facts = self._metrics or MetricRecord()
+                spent = self.promise.headline(self.odometer)
                 if spent is not None:
                     facts["epsilon"] = spent
                 result.train_metrics_clientapp[report.server_round] = facts
@@ -363,7 +367,8 @@ class ManifoldStrategy(Strategy):
         if "x" not in arrays:
             raise ConfigError(f"initial_arrays: expected an array 'x', got {list(arrays)[:5]}")
         x = tensors_from_record(arrays)["x"]
-        within, defect = TOLERANCE[x.dtype], float(self.plan.manifold.membership_defect(x))
+        within = TOLERANCE[x.dtype]
+        defect = float(self.plan.manifold.membership_defect(x))
         if not defect <= within:
             raise ConfigError(
                 f"initial_arrays: expected x on {self.plan.manifold.name} within {within:g}, got a "
@@ -431,7 +436,8 @@ class ManifoldStrategy(Strategy):
             federation = self._setting.federation.model_copy(update={"num_rounds": num_rounds})
             setting = replace(self._setting, federation=federation)
             self.plan = planned(setting, self.plan.num_examples, source=self.plan.source)
-        self._setting, self._planned = None, num_rounds
+        self._setting = None
+        self._planned = num_rounds
 
     def charge(
         self,

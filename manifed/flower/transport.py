@@ -77,7 +77,8 @@ class MessageTransport:
         uploads: dict[int, Payload] = {}
         failures: dict[int, Failure] = {}
         origins: set[str] = set()
-        kind, point = asked.phase.up, point_like(asked.down)
+        kind = asked.phase.up
+        point = point_like(asked.down)
         for (i, node), message in zip(nodes.items(), messages, strict=True):
             first = Failure("late", f"no reply within {self.timeout:g} s")
             for place, reply in enumerate(by_node.get(node, ())):
@@ -141,7 +142,8 @@ def _answers_by_node(
             node = asked.get(answer.metadata.reply_to_message_id)
             sender = answer.metadata.src_node_id
         except Exception as error:
-            node, sender = None, type(error).__name__
+            node = None
+            sender = type(error).__name__
         if node is None:
             log(30, "A reply of node %s to no message of this phase is left out", plain(sender))
         elif sender == node or (sender == SUPERLINK_NODE_ID and answer.has_error()):

@@ -76,7 +76,8 @@ def largest_entry(a: Tensor, ndim: int) -> Tensor:
 
 def frobenius(a: Tensor, ndim: int) -> Tensor:
     """The Euclidean norm over the last ``ndim`` dimensions, shape (...,), without overflow."""
-    flat, largest = a.flatten(-ndim), largest_entry(a, ndim)
+    flat = a.flatten(-ndim)
+    largest = largest_entry(a, ndim)
     unit = torch.where(largest > 0, largest, 1.0)
     return unit * torch.linalg.vector_norm(flat / unit.unsqueeze(-1), dim=-1)
 
@@ -234,7 +235,9 @@ class Manifold(geoopt.Manifold):
         if weights is None:
             weights = points.new_full((len(points),), 1.0 / len(points))
         share = (weights / weights.sum()).reshape(-1, *[1] * (points.dim() - 1))
-        x, step, last = points[0], points.new_ones(()), math.inf
+        x = points[0]
+        step = points.new_ones(())
+        last = math.inf
         previous: tuple[Tensor, Tensor] | None = None
         for _ in range(max_iterations):
             u = (share * self.logmap(x.unsqueeze(0), points)).sum(0)
@@ -243,7 +246,8 @@ class Manifold(geoopt.Manifold):
                 break
             if previous is not None:
                 step = self._next_step(step, *previous, x, u)
-            previous, last = (x, u), size
+            previous = (x, u)
+            last = size
             x = self.projx(self.expmap(x, step * u))
         return x
 
@@ -271,7 +275,8 @@ class Manifold(geoopt.Manifold):
         scale = torch.where(is_finite, largest.clamp_min(1.0), 1.0)
         u = torch.where(self.expand_scalar(is_finite), u, torch.nan) / self.expand_scalar(scale)
         length = torch.linalg.vector_norm(u, dim=self.point_dims())
-        normal, size = self._normal_part(x, u), frobenius(x, self.ndim)
+        normal = self._normal_part(x, u)
+        size = frobenius(x, self.ndim)
         defect = torch.where(normal == 0, normal, normal / (size / scale + length))
         return _or_infinite(defect, torch.isfinite(length) & torch.isfinite(size))
 

@@ -51,7 +51,8 @@ class Grassmann(Frames):
         """Parallel transport along the geodesic, as the horizontal lift at the basis y."""
         angles, sines, height, right, left = _principal(x, y)
         u = height @ (angles / above_zero(sines) * right).mT
-        t, along = angles.squeeze(-2), u.mT @ v
+        t = angles.squeeze(-2)
+        along = u.mT @ v
         fall = _function(right, quotient(torch.sin, t)) @ along
         back = _function(right, 0.5 * quotient(torch.sin, t / 2).square()) @ along
         return (v - x @ fall - u @ back) @ (right @ left.mT)
@@ -74,7 +75,8 @@ def _cosine_and_sinc(gram: Tensor) -> tuple[Tensor, Tensor]:
     differentiable at repeated eigenvalues (G = 0 is one).
     """
     if gram.requires_grad:
-        k, zero = gram.shape[-1], torch.zeros_like(gram)
+        k = gram.shape[-1]
+        zero = torch.zeros_like(gram)
         eye = identity_like(gram).expand_as(gram)
         block = torch.cat([torch.cat([zero, -gram], -1), torch.cat([eye, zero], -1)], -2)
         column = expm(block)[..., :k]
@@ -95,7 +97,8 @@ def _principal(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
     y^T x = U c V^T, Q = U V^T: y Q is the basis of span y nearest to x.
     """
     left, c, right_t = torch.linalg.svd(y.mT @ x)
-    c, right = c.unsqueeze(-2), right_t.mT
+    c = c.unsqueeze(-2)
+    right = right_t.mT
     height = y @ left - x @ (right * c)
     sines = length(height, -2)
     return torch.atan2(sines, c), sines, height, right, left

@@ -49,8 +49,12 @@ def _parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     sinh^2(d / 2) is sinh^2(first / 2) + second.
     """
-    space, target, time, other = x[..., 1:], y[..., 1:], x[..., :1], y[..., :1]
-    a, b = length(space), length(target)
+    space = x[..., 1:]
+    target = y[..., 1:]
+    time = x[..., :1]
+    other = y[..., :1]
+    a = length(space)
+    b = length(target)
     rise = (b - a) + (other - time)
     radial = (rise.abs() / torch.minimum(a + time, b + other)).log1p()
     chord = length(b * space - a * target)
@@ -89,7 +93,8 @@ class Lorentz(Manifold):
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The Lorentz-orthogonal projection u + <x, u>_L x, its time recomputed."""
-        space, moved = x[..., 1:], u[..., 1:]
+        space = x[..., 1:]
+        moved = u[..., 1:]
         product = torch.addcmul(dot(space, moved), x[..., :1], u[..., :1], value=-1.0)
         return _tangent(x, torch.addcmul(moved, product, space))
 
@@ -104,7 +109,8 @@ class Lorentz(Manifold):
 
         (u_s)_across . (v_s)_across + (x_s.u_s)(x_s.v_s) / (r^2 x_0^2), across x_s.
         """
-        space, right = x[..., 1:], u[..., 1:]
+        space = x[..., 1:]
+        right = u[..., 1:]
         square = above_zero(dot(space, space), power=2)
         along_u = along_v = dot(space, right)
         across_u = across_v = right - along_u / square * space
@@ -130,7 +136,8 @@ class Lorentz(Manifold):
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The vector d / sinh d ((y - x) - 2 sinh^2(d / 2) x), its time recomputed."""
-        d, space = above_zero(self._distance(x, y)), x[..., 1:]
+        d = above_zero(self._distance(x, y))
+        space = x[..., 1:]
         rise = (d / 2).sinh()
         apart = (y[..., 1:] - space) - (2 * rise * rise) * space
         return _tangent(x, (d / d.sinh()) * apart)
@@ -155,13 +162,18 @@ class Lorentz(Manifold):
         1 - <x, y>_L = 2 cosh^2(d / 2). With n = x_s / a, v = v_n n + v' and y = y_n n + y' the
         product is v' . y' + (v_n / x_0) (sinh(radius of y - radius of x) - x_0 (b - y_n)).
         """
-        space, target, moved, time = x[..., 1:], y[..., 1:], v[..., 1:], x[..., :1]
+        space = x[..., 1:]
+        target = y[..., 1:]
+        moved = v[..., 1:]
+        time = x[..., :1]
         radial, angular, a = _parts(x, y)
         a = above_zero(a)
-        unit, half = space / a, (radial / 2).sinh()
+        unit = space / a
+        half = (radial / 2).sinh()
         along = dot(unit, moved)
         shortfall = 2 * angular * (time / a)
-        across, across_v = target - dot(unit, target) * unit, moved - along * unit
+        across = target - dot(unit, target) * unit
+        across_v = moved - along * unit
         pairing = dot(across, across_v) + along / time * (radial.sinh() - shortfall)
         half_divisor = 1 + half * half + angular
         return _tangent(y, moved + pairing / (2 * half_divisor) * (space + target))
@@ -241,18 +253,22 @@ class PoincareBall(Manifold):
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The Möbius sum of x and tanh(t) u/|u| with t = |u|/om(x), kept inside."""
-        om_x, size = conformal_gap(x), above_zero(length(u))
+        om_x = conformal_gap(x)
+        size = above_zero(length(u))
         t = size / om_x
         total = torch.addcmul(x, t.tanh() / size, u)
-        reach, cosh = length(total), t.cosh()
+        reach = length(total)
+        cosh = t.cosh()
         square = reach * reach
         divisor = square + om_x / (cosh * cosh)
         return self.projx(torch.addcmul((square / divisor) * x, om_x / divisor, total))
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The tangent vector at x of the geodesic to y, shape ``(..., d)``."""
-        w, om_x = y - x, conformal_gap(x)
-        n, product = above_zero(length(w)), om_x * conformal_gap(y)
+        w = y - x
+        om_x = conformal_gap(x)
+        n = above_zero(length(w))
+        product = om_x * conformal_gap(y)
         square = n * n
         half_dist = (n / product.sqrt()).asinh()
         scale = om_x * half_dist / (n * (square + product).sqrt())
@@ -260,7 +276,8 @@ class PoincareBall(Manifold):
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport of v: two reflections, and the ratio of the conformal factors."""
-        om_x, apart = conformal_gap(x), y - x
+        om_x = conformal_gap(x)
+        apart = y - x
         n = length(apart)
         w = apart / above_zero(n)
         p = om_x * w - n * x

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function_variadic
 
-_TINY = {torch.float64: 1e-150, torch.float32: 1e-18}
+TINY = {torch.float64: 1e-150, torch.float32: 1e-18}
 """Lower bound of a divisor whose quotient (sin t / t, ...) is exact there, with a normal square."""
 
 
@@ -44,8 +44,8 @@ def standard_normal(
 
 
 def above_zero(t: Tensor, power: int = 1) -> Tensor:
-    """T >= 0, at least `_TINY` to that power: a divisor of quotients that are exact there."""
-    return t.clamp_min(_TINY[t.dtype] ** power)
+    """T >= 0, at least `TINY` to that power: a divisor of quotients that are exact there."""
+    return t.clamp_min(TINY[t.dtype] ** power)
 
 
 def dot(u: Tensor, v: Tensor, dim: int = -1) -> Tensor:
@@ -77,7 +77,7 @@ def are_plain(*tensors: Tensor) -> bool:
         ):
             return False
     return not (
-        first not in _TINY
+        first not in TINY
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch._C._len_torch_dispatch_stack()
@@ -208,7 +208,7 @@ def expm(a: Tensor) -> Tensor:
     largest = float(a.detach().abs().sum(-2).max()) if a.numel() else 0.0
     if not math.isfinite(largest):
         raise ValueError(f"Expected a finite matrix, got a 1-norm of {largest}")
-    squarings = max(0, math.ceil(math.log2(max(largest, _TINY[torch.float64]) / _DEGREE_18_RADIUS)))
+    squarings = max(0, math.ceil(math.log2(max(largest, TINY[torch.float64]) / _DEGREE_18_RADIUS)))
     a = a * 0.5**squarings
     squared = a @ a
     cubed = squared @ a

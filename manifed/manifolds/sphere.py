@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Submanifold
-from manifed.manifolds.linalg import above_zero, dot, length
+from manifed.manifolds.linalg import TINY
 
 
 class Sphere(Submanifold):
@@ -19,21 +19,27 @@ class Sphere(Submanifold):
     looks_at_all_pairs = False
     carries_rows_apart = True
 
+    def _dot(self, u: Tensor, v: Tensor) -> Tensor:
+        return (u * v).sum(-1, keepdim=True)
+
+    def _length(self, u: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+
     def dim(self, shape: tuple[int, ...]) -> int:
         """The number of entries less one."""
         return shape[-1] - 1
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The orthogonal projection of n ambient normals."""
-        return c - dot(x, c) * x
+        return c - self._dot(x, c) * x
 
     def projx(self, x: Tensor) -> Tensor:
         """The point x / |x|, the nearest one; NaN for x = 0, where it is not unique."""
-        return x / length(x)
+        return x / self._length(x)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The orthogonal projection u - <x, u> x."""
-        return torch.addcmul(u, dot(x, u), x, value=-1.0)
+        return torch.addcmul(u, self._dot(x, u), x, value=-1.0)
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """Euclidean norm, shape (...,)."""
@@ -45,27 +51,27 @@ class Sphere(Submanifold):
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """The vector y / <x, y> - x, for <x, y> > 0."""
-        return y / dot(x, y) - x
+        return y / self._dot(x, y) - x
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The point cos|u| x + sin|u| u / |u|, renormalised."""
-        t = above_zero(length(u))
+        t = self._length(u).clamp_min(TINY[u.dtype])
         return self.projx(t.cos() * x + (t.sin() / t) * u)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The shortest tangent vector u with expmap(x, u) = y, |u| <= pi."""
         w = y - x
-        v = w - dot(x, w) * x
-        s = above_zero(length(v))
-        return v * (torch.atan2(s, dot(x, y)) / s)
+        v = w - self._dot(x, w) * x
+        s = self._length(v).clamp_min(TINY[v.dtype])
+        return v * (torch.atan2(s, self._dot(x, y)) / s)
 
     def _distance(self, x: Tensor, y: Tensor) -> Tensor:
         """The angle 2 atan2(|x - y|, |x + y|)."""
-        return 2 * torch.atan2(length(x - y), length(x + y))
+        return 2 * torch.atan2(self._length(x - y), self._length(x + y))
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport v - <y, v> / (1 + <x, y>) (x + y)."""
-        return v - (dot(y, v) / (1 + dot(x, y))) * (x + y)
+        return v - (self._dot(y, v) / (1 + self._dot(x, y))) * (x + y)
 
     def of_zeros(self, zeros: Tensor) -> Tensor:
         """The first unit vector."""
@@ -76,4 +82,4 @@ class Sphere(Submanifold):
         return (torch.linalg.vector_norm(x, dim=-1) - 1).abs()
 
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        return (dot(x, u) / length(x)).abs().squeeze(-1)
+        return (self._dot(x, u) / self._length(x)).abs().squeeze(-1)

@@ -53,7 +53,8 @@ def _tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
         ArithmeticError: no logarithm found (y is too far from x), with the residual.
     """
     if x.dtype != torch.float64:
-        start, end = polar(x.to(torch.float64)), polar(y.to(torch.float64))
+        start = polar(x.to(torch.float64))
+        end = polar(y.to(torch.float64))
         return _tangent_of_logarithm(start, end, beta).to(x.dtype)
     x, y = torch.broadcast_tensors(x, y)
     n, k = x.shape[-2:]
@@ -64,7 +65,8 @@ def _tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
     if across == 0:
         if bool((torch.linalg.det(m) < 0).any()):  # in the other component of O(n)
             raise ArithmeticError("No Stiefel logarithm: Expected det(x^T y) = 1, got -1 (n = k)")
-        a, b = logm_rotation(m), target[..., k:, :]
+        a = logm_rotation(m)
+        b = target[..., k:, :]
     elif beta == 0.5:
         a, b = _zimmermann_hueper(target)
     else:
@@ -89,7 +91,8 @@ def _reduced_geodesic(a: Tensor, b: Tensor, beta: float, steps: int) -> list[Ten
     if beta == 0.5:
         return points
     twist = expm((1 - 2 * beta) * a / steps)
-    turn, turned = twist, [points[0] @ twist]
+    turn = twist
+    turned = [points[0] @ twist]
     for point in points[1:]:
         turn = turn @ twist
         turned.append(point @ turn)
@@ -109,14 +112,16 @@ def _completion(target: Tensor) -> Tensor:
 
 def _zimmermann_hueper(target: Tensor) -> tuple[Tensor, Tensor]:
     """A and B with log V = [[A, -B^T], [B, 0]] for a completion V of ``target``."""
-    k, previous = target.shape[-1], float("inf")
+    k = target.shape[-1]
+    previous = float("inf")
     rest = _completion(target)
     a = b = target
     for _ in range(_MAX_ITERATIONS):
         log = logm_rotation(torch.cat((target, rest), -1))  # line 5
         c = log[..., k:, k:]
         size = _largest_norm(c)
-        a, b = log[..., :k, :k], log[..., k:, :k]
+        a = log[..., :k, :k]
+        b = log[..., k:, :k]
         if size <= _TOLERANCE or (size <= _RESIDUAL and size >= previous):  # line 6
             break
         previous = size
@@ -133,8 +138,10 @@ def _sylvester(b: Tensor, c: Tensor) -> Tensor:
 
 def _shoot(target: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """A and B by p-shooting: the miss is carried back along the geodesic by projections."""
-    k, previous = target.shape[-1], float("inf")
-    a, b = skew(target[..., :k, :]), target[..., k:, :]
+    k = target.shape[-1]
+    previous = float("inf")
+    a = skew(target[..., :k, :])
+    b = target[..., k:, :]
     best = (a, b)
     for _ in range(_MAX_ITERATIONS):
         points = _reduced_geodesic(a, b, beta, 3)
@@ -144,14 +151,16 @@ def _shoot(target: Tensor, beta: float) -> tuple[Tensor, Tensor]:
         if worst <= _RESIDUAL and worst >= previous:
             break
         if worst < previous:
-            best, previous = (a, b), worst
+            best = (a, b)
+            previous = worst
         if worst <= _TOLERANCE:
             break
         for point in reversed(points):
             miss = miss - point @ sym(point.mT @ miss)
             length = torch.linalg.matrix_norm(miss, keepdim=True).clamp_min(1e-300)
             miss = miss * (size / length)
-        a, b = a - skew(miss[..., :k, :]), b - miss[..., k:, :]
+        a = a - skew(miss[..., :k, :])
+        b = b - miss[..., k:, :]
     return best
 
 
@@ -232,7 +241,8 @@ class Stiefel(Frames):
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """Y S - x with symmetric S from M S + S M^T = 2 I, of k^2 unknowns, for y near x."""
         m = x.mT @ y
-        k, eye = m.shape[-1], identity_like(m)
+        k = m.shape[-1]
+        eye = identity_like(m)
         left = torch.einsum("...ij,kl->...ikjl", m, eye)
         right = torch.einsum("ij,...kl->...ikjl", eye, m)
         system = (left + right).reshape(*m.shape[:-2], k * k, k * k)
@@ -244,7 +254,8 @@ class Stiefel(Frames):
 
         K = u - x A, balanced by s = |u|; no QR, so any rank of K and any n >= k is exact.
         """
-        a, g = x.mT @ u, u.mT @ u
+        a = x.mT @ u
+        g = u.mT @ u
         k = a.shape[-1]
         s = above_zero(torch.linalg.matrix_norm(u, keepdim=True))
         a = skew(a)
@@ -254,7 +265,8 @@ class Stiefel(Frames):
         turned = expm(block)[..., :k]
         if self._beta == 1:
             turned = turned @ expm(-a)
-        along, across = turned[..., :k, :], turned[..., k:, :] / s
+        along = turned[..., :k, :]
+        across = turned[..., k:, :] / s
         return u @ across + x @ (along - a @ across)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:

@@ -67,9 +67,11 @@ def in_blocks(
     ``compute`` depends on beside the problem, the points' and the examples' shapes.
     """
     problem.point_shape(examples)  # a module says only then what an example holds
-    x, features = points[0], examples.feature_ndim
+    x = points[0]
+    features = examples.feature_ndim
     most = max(1, int(_NUMBERS_AT_ONCE / max(1.0, problem.points_per_example * x.numel())))
-    least, known = min(FEWEST, most), _found.setdefault(problem, {})
+    least = min(FEWEST, most)
+    known = _found.setdefault(problem, {})
     shapes = [(k, t.shape[t.dim() - features[k] :], t.dtype) for k, t in examples.tensors.items()]
 
     def keeps_apart(size: int) -> bool:
@@ -84,7 +86,8 @@ def in_blocks(
         size = smallest if smallest == 1 else max(fit, default=least)
         if not keeps_apart(size):
             size = smallest
-        own, rows = rows[:size], rows[size:]
+        own = rows[:size]
+        rows = rows[size:]
         block = torch.cat([own, own[-1:].expand(size - len(own))])
         counts = torch.arange(size) < len(own)
         found = attempt(block, counts)
@@ -106,7 +109,8 @@ def _are_alike(
 
     And the same as in the smallest block, so that sizes may be mixed.
     """
-    generator, manifold = torch.Generator().manual_seed(0), problem.manifold
+    generator = torch.Generator().manual_seed(0)
+    manifold = problem.manifold
     made = problem.made_up(like, _TRIED, generator)
 
     def moved(x: Tensor) -> Tensor:  # to a point near it, where many numbers may be zero
@@ -169,12 +173,14 @@ class _Way(TorchDispatchMode):
 
     def _look(self, result: Tensor) -> None:
         axes = [axis for axis, count in enumerate(result.shape) if count % self.size == 0]
-        shown, is_share = result, False
+        shown = result
+        is_share = False
         for axis, is_inner in product(axes, (False, True)):
             parts = result.unflatten(axis, (-1, self.size) if is_inner else (self.size, -1))
             one = parts.narrow(axis + is_inner, 0, 1)
             if torch.equal(one.expand_as(parts), parts):
-                shown, is_share = one, True
+                shown = one
+                is_share = True
                 break
         if axes:  # else it is of all copies together, or of none
             digest = blake2b(shown.contiguous().numpy().tobytes(), digest_size=16).digest()

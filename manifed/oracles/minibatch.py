@@ -88,7 +88,8 @@ def rows_of(chosen: Array) -> tuple[Array, Array] | None:
     if 2 * size > chosen.shape[-1]:
         return None
     found = np.argsort(~chosen, axis=-1, kind="stable")[..., :size]
-    slot, count = np.arange(size), np.asarray(counts)[..., None]
+    slot = np.arange(size)
+    count = np.asarray(counts)[..., None]
     places = np.minimum(slot, np.maximum(count - 1, 0))
     return np.take_along_axis(found, places, axis=-1), (slot < count).astype(np.float64)
 
@@ -173,7 +174,8 @@ class Query:
         clipped.
         """
         clip = mechanism.l2_norm_clip if ask.form == "gradient" else mechanism.correction_clip
-        size, is_clipped = ask.batch.expected_size(num_examples), mechanism.l2_norm_clip is not None
+        size = ask.batch.expected_size(num_examples)
+        is_clipped = mechanism.l2_norm_clip is not None
         masked = mechanism.masks()
         is_client = masked is not None and masked[0] == "client"
         is_replaced = is_clipped and masked is None

@@ -143,10 +143,12 @@ class Asked:
         times as many rows of a stream were set aside for earlier attempts.
         """
         if self.query.first is not None:
-            steps, count = torch.arange(self.subset, device=rows.device), rows.unsqueeze(-1)
+            steps = torch.arange(self.subset, device=rows.device)
+            count = rows.unsqueeze(-1)
             positions = (self.query.first + steps) % count.clamp_min(1) + lap * count
             return positions, (steps < count).to(torch.float64)
-        scheme, present = self.query.sampling.kind, _all_present(rows, longest)
+        scheme = self.query.sampling.kind
+        present = _all_present(rows, longest)
         if scheme == "unsampled":
             return None, present.to(torch.float64)
         if scheme == "poisson":
@@ -183,7 +185,9 @@ class Oracle:
         self.manifold = problem.manifold
         self.queries: Counter[str] = Counter()
         """How often each label was answered; un-noised answers have a label of their own."""
-        self._examples, self._draws, self._step = examples, draws, 0
+        self._examples = examples
+        self._draws = draws
+        self._step = 0
         self._rows = _rows(examples, queries, draws)
         self._asked = {one[0].label: Asked.of(one, draws) for one in zip(*queries, strict=True)}
 
@@ -207,8 +211,11 @@ class Oracle:
         whose gradient fails or is not finite adds zero and changes nobody else's. A query that is
         charged as masked is not answered without masks. The answer is counted.
         """
-        asked, problem = self._asked[label], problem or self.problem
-        query, manifold, x = asked.query, problem.manifold, points[0]
+        asked = self._asked[label]
+        problem = problem or self.problem
+        query = asked.query
+        manifold = problem.manifold
+        x = points[0]
         mean = self._mean(asked, points, problem)
         if query.whole_clip is not None:
             mean = clip_each(manifold, x.to(torch.float64), mean, query.whole_clip)
@@ -251,7 +258,8 @@ class Oracle:
         ``past`` (..., *coords), float64, is a combination of normals of earlier rounds. They and z
         never leave the client. z is zero where no noise is added.
         """
-        base, z = x.detach(), torch.zeros_like(past)
+        base = x.detach()
+        z = torch.zeros_like(past)
         if self._asked[label].stddev is not None:
             z = self._draws.normals(self.manifold.coords_of(x), Stream.GRADIENT_NOISE, self._step)
         return self.answer(label, base, normals=z + past, masks=masks), z
@@ -291,7 +299,9 @@ class Oracle:
             ValueError: ``seen`` is so large that float64 would round the noise away beside it, or x
                 is in a shorter type, which rounds it by more than its sensitivity holds.
         """
-        asked, query, seen = self._asked[label], self._asked[label].query, seen.detach()
+        asked = self._asked[label]
+        query = self._asked[label].query
+        seen = seen.detach()
         if query.drawn is not None:
             raise ValueError(f"Expected a query {label!r} whose answers are not noised themselves")
         self._step += 1
@@ -305,7 +315,8 @@ class Oracle:
             ones = seen.new_ones(self.manifold.coords_of(x))
             unit = self.manifold.from_coords(seen.to(x), ones.to(x))
         charged = self.manifold.expand_scalar(charged)
-        largest, least = float(seen.abs().max()), float((charged * unit).abs().min())
+        largest = float(seen.abs().max())
+        least = float((charged * unit).abs().min())
         if not largest <= _LARGEST_BESIDE_NOISE * least:
             raise ValueError(
                 f"Expected a broadcast point of entries up to {_LARGEST_BESIDE_NOISE:g} times the "
@@ -324,10 +335,12 @@ class Oracle:
         plus that; points are public or noised before, so that the divisor says nothing about an
         example.
         """
-        query, manifold = self._asked[label].query, self.manifold
+        query = self._asked[label].query
+        manifold = self.manifold
         if query.drawn is not None or query.clip is None:
             return manifold.transp(anchor, x, mean)
-        start, end = anchor.to(torch.float64), x.to(torch.float64)
+        start = anchor.to(torch.float64)
+        end = x.to(torch.float64)
         moved = manifold.transp(start, end, mean.to(torch.float64))
         larger = torch.maximum(manifold.norm_slack(end), manifold.norm_slack(start))
         slack = manifold.expand_scalar(larger)
@@ -336,7 +349,8 @@ class Oracle:
     # -- the parts ---------------------------------------------------------------------------
     def _mean(self, asked: Asked, points: tuple[Tensor, ...], problem: Problem) -> Tensor:
         """The sum over a fresh batch by the expected size, before noise and a clip of the whole."""
-        examples, query = self._examples, asked.query
+        examples = self._examples
+        query = asked.query
         lap = 0 if examples.stream is None else self._draws.attempt
         positions, chosen = asked.batch(self._rows, examples.size, self._draws, self._step, lap)
         size = asked.size.unsqueeze(-1) if isinstance(asked.size, Tensor) else asked.size

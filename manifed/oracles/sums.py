@@ -81,8 +81,10 @@ def correction_sum(problem: Problem, query: Query, points: Points, examples: Exa
     """v_j = grad f_j(x) - transp grad f_j(anchor), clipped as one vector or each of the two."""
     (x, anchor), manifold, clip = points, problem.manifold, query.clip
     axis = -1 - manifold.ndim
-    here, there = x.unsqueeze(axis), anchor.unsqueeze(axis)
-    now, then = problem.rgrads(x, examples), problem.rgrads(anchor, examples)
+    here = x.unsqueeze(axis)
+    there = anchor.unsqueeze(axis)
+    now = problem.rgrads(x, examples)
+    then = problem.rgrads(anchor, examples)
     if query.form == "difference":
         change = clip_each(manifold, here, now - manifold.transp(there, here, then), clip)
     else:  # what is transported is clipped again where it is added
@@ -125,7 +127,8 @@ def sum_of_good(
         )
     if points[0].dtype != torch.float64:
         points = tuple(p.to(torch.float64) for p in points)
-        examples, weights = examples.to(torch.float64), weights.to(torch.float64)
+        examples = examples.to(torch.float64)
+        weights = weights.to(torch.float64)
     is_carried = len(points) > 1 and points[0].shape[-1] > SHARED_AMONG_THREADS
     is_apart = len(points) == 1 or (problem.manifold.carries_rows_apart and not is_carried)
     if is_apart and keeps_rows_apart(problem):
@@ -176,7 +179,8 @@ def _in_blocks(
 ) -> Tensor:
     """One client's, in blocks."""
     points = tuple(point.clone() for point in points)  # no place in a stack, but one of its own
-    total, x = torch.zeros_like(points[0]), points[0]
+    total = torch.zeros_like(points[0])
+    x = points[0]
     for point in points:
         if not bool(torch.isfinite(problem.manifold.norm(point, torch.zeros_like(point))).all()):
             return total
@@ -196,10 +200,12 @@ def _in_blocks(
             return None
         return found if bool(torch.isfinite(found).all()) else None
 
-    counted, alive = weights.nonzero().squeeze(-1), False
+    counted = weights.nonzero().squeeze(-1)
+    alive = False
     name = (rule, query.form, query.clip is None, query.mechanism.l1_norm_clip is None)
     for *_, found in in_blocks(problem, compute, name, points, examples, counted, attempt):
-        total, alive = total + found, True
+        total = total + found
+        alive = True
     if len(counted) and not alive:
         say_that_nothing_counts(type(problem).__name__)
     return total

@@ -78,7 +78,9 @@ class Account:
         """
         if block < 1:
             raise ValueError(f"Expected a block of at least 1 round, got {block}")
-        self._promise, self._ledger, self._last = promise, ledger, last_round
+        self._promise = promise
+        self._ledger = ledger
+        self._last = last_round
         is_alone = promise.tariff.is_by_round and not promise.tariff.lengths
         self._block = 1 if is_alone or promise.after_dropout is not None else block
         self.odometer = Odometer() if odometer is None else odometer
@@ -86,7 +88,8 @@ class Account:
         """Where the keys of all noise came from so far, as the sources said (privacy/noise.py)."""
         lines = promise.tariff.lines
         self._is_free = not any(terms.updates or terms.aggregate for terms in lines)
-        self._written, self._population = self.odometer.terms, lines[0].population
+        self._written = self.odometer.terms
+        self._population = lines[0].population
         """The terms that the next reservation need not say."""
         self._before: Reserves | None = None
         self._done: list[str] = []
@@ -126,7 +129,8 @@ class Account:
         """
         if self._is_free:
             return
-        promise, before = self._promise, self._before
+        promise = self._promise
+        before = self._before
         cohort = members(partitions, self._population)
         is_reserved = before is not None and (
             server_round == self._next <= before.last and attempt == before.attempt
@@ -178,7 +182,8 @@ class Account:
         """To the ledger, then to the odometer; errors as `Ledger.append`."""
         self.odometer.feed(entry if self._ledger is None else self._ledger.append(entry))
         if entry.reserves is not None or entry.settles is not None:
-            self._before, self._done = entry.reserves, []
+            self._before = entry.reserves
+            self._done = []
             self._written = entry.terms or self._written
 
     def _settling(self) -> Settles | None:
@@ -192,7 +197,8 @@ class Account:
     def _reserving(
         self, first: int, last: int, attempt: int, cohort: Members, terms: Terms | None = None
     ) -> Entry:
-        terms, plan = terms or self._promise.tariff.of(first), self._promise.tariff.plan
+        terms = terms or self._promise.tariff.of(first)
+        plan = self._promise.tariff.plan
         return Entry(
             settles=self._settling(),
             terms=None if terms == self._written else terms,
@@ -219,7 +225,8 @@ class Account:
 
     def _end(self, first: int, attempt: int) -> int:
         """The last round of a block: the run's, or before other terms or another attempt."""
-        terms_of, last = self._promise.tariff.of, first
+        terms_of = self._promise.tariff.of
+        last = first
         while (
             last < first + self._block - 1
             and last != self._last
@@ -265,7 +272,8 @@ def opened(
         ConfigError: as `ledger_key`.
         LedgerDamaged: as `Ledger.recover`.
     """
-    odometer, key = Odometer(), ledger_key()
+    odometer = Odometer()
+    key = ledger_key()
 
     def torn() -> Entry:
         """A reservation of the block from the next round on, for everybody."""

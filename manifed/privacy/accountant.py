@@ -229,10 +229,14 @@ def least_multiplier(cost: Callable[[float], float], target_epsilon: float) -> f
                 f"No noise multiplier up to {_LARGEST:g} brings epsilon from {below:g} to "
                 f"target_epsilon = {target:g}; raise a target"
             )
-        low, above, high = high, below, 2 * high
+        low = high
+        above = below
+        high = 2 * high
         below = cost(high)
     while above <= target and low > 1 / _LARGEST:
-        high, below, low = low, above, low / 2
+        high = low
+        below = above
+        low = low / 2
         above = cost(low)
     for step in range(100):
         if below >= (1 - _WASTE) * target or high - low <= 1e-12 * high:
@@ -244,9 +248,11 @@ def least_multiplier(cost: Callable[[float], float], target_epsilon: float) -> f
         middle = low * (high / low) ** share
         found = cost(middle)
         if found <= target:
-            high, below = middle, found
+            high = middle
+            below = found
         else:
-            low, above = middle, found
+            low = middle
+            above = found
     return high
 
 
@@ -292,7 +298,8 @@ class Claim:
 
         ``is_parallel``: with parallel composition over the cohort (s epsilon -> epsilon).
         """
-        rho, together = self.cohort_size / self.num_clients, 1 if is_parallel else self.cohort_size
+        rho = self.cohort_size / self.num_clients
+        together = 1 if is_parallel else self.cohort_size
         once = math.log1p(rho * _expm1(together * self.local_epsilon))
         basic = num_rounds * once
         root = math.sqrt(2 * num_rounds * math.log(1 / self.slack_delta))
@@ -308,7 +315,8 @@ class Claim:
         where delta is too small for any number of participations.
         """
         published, delta = self.after(num_rounds)
-        rho, at = self.cohort_size / self.num_clients, min(delta, 1.0)
+        rho = self.cohort_size / self.num_clients
+        at = min(delta, 1.0)
         epsilons = {
             "published": published,
             "parallel": self.after(num_rounds, is_parallel=True)[0],

@@ -202,7 +202,9 @@ def compose(releases: Iterable[Release]) -> Composition:
     subsets = Counter[tuple[float, int, int]]()
     laplace = Counter[float]()
     for release in present:
-        z, count, sampling = release.noise_multiplier, release.count, release.sampling
+        z = release.noise_multiplier
+        count = release.count
+        sampling = release.sampling
         is_worth = z > _LEAST_NOISE  # else the sampling is not worth a bound of its own
         if release.kind == "laplace":
             if z < 2e-3:  # epsilon > 500 on its own: counts as no noise

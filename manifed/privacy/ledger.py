@@ -184,7 +184,8 @@ class Head:
             found = json.loads(file.read_bytes())
             if found["format"] != FORMAT:
                 return None
-            tag, head = found.get("tag"), cls.parse(f"{found['sequence']}:{found['sha256']}")
+            tag = found.get("tag")
+            head = cls.parse(f"{found['sequence']}:{found['sha256']}")
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None
         return head, None if tag is None else str(tag)
@@ -231,10 +232,14 @@ class Ledger:
 
     def __init__(self, path: Path, descriptor: int, found: Verified, key: bytes | None) -> None:
         """Use `create` or `recover`."""
-        self.path, self.head, self.run_id = path, found.head, found.run_id
+        self.path = path
+        self.head = found.head
+        self.run_id = found.run_id
         self.is_broken = False
         """Whether a write failed, so that nothing more is taken."""
-        self._descriptor, self._key, self._length = descriptor, key, found.length
+        self._descriptor = descriptor
+        self._key = key
+        self._length = found.length
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any], *, key: bytes | None = None) -> "Ledger":
@@ -335,13 +340,16 @@ class Ledger:
         wanted = [(anchor, "an anchor") for anchor in anchors]
         if acknowledged is not None:
             wanted.append((acknowledged[0], "its head"))
-        last, length = None, 0
+        last = None
+        length = 0
         if path.exists() and not path.is_file():
             raise LedgerDamaged(path, 1, "is no regular file")
         header: Mapping[str, Any] = {}
         with path.open("rb") as file:
             for entry, size in _lines(path, file, key):
-                header, last, length = header or entry.said, entry, length + size
+                header = header or entry.said
+                last = entry
+                length = length + size
                 for head, name in wanted:
                     if head.sequence == entry.sequence and head.sha256 != entry.sha256:
                         what = f"is not the line that was written ({name} says so)"
@@ -390,7 +398,8 @@ class Ledger:
         Raises:
             LedgerDamaged: with what became of it.
         """
-        mine, what = os.fstat(self._descriptor), None
+        mine = os.fstat(self._descriptor)
+        what = None
         try:
             is_there = os.path.samestat(mine, os.stat(self.path))
         except OSError:
@@ -432,7 +441,8 @@ def _lines(path: Path, file: BinaryIO, key: bytes | None) -> Iterator[tuple[Entr
         LedgerDamaged: with the first line that is not what `Ledger.append` wrote, for another
             format, a wrong key, and a key where the ledger has none.
     """
-    previous, is_keyed = _GENESIS, False
+    previous = _GENESIS
+    is_keyed = False
     for number, raw in enumerate(file, 1):
         if not raw.endswith(b"\n"):
             return
@@ -498,7 +508,8 @@ def _check_head(
     key: bytes | None,
 ) -> None:
     """Refuse a missing head, one of another format, and one that was not signed by the key."""
-    name, what = head_file(path).name, None
+    name = head_file(path).name
+    what = None
     if acknowledged is None:
         is_there = os.path.lexists(head_file(path))
         what = f"is no head of format {FORMAT}" if is_there else "is missing"

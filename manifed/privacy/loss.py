@@ -38,7 +38,8 @@ special: Any = _scipy_special
 
 def _power(values: _Complex, count: int) -> _Complex:
     """Values ** count by repeated squaring: faster and rounder than a complex logarithm."""
-    result, square = np.ones_like(values), values
+    result = np.ones_like(values)
+    square = values
     while True:
         if count & 1:
             result = result * square
@@ -124,10 +125,12 @@ class LossPmf:
         """
         first = max(0, 1 - self.lowest)
         points = np.arange(self.lowest + first, self.lowest + len(self.masses), dtype=np.float64)
-        losses, masses = self.interval * points, self.masses[first:]
+        losses = self.interval * points
+        masses = self.masses[first:]
         stop = int(np.searchsorted(losses, _LARGEST_LOSS))
         infinity = self.infinity + float(masses[stop:].sum())
-        losses, masses = losses[:stop], masses[:stop]
+        losses = losses[:stop]
+        masses = masses[:stop]
         sums = [np.cumsum(a[::-1])[::-1] for a in (masses, masses * np.exp(-losses))]
         return losses, np.append(sums[0], 0.0), np.append(sums[1], 0.0), infinity
 
@@ -214,7 +217,8 @@ class Loss:
 @lru_cache(maxsize=16)
 def gaussian_loss(noise_multiplier: float, sampling_probability: float, interval: float) -> Loss:
     """One Gaussian release of Poisson-sampled units under add-or-remove (probability 1: of all)."""
-    z, q = noise_multiplier, sampling_probability
+    z = noise_multiplier
+    q = sampling_probability
     remove = _removed(z, q, interval)
     return Loss((remove,) if q == 1 else (remove, _added(z, q, interval)))
 
@@ -243,7 +247,8 @@ def _removed(z: float, q: float, interval: float) -> LossPmf:
     points = _grid(interval, lowest, _loss(top, z, q))
     cuts = np.minimum(_place(points * interval, z, q), top)
     cuts[-1] = top
-    null, shifted = _masses(cuts / z), _masses((cuts - 1) / z)
+    null = _masses(cuts / z)
+    shifted = _masses((cuts - 1) / z)
     below = (1 - q) * special.ndtr(cuts[0] / z) + q * special.ndtr((cuts[0] - 1) / z)
     above = (1 - q) * special.ndtr(-top / z) + q * special.ndtr(-(top - 1) / z)
     return _split(interval, points, (1 - q) * null + q * shifted, null, below, above)
@@ -254,8 +259,10 @@ def _added(z: float, q: float, interval: float) -> LossPmf:
     lowest = max(-_loss(_REACH * z, z, q), -_LARGEST_LOSS)
     points = _grid(interval, lowest, min(-_loss(-_REACH * z, z, q), _LARGEST_LOSS))
     cuts = _place(-points * interval, z, q)[::-1]
-    null, shifted = _masses(cuts / z)[::-1], _masses((cuts - 1) / z)[::-1]
-    below, above = special.ndtr(-cuts[-1] / z), special.ndtr(cuts[0] / z)
+    null = _masses(cuts / z)[::-1]
+    shifted = _masses((cuts - 1) / z)[::-1]
+    below = special.ndtr(-cuts[-1] / z)
+    above = special.ndtr(cuts[0] / z)
     return _split(interval, points, null, (1 - q) * null + q * shifted, below, above)
 
 
@@ -277,13 +284,15 @@ def _place(losses: Array, z: float, q: float) -> Array:
 
 def _grid(interval: float, lowest: float, highest: float) -> Array:
     """Grid points from the one at or below ``lowest`` to the one at or above ``highest``."""
-    first, last = math.floor(lowest / interval), math.ceil(highest / interval)
+    first = math.floor(lowest / interval)
+    last = math.ceil(highest / interval)
     return np.arange(first, max(last, first + 1) + 1, dtype=np.float64)
 
 
 def _masses(cuts: Array) -> Array:
     """Standard normal masses between consecutive cuts, accurate in both tails."""
-    left, right = cuts[:-1], cuts[1:]
+    left = cuts[:-1]
+    right = cuts[1:]
     return np.where(
         left > 0,
         special.ndtr(-left) - special.ndtr(-right),

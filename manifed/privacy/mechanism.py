@@ -51,7 +51,8 @@ def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
         raise ValueError(f"Expected l2_norm_clip > 0, got {l2_norm_clip}")
     if norms.dtype != torch.float64:
         # A norm within 16 roundings below the bound counts as above it; none may underflow.
-        info, wide = torch.finfo(norms.dtype), norms.to(torch.float64)
+        info = torch.finfo(norms.dtype)
+        wide = norms.to(torch.float64)
         factors = clip_factors(wide * (1 + 16 * info.eps), l2_norm_clip)
         smallest = info.tiny / info.eps
         is_kept = (factors >= smallest) & ((factors == 1.0) | (factors * wide >= smallest))
@@ -227,7 +228,8 @@ class ClientMechanism(Frozen):
         """
         if self.adaptive is None or self.noise_multiplier == 0:
             return self.noise_multiplier
-        z, z_b = self.noise_multiplier, self.adaptive.quantile_noise_multiplier
+        z = self.noise_multiplier
+        z_b = self.adaptive.quantile_noise_multiplier
         if z_b <= z:
             raise ValueError(
                 f"Expected quantile_noise_multiplier > the round's noise multiplier {z:g}, got "
@@ -281,7 +283,8 @@ class ClientMechanism(Frozen):
         float64 and rounded to the uploads' type only after the noise. Mean and adapted clip norm
         together are one Gaussian release of ``noise_multiplier``.
         """
-        stacked, base = uploads.to(torch.float64), base.to(torch.float64)
+        stacked = uploads.to(torch.float64)
+        base = base.to(torch.float64)
         clip = self.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
         if is_tangent:
             norms = manifold.norm_bound(base.unsqueeze(0), stacked)

@@ -126,7 +126,8 @@ def edge_place(ends: tuple[int, int]) -> int:
     Raises:
         ValueError: for two ends that are one, or an end out of range.
     """
-    lesser, greater = min(ends), max(ends)
+    lesser = min(ends)
+    greater = max(ends)
     if not 0 <= lesser < greater < 1 << 20:
         raise ValueError(
             f"Expected an edge of two different partitions, 0 <= each < 2**20, got {ends}"
@@ -269,7 +270,8 @@ class NoiseSource:
     ) -> Tensor:
         """Numbers of clients, or of edges."""
         name, bits = ("edge", _EDGE_BITS) if "edge" in address else ("partition", BITS)
-        own, given = dict(address), address[name]
+        own = dict(address)
+        given = address[name]
         is_edge = name == "edge"
         is_one = isinstance(next(iter(given), None) if is_edge else given, int)
         places = (given,) if is_one else tuple(given)

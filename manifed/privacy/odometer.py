@@ -121,7 +121,7 @@ class Odometer:
         was = self._lines[line]
         served = was.served.copy()
         served[cohort] += times
-        more = replace(was, draws=was.draws + times, served=served)
+        more = _Line(was.terms, was.update_of, was.draws + times, served)
         self._lines = (*self._lines[:line], more, *self._lines[line + 1 :])
 
     def _reserve(self, reserves: Reserves) -> None:
@@ -129,7 +129,8 @@ class Odometer:
         if self._now is None:
             raise ValueError("Expected terms before or in the first reservation, got none")
         cohort = decode(reserves.cohort, self._lines[self._now].terms.population)
-        self._ranges, self._open = self.ranges, (reserves, cohort, self._now)
+        self._ranges = self.ranges
+        self._open = (reserves, cohort, self._now)
         self._add(self._now, cohort, reserves.last - reserves.first + 1)
 
     def _settle(self, settles: Settles) -> None:
@@ -137,7 +138,8 @@ class Odometer:
         if self._open is None:
             raise ValueError("Expected an open reservation to settle, got none")
         (was, reserved, line), upto = self._open, settles.upto
-        rounds, left = upto - was.first + 1, was.last - upto
+        rounds = upto - was.first + 1
+        left = was.last - upto
         if not was.first - 1 <= upto <= was.last:
             raise ValueError(
                 f"Expected rounds settled up to {was.first - 1} to {was.last}, got {upto}"
@@ -152,7 +154,8 @@ class Odometer:
                     raise ValueError("Expected a cohort of reserved clients, got others")
                 self._add(line, cohort, 1)
             self._add(line, reserved, -rounds)
-        self._ranges, self._open = _joined(self._ranges, was.first, upto, was.attempt), None
+        self._ranges = _joined(self._ranges, was.first, upto, was.attempt)
+        self._open = None
         if settles.is_open and left:
             self._open = was.model_copy(update={"first": upto + 1}), reserved, line
         else:
@@ -273,7 +276,8 @@ class Odometer:
         if ((table > 0).sum(axis=0) <= 1).all():  # each was asked for one update alone
             kept = np.diag(table.max(axis=1))
         else:
-            columns, kept = np.unique(table, axis=1).T, table[:, :0].T
+            columns = np.unique(table, axis=1).T
+            kept = table[:, :0].T
             for column in columns[np.argsort(-columns.sum(axis=1), kind="stable")]:
                 if not (kept >= column).all(axis=1).any():
                     kept = np.vstack((kept, column))
@@ -285,7 +289,8 @@ class Odometer:
 
         Also every planned draw that was not made, which an outsider must reckon with.
         """
-        draws, terms = Counter({i: line.draws for i, line in enumerate(self._lines)}), self.terms
+        draws = Counter({i: line.draws for i, line in enumerate(self._lines)})
+        terms = self.terms
         for i, one in ((self._number(one), one) for one in self.planned):
             draws[i] = max(draws[i], one.planned_draws)
         if not self.planned and terms is not None and self._now is not None and terms.is_drawn:
@@ -313,5 +318,6 @@ def _joined(
     if last < first:
         return ranges
     if ranges and ranges[-1][1:] == (first - 1, attempt + 1):
-        first, ranges = ranges[-1][0], ranges[:-1]
+        first = ranges[-1][0]
+        ranges = ranges[:-1]
     return (*ranges, (first, last, attempt + 1))

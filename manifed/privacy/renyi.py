@@ -48,7 +48,8 @@ def curve(releases: Composition) -> Array:
 def laplace(z: float) -> Array:
     """Divergences of one Laplace release (Mironov 2017, Proposition 6)."""
     a = orders()
-    one, other = (a - 1) / z + np.log(a / (2 * a - 1)), np.log((a - 1) / (2 * a - 1)) - a / z
+    one = (a - 1) / z + np.log(a / (2 * a - 1))
+    other = np.log((a - 1) / (2 * a - 1)) - a / z
     return np.minimum(np.logaddexp(one, other) / (a - 1), 1 / z)
 
 
@@ -128,7 +129,8 @@ def subset_divergences(z: float, sample_size: int, population: int, orders: Arra
     z = min(z, 1e100)  # whose square is finite; less noise, so still a bound
     if sample_size == population:
         return orders / (2 * z**2)
-    below, above = np.floor(orders), np.ceil(orders)
+    below = np.floor(orders)
+    above = np.ceil(orders)
     needed = np.unique(np.concatenate([below, above]))
     moments = _log_moments(z, sample_size / population, needed)
     low, high = (moments[np.searchsorted(needed, side)] for side in (below, above))
@@ -138,7 +140,8 @@ def subset_divergences(z: float, sample_size: int, population: int, orders: Arra
 def _log_moments(z: float, q: float, orders: Array) -> Array:
     """(a - 1) D(a) = log(1 + sum_j C(a, j) q^j T_j) at integers a >= 1, increasing."""
     largest = max(int(orders[-1]), 2)
-    a, j = orders[:, None], np.arange(2, largest + 1, dtype=np.float64)
+    a = orders[:, None]
+    j = np.arange(2, largest + 1, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         left = special.gammaln(np.maximum(a - j, 0.0) + 1)
         binomials: Array = special.gammaln(a + 1) - special.gammaln(j + 1) - left
@@ -153,7 +156,8 @@ def _log_terms(z: float, largest: int) -> Array:
     j = np.arange(2, largest + 1, dtype=np.float64)
     simple = math.log(2) + j * (j - 1) / (2 * z**2)
     even = _log_even_moments(z, largest // 2 + 1)
-    lower, upper = np.floor(j / 2).astype(np.int64), np.ceil(j / 2).astype(np.int64)
+    lower = np.floor(j / 2).astype(np.int64)
+    upper = np.ceil(j / 2).astype(np.int64)
     differences = math.log(4) + (even[lower - 1] + even[upper - 1]) / 2
     return np.minimum(simple, differences)
 
@@ -185,11 +189,13 @@ def _log_side(z: float, powers: Array, *, is_above: bool) -> Array:
         low = np.full_like(powers, 0.5 / z)
         high = 2 * powers / z + 2 * np.sqrt(powers) + 1 / z
     else:
-        low, high = -np.sqrt(powers) - 1.0, np.zeros_like(powers)
+        low = -np.sqrt(powers) - 1.0
+        high = np.zeros_like(powers)
     for _ in range(25):
         y = (low + high) / 2
         slope = powers / z / -np.expm1(0.5 / z**2 - y / z) - y  # of log phi + l log|r - 1|
-        low, high = np.where(slope > 0, y, low), np.where(slope > 0, high, y)
+        low = np.where(slope > 0, y, low)
+        high = np.where(slope > 0, high, y)
     y = ((low + high) / 2)[:, None] + np.arange(-_REACH, _REACH + _STEP, _STEP)
     loss = y / z - 0.5 / z**2
     is_inside = loss > 0 if is_above else loss < 0

@@ -194,7 +194,9 @@ def _trees(graph: Graph, size: int) -> NDArray[np.int16]:
     """
     trees = np.full((graph.num_nodes, size), -1, dtype=np.int16)
     for center in range(graph.num_nodes):
-        seen, order, parents = {center}, [center], [-1]
+        seen = {center}
+        order = [center]
+        parents = [-1]
         for k, node in enumerate(order):
             for other in graph.neighbors[node]:
                 if other not in seen and len(order) < size:
@@ -219,10 +221,13 @@ def _around(graph: Graph, noise: Correlated, collusion: int) -> float:
     ring the bound is close.
     """
     trees = _trees(graph, _TREE)
-    roots, size = np.arange(len(trees)), trees.shape[1]
-    hides, terms = np.ones(trees.shape), np.zeros(trees.shape)
+    roots = np.arange(len(trees))
+    size = trees.shape[1]
+    hides = np.ones(trees.shape)
+    terms = np.zeros(trees.shape)
     for k in range(size - 1, 0, -1):
-        parent, own = trees[:, k], hides[:, k]
+        parent = trees[:, k]
+        own = hides[:, k]
         term = np.where(parent >= 0, noise.ratio * own / (own + noise.ratio), 0.0)
         terms[:, k] = np.where(parent == 0, term, 0.0)
         hides[roots, np.maximum(parent, 0)] += term
@@ -253,7 +258,8 @@ def _each_gone(graph: Graph, noise: Correlated) -> Iterator[Matrix]:
 
 def precision_bound(honest: int, connectivity: float, noise: Correlated) -> float:
     """Theorem 6 over 2 C^2: 1/(h s_cdp^2) + (1 - 1/h) / (s_cdp^2 + a_q s_cor^2), h = n - q."""
-    own, masks = noise.sigma_cdp**2, connectivity * noise.sigma_cor**2
+    own = noise.sigma_cdp**2
+    masks = connectivity * noise.sigma_cor**2
     return (1 / honest / own + (1 - 1 / honest) / (own + masks)) * (1 + 8 * _UNIT_ROUNDOFF)
 
 
@@ -314,9 +320,11 @@ def calibrate_masks(
 
     if is_enough(0.0):
         return Correlated(sigma_cdp, 0.0)
-    low, high = 0.0, sigma_cdp
+    low = 0.0
+    high = sigma_cdp
     while not is_enough(high):
-        low, high = high, 4 * high
+        low = high
+        high = 4 * high
         if high > 1e5 * sigma_cdp:
             raise ValueError(
                 f"sigma_cdp: expected one at which some sigma_cor meets the budget, got "

@@ -89,7 +89,8 @@ class Releases(Frozen):
             )
         kept = 1.0 - s.mixing.values(k) + self.lipschitz * s.step_size.values(k)
         kept = np.maximum(kept + side * _ROUNDING, 0.0)
-        found, delta = np.empty(rounds), 0.0
+        found = np.empty(rounds)
+        delta = 0.0
         for i, (keep, new) in enumerate(zip(kept.tolist(), fresh.tolist(), strict=True)):
             delta = keep * delta + new  # eq. (8)
             found[i] = delta

@@ -87,7 +87,8 @@ class Promise:
                 "nothing; give its client update releases"
             )
         for release, name in product(releases, ("unit", "neighboring_relation")):
-            said, found = self.facts.get(name), getattr(release, name)
+            said = self.facts.get(name)
+            found = getattr(release, name)
             if said not in (None, found):
                 raise ConfigError(
                     f"privacy: expected releases with {name} = {said!r}, got {release.label!r} "
@@ -159,7 +160,8 @@ class Promise:
     def _is_within(self, budget: Budget, made: Made) -> bool:
         known = self.target
         if known and budget.delta >= known.delta and budget.epsilon >= known.epsilon:
-            mine, meant = self.tariff.slots(known.adversary, made), self._calibrated
+            mine = self.tariff.slots(known.adversary, made)
+            meant = self._calibrated
             if len(mine) <= len(meant) and all(map(le, mine, meant)):
                 return True
         return self.cost(budget, made) <= budget.epsilon
@@ -167,7 +169,8 @@ class Promise:
     # -- what an odometer says of it ---------------------------------------------------------
     def odometer(self, rounds: int = 0) -> Odometer:
         """Nothing spent under this tariff, or so many rounds reserved for everybody."""
-        odometer, first = Odometer(), 1
+        odometer = Odometer()
+        first = 1
         odometer.declare(self.terms)
         odometer.feed(Entry(planned=self.tariff.plan))
         everybody = encode(np.arange(self.terms.population))
@@ -185,7 +188,8 @@ class Promise:
         return odometer.epsilon(self.adversaries[0], self.delta)
 
     def _remark(self, adversary: Adversary, odometer: Odometer, *, is_planned: bool) -> str | None:
-        is_drawn, rounds = self.terms.is_drawn, odometer.participations
+        is_drawn = self.terms.is_drawn
+        rounds = odometer.participations
         if adversary.sees_cohorts and is_drawn and is_planned:
             return f"if a client is invited to all {rounds} rounds; the draws decide"
         if adversary.sees_cohorts:
@@ -212,7 +216,8 @@ class Promise:
         ``is_declared``: whether clients in other processes said where their noise came from.
         ``is_planned``: what ``odometer`` counts is still to come.
         """
-        rows, notes = list[dict[str, Any]](), list[str]()
+        rows = list[dict[str, Any]]()
+        notes = list[str]()
 
         def tell(name: str, text: str, epsilon: float, delta: float, remark: str | None) -> None:
             one = {"name": name, "text": text, "epsilon": epsilon, "delta": delta, "remark": remark}
@@ -237,7 +242,8 @@ class Promise:
                     "simulation oracle): they are no part of the release, and whoever shows them "
                     "voids this guarantee"
                 )
-        origins, is_charged = frozenset(noise_origins), odometer.rounds_counted > 0
+        origins = frozenset(noise_origins)
+        is_charged = odometer.rounds_counted > 0
         return {
             "label": self.label(origins, is_charged=is_charged and not is_planned),
             **self.facts,
@@ -249,7 +255,8 @@ class Promise:
 
     def label(self, origins: Iterable[str], *, is_charged: bool) -> str:
         """The word before every epsilon of this promise (`manifed.privacy.events`)."""
-        source, is_private = self.facts.get("noise_source"), bool(self.adversaries)
+        source = self.facts.get("noise_source")
+        is_private = bool(self.adversaries)
         return label_of(source, origins, is_charged=is_charged, is_private=is_private)
 
     def planned(self, rounds: int) -> dict[str, Any]:
@@ -274,7 +281,8 @@ def audit_ledger(
             was kept elsewhere) that is not in the chain.
         ConfigError: for charges that no theorem prices, and without any delta.
     """
-    odometer, limits = Odometer(), dict[str, float]()
+    odometer = Odometer()
+    limits = dict[str, float]()
 
     def feed(entry: Entry) -> None:
         odometer.feed(entry)

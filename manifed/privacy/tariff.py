@@ -112,7 +112,8 @@ def decode(text: str, population: int) -> Members:
         before = -1
         for piece in text.split(","):
             first, _, last = piece.partition("-")
-            low, high = int(first), int(last or first)
+            low = int(first)
+            high = int(last or first)
             if not before < low <= high < population:
                 raise ValueError(
                     f"Expected a cohort in order and of clients < {population}, got {text[:40]!r}"
@@ -298,7 +299,9 @@ class Tariff:
 
     def _price(self, adversary: Adversary, made: Made, delta: float) -> float:
         """The largest price of a client's run, by coins to who sees no cohorts."""
-        runs, coin, seen_part = self._runs, 1.0, 1.0
+        runs = self._runs
+        coin = 1.0
+        seen_part = 1.0
         rate = self.lines[0].participation_probability
         if adversary.sees_cohorts and not self.is_by_round:
             seen_part = rate
@@ -308,7 +311,8 @@ class Tariff:
             runs = frozenset({tuple(each)})
         elif self._hides_cohorts(adversary):
             coin = rate
-        worst, slots = 0.0, self.slots(adversary, made)
+        worst = 0.0
+        slots = self.slots(adversary, made)
         for run in runs:
             counts = Counter[Releases]()
             for update, times in zip(run, slots, strict=False):
@@ -372,7 +376,10 @@ def blocks(rounds: Iterable[Mapping[int, Releases]], most: int) -> Iterator[Bloc
 
     ``rounds`` say what clients release, by their number of examples.
     """
-    first, rows, low, high = 1, list[NDArray[np.float64]](), np.zeros(0), np.zeros(0)
+    first = 1
+    rows = list[NDArray[np.float64]]()
+    low = np.zeros(0)
+    high = np.zeros(0)
     kinds = dict[int, Releases]()
 
     def block() -> Block:
@@ -396,10 +403,15 @@ def blocks(rounds: Iterable[Mapping[int, Releases]], most: int) -> Iterator[Bloc
             and (np.maximum(z, high) <= _SPREAD * np.minimum(z, low)).all()
         ):
             rows.append(z)
-            low, high = np.minimum(z, low), np.maximum(z, high)
+            low = np.minimum(z, low)
+            high = np.maximum(z, high)
             continue
         if rows:
             yield block()
-        first, kinds, rows, low, high = r, found, [z], z, z
+        first = r
+        kinds = found
+        rows = [z]
+        low = z
+        high = z
     if rows:
         yield block()

@@ -99,7 +99,8 @@ class ClassMeans(Problem):
         NaN for a label that is no class, so that such a record counts for nothing, whatever others
         are summed with it.
         """
-        base, has_class = self.base, is_class(examples["label"], self.num_classes)
+        base = self.base
+        has_class = is_class(examples["label"], self.num_classes)
         own = self._own(x, examples)
         vectors = -2 * base.logmap(own, examples["z"])
         if self.is_median:
@@ -119,7 +120,8 @@ class ClassMeans(Problem):
 
     def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
         """The Fréchet mean of each class; of all examples for a class that has none."""
-        label, means = class_numbers(examples["label"], self.num_classes), list[Tensor]()
+        label = class_numbers(examples["label"], self.num_classes)
+        means = list[Tensor]()
         for i in range(self.num_classes):
             chosen = label == i if bool((label == i).any()) else torch.ones_like(label).bool()
             means.append(self.base.frechet_mean(examples["z"][chosen], weights[chosen]))
@@ -132,7 +134,8 @@ class ClassMeans(Problem):
 
     def _own(self, x: Tensor, examples: Examples) -> Tensor:
         """X_{y_j} of every example, shape ``(..., n, *point)``."""
-        label, ndim = class_numbers(examples["label"], self.num_classes), self.base.ndim
+        label = class_numbers(examples["label"], self.num_classes)
+        ndim = self.base.ndim
         lead = np.broadcast_shapes(x.shape[: -1 - ndim], label.shape[:-1])
         index = label.expand(*lead, -1).reshape(*lead, -1, *[1] * ndim)
         return x.expand(*lead, *x.shape[-1 - ndim :]).take_along_dim(index, -1 - ndim)

@@ -167,7 +167,9 @@ def _places(path: Path, layout: Layout, found: list[str]) -> dict[str, int]:
 
 def _csv(path: Path, layout: Layout) -> tuple[_Found, _Place]:
     """The columns of a csv file that are wanted."""
-    values, lines, texts = array("d"), array("q"), list[str]()
+    values = array("d")
+    lines = array("q")
+    texts = list[str]()
     with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         reader = csv.reader(file, delimiter=layout.delimiter, strict=True)
         try:

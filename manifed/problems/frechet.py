@@ -161,7 +161,8 @@ class OnPoints(_NearPoints):
     def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
         """The Fréchet mean of at most 64 examples, evenly spaced, to 1e-6."""
         stride = math.ceil(len(examples) / 64)
-        points, share = examples["z"][::stride], weights[::stride]
+        points = examples["z"][::stride]
+        share = weights[::stride]
         return self.manifold.frechet_mean(points, share, max_iterations=50, tolerance=1e-6)
 
 
@@ -195,7 +196,8 @@ class GeometricMedian(OnPoints):
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """-log_x z_j / dist(x, z_j), shape ``(..., n, *point)``."""
-        logs, manifold = self._logs(x, examples), self.manifold
+        logs = self._logs(x, examples)
+        manifold = self.manifold
         return directions(logs, manifold.norm(x.unsqueeze(-1 - manifold.ndim), logs), manifold.ndim)
 
 
@@ -247,7 +249,8 @@ class HyperbolicPrediction(_NearPoints):
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
         """Targets and the agent's own kernel weights alpha_i(w) for the query feature."""
-        features, identity = shard["feature"], torch.eye(len(shard), dtype=torch.float64)
+        features = shard["feature"]
+        identity = torch.eye(len(shard), dtype=torch.float64)
         scale = (4 if self.kernel_width == "printed" else 2) * self.bandwidth**2
         gamma = self.ridge * (1 if self.ridge_rule == "printed" else len(shard))
         gram = torch.exp(-torch.cdist(features, features).square() / scale)

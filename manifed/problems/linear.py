@@ -221,13 +221,15 @@ class Logistic(LinearModel):
             if float(g.norm()) <= 1e-9:
                 break
             direction = torch.linalg.pinv(self._hessian(x, examples, each), hermitian=True) @ g
-            step, lower = 1.0, value
+            step = 1.0
+            lower = value
             while step > 1e-8:
                 lower = float((each * self.losses(x - step * direction, examples)).sum())
                 if lower <= value - 1e-4 * step * float(g @ direction) + 1e-16:
                     break
                 step /= 2
-            x, value = x - step * direction, lower
+            x = x - step * direction
+            value = lower
             if step <= 1e-8:
                 break
         return self.optimum_at(x, shards, weights)

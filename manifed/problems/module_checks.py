@@ -176,7 +176,8 @@ def check_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) 
     Raises:
         NotPrivate: naming what moves.
     """
-    copy, generator = deepcopy(model), torch.Generator().manual_seed(0)
+    copy = deepcopy(model)
+    generator = torch.Generator().manual_seed(0)
     is_real = dtype.is_floating_point
     batch = torch.zeros(_EXAMPLES, *shape, dtype=dtype)
     last = torch.ones(shape, dtype=dtype)
@@ -241,7 +242,9 @@ def _manifold_of(parameter: Tensor, name: str) -> Manifold:
     """
     if not isinstance(parameter, geoopt.ManifoldParameter):
         return Euclidean(max(parameter.dim(), 1))
-    theirs, scale, base = parameter.manifold, 1.0, None
+    theirs = parameter.manifold
+    scale = 1.0
+    base = None
     while isinstance(theirs, geoopt.Scaled) and not [*theirs.parameters(recurse=False)]:
         theirs, scale = theirs.base, scale * float(theirs.scale)
     try:
@@ -298,7 +301,8 @@ def laid_out(model: nn.Module) -> Product:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        manifold, point = _manifold_of(parameter, name), as_point(parameter)
+        manifold = _manifold_of(parameter, name)
+        point = as_point(parameter)
         if not manifold.check_point_on_manifold(point, atol=1e-4, rtol=1e-4):
             raise ValueError(
                 f"model: parameter {name!r} is no point of {manifold.name}; project it in the "

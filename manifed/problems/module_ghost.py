@@ -61,7 +61,8 @@ class Call(NamedTuple):
     @property
     def numbers(self) -> tuple[int, int]:
         """How many it reads and gives, and with the patches of a convolution written out."""
-        seen, made = self.input.numel(), self.output.numel()
+        seen = self.input.numel()
+        made = self.output.numel()
         return seen + made, seen * math.prod(getattr(self.unfold, "kernel_size", ())) + made
 
 
@@ -189,7 +190,8 @@ def parts_of(manifold: Product, x: Tensor, calls: Sequence[Call], read: Read) ->
 
 def _read_off(factor: Factor, x: Tensor, calls: Sequence[Call], read: Read, lead: int) -> Gradients:
     kind: _Kind = "rows"
-    inputs, errors = list[Tensor](), list[Tensor]()
+    inputs = list[Tensor]()
+    errors = list[Tensor]()
     for call, seen, error in zip(calls, read.inputs, read.errors, strict=True):
         if factor.name not in call.kinds:
             continue
@@ -201,7 +203,8 @@ def _read_off(factor: Factor, x: Tensor, calls: Sequence[Call], read: Read, lead
                 seen = met.mT.unflatten(0, seen.shape[: lead + 1])  # noqa: PLW2901
         errors.append(error.flatten(lead, -2))
         inputs.append(seen.long().flatten(lead) if kind == "table" else seen.flatten(lead, -2))
-    manifold, left = factor.manifold, _joined(errors)
+    manifold = factor.manifold
+    left = _joined(errors)
     if kind == "rows":
         return _plain(factor, x, left.sum(-2), lead)
     if kind == "table":
@@ -213,7 +216,8 @@ def _read_off(factor: Factor, x: Tensor, calls: Sequence[Call], read: Read, lead
         left, right = right, left
     # G, of p x q, is made where products of its T positions cost more, and it is not much more to
     # hold than what it is made of; a subclass may have a metric of its own
-    positions, size = left.shape[-2], left.shape[-1] * right.shape[-1]
+    positions = left.shape[-2]
+    size = left.shape[-1] * right.shape[-1]
     seen = positions * (left.shape[-1] + right.shape[-1])
     is_whole = positions > 1 and size <= 2 * seen and positions * seen > 8 * size
     if type(manifold) in (Euclidean, Stiefel) and not is_whole:
@@ -282,12 +286,15 @@ class _Outer:
     @property
     def norms(self) -> Tensor:
         """Upper bounds; at least a share of |l| |r|, beside which a sum may round."""
-        height, width = row_lengths(self.left.flatten(-2)), row_lengths(self.right.flatten(-2))
-        longest, is_flat = height * width, isinstance(self.manifold, Euclidean)
+        height = row_lengths(self.left.flatten(-2))
+        width = row_lengths(self.right.flatten(-2))
+        longest = height * width
+        is_flat = isinstance(self.manifold, Euclidean)
         if is_flat and self.left.shape[-2] == 1:  # |G| = |l| |r|
             return longest
         # over their lengths, so that squares neither overflow nor vanish
-        rows, columns = self.left / height[..., None, None], self.right / width[..., None, None]
+        rows = self.left / height[..., None, None]
+        columns = self.right / width[..., None, None]
         square = ((rows @ rows.mT) * (columns @ columns.mT)).sum((-1, -2))
         if not is_flat:
             square = square + self._normal_square(rows, columns)
@@ -297,7 +304,8 @@ class _Outer:
         """|grad|^2 - |G|^2 from M = X^T G, and what a drifted X may add."""
         assert isinstance(self.manifold, Stiefel)
         m = (rows @ self.x.unsqueeze(-3)).mT @ columns
-        full, cross = m.square().sum((-1, -2)), (m * m.mT).sum((-1, -2))
+        full = m.square().sum((-1, -2))
+        cross = (m * m.mT).sum((-1, -2))
         gram = self.x.mT @ self.x
         drift = torch.linalg.matrix_norm(gram - identity_like(gram)).unsqueeze(-1)
         taken = cross if self.manifold.metric == "canonical" else (full + cross) / 2

@@ -257,7 +257,9 @@ class ModuleProblem(Problem):
 
         ``numbers`` are held for each example while it is computed; None: a point's.
         """
-        n, ndim, numbers = len(examples), examples.feature_ndim, numbers or x.shape[-1]
+        n = len(examples)
+        ndim = examples.feature_ndim
+        numbers = numbers or x.shape[-1]
         many = max(1, _CHUNK_ELEMENTS // numbers)
         each = vmap(one, in_dims=(None, 0), chunk_size=None if n <= many else many)
         leads = [t.shape[: t.dim() - 1 - ndim[key]] for key, t in examples.tensors.items()]

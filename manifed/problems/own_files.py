@@ -105,7 +105,9 @@ class FileData(Layout):
 
     def _faults(self) -> Iterator[tuple[bool, str]]:
         """What may be wrong, one after the other: whether it is, and what is said then."""
-        kind, classes, columns = self.examples, self.classes, self.columns
+        kind = self.examples
+        classes = self.classes
+        columns = self.columns
         of = _KINDS[kind]
         for name in sorted({key for each in _KINDS.values() for key in each.takes} - {*of.takes}):
             is_given = getattr(self, name) != FileData.model_fields[name].default
@@ -140,7 +142,8 @@ class FileData(Layout):
                 function(self.source)
             except ValueError as error:
                 yield True, f"source: {error}"
-        shape, size = self.one_shape, np.prod(self.one_shape, dtype=float)
+        shape = self.one_shape
+        size = np.prod(self.one_shape, dtype=float)
         yield (
             min(shape) < 1 or size > 1 << 24,
             "columns, shape: expected the columns of a table, or the shape of an array's examples, "

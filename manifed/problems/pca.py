@@ -126,12 +126,14 @@ class PrincipalEigenvector(_Components):
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """-2 (z_j^T x) (z_j - (z_j^T x) x), shape ``(..., n, d)``."""
-        s = row_products(examples["z"], x).unsqueeze(-1)
-        return -2 * s * (examples["z"] - s * x.unsqueeze(-2))
+        z = examples["z"]
+        s = row_products(z, x).unsqueeze(-1)
+        return -2 * s * (z - s * x.unsqueeze(-2))
 
     def gradients(self, x: Tensor, examples: Examples) -> "_AlongX":
         """Gradients of `rgrads`: one product with the rows gives them, another their sum."""
-        return _AlongX(x, examples["z"], row_products(examples["z"], x))
+        z = examples["z"]
+        return _AlongX(x, z, row_products(z, x))
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The leading eigenvector of the pooled second moment, by eigh, largest entry positive."""

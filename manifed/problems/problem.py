@@ -242,9 +242,11 @@ def _descend(
     client runs it. It also ends when rounding leaves no step that decreases f.
     """
     manifold = problem.manifold
-    value, g = float(problem.objective(x, shards, weights)), problem.gradient(x, shards, weights)
+    value = float(problem.objective(x, shards, weights))
+    g = problem.gradient(x, shards, weights)
     size = float(manifold.norm(x, g))
-    step, history = 1.0 / max(size, 1.0), [value]
+    step = 1.0 / max(size, 1.0)
+    history = [value]
     for _ in range(most):
         if size <= problem.reference_tolerance * (1.0 + abs(value)):
             break
@@ -258,12 +260,15 @@ def _descend(
             step /= 2
         else:
             break
-        h, moved = problem.gradient(y, shards, weights), manifold.transp(x, y, g)
+        h = problem.gradient(y, shards, weights)
+        moved = manifold.transp(x, y, g)
         # <s, s> / <s, dg> with s = -step g, both carried to T_yM
         curvature = -step * float(manifold.inner(y, moved, h - moved))
         longer = step * step * size * size / curvature if curvature > 0 else 10 * step
         step = min(1e12, max(1e-12, longer))
-        x, g, value = y, h, reached
+        x = y
+        g = h
+        value = reached
         size = float(manifold.norm(x, g))
         history.append(value)
     return Optimum(x, value, size)
@@ -369,7 +374,8 @@ class ProblemSource(Frozen):
             ValueError: the entries have another shape, or are not a point of the manifold; or they
                 are a model's, which a manifold does not know.
         """
-        start, manifold = self.start, problem.manifold
+        start = self.start
+        manifold = problem.manifold
         if isinstance(start, _RandomStart):
             return manifold.random(*shape, generator=generator)
         if isinstance(start, OriginStart):

@@ -107,9 +107,11 @@ class _Images(DataSource):
 
     def _dataset(self, pixels: Array, labels: _Labels, seed: int, **meta: Any) -> Dataset:
         if self.digit is not None:
-            pixels, labels = pixels[labels == self.digit], labels[labels == self.digit]
+            pixels = pixels[labels == self.digit]
+            labels = labels[labels == self.digit]
         chosen = subset(len(pixels), self.num_examples, generator(seed, "data"))
-        rows, labels = pixels[chosen], labels[chosen]
+        rows = pixels[chosen]
+        labels = labels[chosen]
         if self.is_centred:
             rows = rows - rows.mean(0)
         if self.is_unit_norm:
@@ -168,7 +170,8 @@ def mnist(data_dir: Path | None) -> tuple[Array, _Labels, str]:
     stem = image_file.name.partition("-")[0]
     label = f"mnist/{stem}-labels-idx1-ubyte"
     label_file = find("mnist", data_dir, label, f"{label}.gz")
-    pixels, digit = _read_idx(image_file), _read_idx(label_file)
+    pixels = _read_idx(image_file)
+    digit = _read_idx(label_file)
     if pixels.ndim != 3 or pixels.size == 0:
         raise DataDamaged(image_file, f"expected images (n, rows, columns), got {pixels.shape}")
     if digit.shape != (len(pixels),):

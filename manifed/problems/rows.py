@@ -52,7 +52,8 @@ def dots(u: Tensor, v: Tensor) -> Tensor:
     """
     if u.dtype is not v.dtype:
         wide = torch.promote_types(u.dtype, v.dtype)
-        u, v = u.to(wide), v.to(wide)
+        u = u.to(wide)
+        v = v.to(wide)
     if not are_plain(u, v):
         return (u * v).sum(-1)
     size = u.shape[-1]
@@ -66,7 +67,8 @@ def dots(u: Tensor, v: Tensor) -> Tensor:
 @cache
 def _dots_alike(size: int, dtype: "np.dtype[np.generic]") -> bool:
     """Whether the same vectors at other places in memory have the same dot products."""
-    generator, count = np.random.default_rng(0), max(2, min(FEWEST, _LONG // max(1, size)))
+    generator = np.random.default_rng(0)
+    count = max(2, min(FEWEST, _LONG // max(1, size)))
     rows, points = generator.standard_normal((2, count, size)).astype(dtype)
     stored = np.empty((2, count * size + FEWEST), dtype)
     right = np.array([np.vecdot(u, v) for u, v in zip(rows, points, strict=True)])
@@ -100,7 +102,8 @@ def in_pieces(function: Callable[[Tensor], Tensor], values: Tensor, ndim: int = 
         return function(values)
     shape = values.shape[values.dim() - ndim :]
     rows = values.reshape(-1, *shape)
-    count, piece = len(rows), _PIECE
+    count = len(rows)
+    piece = _PIECE
     while piece > FEWEST and piece * shape.numel() > SHARED_AMONG_THREADS:
         piece //= 2
     if piece * shape.numel() > SHARED_AMONG_THREADS:

@@ -30,7 +30,8 @@ def check_pair(problem: ProblemSource, data: DataSource) -> None:
         )
     if data.kind != "file":
         return
-    asked, declared = getattr(problem, "num_classes", None), getattr(data, "classes", ())
+    asked = getattr(problem, "num_classes", None)
+    declared = getattr(data, "classes", ())
     if asked is not None and asked != len(declared):
         raise ValueError(
             f"problem.num_classes: expected len(data.classes) = {len(declared)}, got {asked}"

@@ -69,7 +69,8 @@ class SyntheticPCA(OfClients):
 
     def draw(self, rng: np.random.Generator) -> Dataset:
         """Rows ``z`` with their client as source."""
-        n, d = self.num_clients, self.dimension
+        n = self.num_clients
+        d = self.dimension
         stddev = np.sqrt(2.0 * np.arange(1, n + 1) / n)
         z = rng.standard_normal((n, self.rows, d)) * stddev[:, None, None]
         return build({"z": z.reshape(-1, d)}, sources=self._sources(self.rows))
@@ -90,7 +91,9 @@ class SyntheticLeastSquares(OfClients):
 
     def draw(self, rng: np.random.Generator) -> Dataset:
         """``feature`` and ``target`` with their client as source."""
-        n, rows, d = self.num_clients, self.rows, self.dimension
+        n = self.num_clients
+        rows = self.rows
+        d = self.dimension
         truth = rng.standard_normal(d)
         own = truth + self.heterogeneity * rng.standard_normal((n, d))
         a = rng.standard_normal((n, rows, d))
@@ -109,7 +112,8 @@ class ScaledIdentities(OfClients):
 
     def draw(self, rng: np.random.Generator) -> Dataset:
         """``feature`` and ``target`` with their client as source, d rows a client."""
-        n, d = self.num_clients, self.dimension
+        n = self.num_clients
+        d = self.dimension
         i = np.arange(1, n + 1)
         a = (i / np.sqrt(n))[:, None, None] * np.eye(d)
         b = rng.standard_normal((n, d)) / i[:, None]

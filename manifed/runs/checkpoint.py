@@ -82,7 +82,8 @@ class Tally(Table):
 
     def add(self, report: RoundReport) -> None:
         """Count one round."""
-        failed, participants = report.failures, len(report.participants)
+        failed = report.failures
+        participants = len(report.participants)
         self.pending["bytes_down"] += report.bytes_down
         self.pending["bytes_up"] += report.bytes_up
         self.pending["participants"] += participants
@@ -90,7 +91,8 @@ class Tally(Table):
         self.participants += participants
         self.failures += len(failed)
         for i, failure in failed.items():
-            client, kind = str(i), failure.kind
+            client = str(i)
+            kind = failure.kind
             self.pending[kind] += 1
             self.by_kind[kind] += 1
             reasons = self.by_client.setdefault(client, {})
@@ -105,7 +107,8 @@ class Tally(Table):
 
     def take(self, server_round: int) -> Mapping[Column, int]:
         """The columns of the row of ``server_round``; the next row counts from here."""
-        row, self.pending = self.pending, dict.fromkeys(COLUMNS, 0)
+        row = self.pending
+        self.pending = dict.fromkeys(COLUMNS, 0)
         self.told = server_round
         return row
 

@@ -125,7 +125,8 @@ def run(
     """
     began = time.perf_counter() if began is None else began
     has_oracle = config.setting.has_oracle(is_deployment=is_deployment)
-    folder, agreed = RunFolder(named_directory(config)), None
+    folder = RunFolder(named_directory(config))
+    agreed = None
     if not config.output.resume:
         agreed = _agreed(config, ask_sizes)
         _claim(folder.directory)
@@ -203,9 +204,13 @@ class _Run:
         Raises:
             FolderDamaged: rows of this run cannot follow those of the folder.
         """
-        self._config, self._plan, self._folder = config, plan, folder
-        self._update, self._manifold = plan.server_update, plan.manifold
-        self._held, self._last = config.evaluation, config.federation.num_rounds
+        self._config = config
+        self._plan = plan
+        self._folder = folder
+        self._update = plan.server_update
+        self._manifold = plan.manifold
+        self._held = config.evaluation
+        self._last = config.federation.num_rounds
         self._evaluator, self._pace = evaluator, Pace(config.output.checkpoint_every)
         self._tick, self._judged, self._whole = time.perf_counter(), Judged(), 0
         """``_whole``: the newest round whose row, if it has one, is on disk."""
@@ -215,7 +220,8 @@ class _Run:
             self.state = self._update.start(initial_point(config).to(device))
             return
         self.state = {name: t.to(device) for name, t in saved.tensors.items()}
-        self.tally, self.done = saved.meta.tally, saved.server_round
+        self.tally = saved.meta.tally
+        self.done = saved.server_round
         self.accepted = {int(k): v for k, v in saved.meta.last_accepted.items()}
         self._judged = Judged(**saved.meta.judged)
         columns = {*self._row(dict.fromkeys(COLUMNS, 0), self._measured(None), None)}
@@ -226,7 +232,8 @@ class _Run:
 
     def go(self, made: Iterator[RoundReport], account: Account) -> str | None:
         """All rounds; why there are fewer than planned, where a budget ran out."""
-        self._account, self._saved = account, self.done
+        self._account = account
+        self._saved = self.done
         is_rewritten = not self._config.output.plain and is_screen()
         with shown(self._last, is_rewritten=is_rewritten) as self._show:
             if self.done == 0:
@@ -252,7 +259,8 @@ class _Run:
         self.tally.add(report)
         self._account.note_origins(report.server_round, report.noise_origins)
         self.accepted |= dict.fromkeys(report.participants, report.server_round)
-        self.done, self.state = report.server_round, report.state
+        self.done = report.server_round
+        self.state = report.state
         is_last = self.done == self._last
         if is_last or self.done % self._held.every == 0:
             self._tell(report.held_out)
@@ -287,7 +295,8 @@ class _Run:
         When it ends depends on what was released, so every planned round is paid for, by the
         cohort that would have made it: draws depend on no release.
         """
-        held, plan = self._held, self._plan
+        held = self._held
+        plan = self._plan
         if held.kind == "oracle" or self.done >= self._last:
             return None
         if not self._judged.is_over(held.stop_when):
@@ -305,7 +314,8 @@ class _Run:
     # -- what is said of a model -------------------------------------------------------------------
     def _measured(self, held_out: tuple[Tensor, int] | None) -> _Measured:
         """What the newest row says of the model, and of the nodes' own models where there are."""
-        held, row = self._held, self._seen(self._update.model(self.state, self._manifold))
+        held = self._held
+        row = self._seen(self._update.model(self.state, self._manifold))
         if held.kind == "private":
             row |= dict.fromkeys(HELD_OUT)
             if held_out is not None:
@@ -321,7 +331,8 @@ class _Run:
 
     def _judge(self, row: _Measured) -> None:
         """Count the newest evaluation, and keep the best model where that is asked for."""
-        held, before = self._held, self._judged
+        held = self._held
+        before = self._judged
         if held.kind == "oracle" or self.done % held.every:
             return
         self._judged = before.after(self.done, row.get("held_out_loss"))
@@ -331,7 +342,8 @@ class _Run:
 
     def _output(self) -> Tensor:
         """The model of the last round, or of the one that evaluations liked best."""
-        held, best = self._held, self._judged.best_round
+        held = self._held
+        best = self._judged.best_round
         if held.kind != "oracle" and held.keep == "best" and best > 0:
             kept = self._folder.load_tensors("best")
             if int(kept["round"]) == best:
@@ -342,7 +354,8 @@ class _Run:
     def _row(
         self, tally: Mapping[Column, int], measured: _Measured, spent: float | None, label: str = ""
     ) -> dict[str, Any]:
-        before, self._tick = self._tick, time.perf_counter()
+        before = self._tick
+        self._tick = time.perf_counter()
         uploads = self.done * self._plan.matrices_up
         return {"round": self.done, **measured, LABEL: label, "epsilon": spent, "uploads": uploads,
                 **tally, "seconds": self._tick - before}  # fmt: skip
@@ -363,7 +376,9 @@ class _Run:
 
     def finish(self, stopped: str | None, *, is_declared: bool, began: float) -> RunFolder:
         """Write the model and the final numbers."""
-        model, promise, account = self._output(), self._plan.promise, self._account
+        model = self._output()
+        promise = self._plan.promise
+        account = self._account
         folder = self._folder
         if not bool(torch.isfinite(model).all()):
             said = f"Expected a finite model after round {self.done}, got another"
@@ -409,7 +424,8 @@ def cohort_transport(config: Experiment) -> Generator[Transport, None, None]:
         ConfigError: the memory budget is too small, or as `RayTransport`.
     """
     engine = config.engine
-    budget, at_once = engine.memory_budget_mb, engine.chunk_clients
+    budget = engine.memory_budget_mb
+    at_once = engine.chunk_clients
     if engine.workers is None:
         yield StackTransport(
             client_side(config), at_once=at_once, device=engine.device, memory_budget_mb=budget

@@ -85,7 +85,8 @@ def viewed(run: Run, *, is_server_view: bool = False) -> Run:
         manifest = _manifest(run, config, evidence)
     except (ConfigError, KeyError, IndexError) as error:
         raise FolderDamaged(path, "the manifest of a private run", str(error)) from None
-    federation, privacy = config.federation, config.privacy
+    federation = config.federation
+    privacy = config.privacy
     shown = [*_COLUMNS, *_held_out(run, config), *(_ORACLE if config.setting.has_oracle() else ())]
     has_coins = federation.cohort.kind != "all" or federation.replies.on_failure == "retry"
     if not has_coins or privacy.kind == "client-level":
@@ -118,12 +119,15 @@ def _manifest(run: Run, config: Experiment, evidence: Evidence) -> dict[str, Any
 
 def _privacy(privacy: Mapping[str, Any], config: Experiment, odometer: Odometer) -> dict[str, Any]:
     """The statement with epsilons before any cohort is known; under masks of what was charged."""
-    delta, is_as_charged = reporting_delta(config.setting), config.privacy.kind == "correlated"
+    delta = reporting_delta(config.setting)
+    is_as_charged = config.privacy.kind == "correlated"
     assert delta is not None
-    draws, remark = odometer.rounds_counted, "before any cohort is drawn, {} draws"
+    draws = odometer.rounds_counted
+    remark = "before any cohort is drawn, {} draws"
     tariff = None
     if odometer.terms is not None and not is_scheduled(config.setting):
-        draws, tariff = max(odometer.terms.planned_draws, draws), Tariff((odometer.terms,))
+        draws = max(odometer.terms.planned_draws, draws)
+        tariff = Tariff((odometer.terms,))
     notes = ["shard sizes, the config and the number of rounds are public"]
     if is_as_charged:  # a silent node's masks are told, and make its round dearer
         draws = odometer.covered
@@ -177,11 +181,14 @@ def export(directory: Path, out: Path) -> list[Path]:
         ConfigError: it is not finished; ``out`` holds something already, or cannot be made.
         OSError: the disk refused; nothing is left in ``out``.
     """
-    run, source, folder = read(directory), RunFolder.open(directory), RunFolder(out)
+    run = read(directory)
+    source = RunFolder.open(directory)
+    folder = RunFolder(out)
     if not run.final:
         raise ConfigError(f"Expected a finished run, got {directory}; resume it first")
     check_new("--out", out, lambda path: not any(path.iterdir()))
-    public, tensors = viewed(run), source.load_tensors("model")
+    public = viewed(run)
+    tensors = source.load_tensors("model")
     if list(tensors) != ["x"] or not bool(torch.isfinite(tensors["x"]).all()):
         path = source.directory / "model.safetensors"
         raise FolderDamaged(path, "one tensor x of finite numbers", "others")

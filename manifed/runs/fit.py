@@ -184,7 +184,8 @@ class _Rounds(Iterator[Round]):
             self.odometer = account.odometer
             for report in run_rounds(plan, self.state, transport, account.charge, num_rounds=last):
                 account.note_origins(report.server_round, report.noise_origins)
-                self.state, self.origins = report.state, self.origins | report.noise_origins
+                self.state = report.state
+                self.origins = self.origins | report.noise_origins
                 yield Round(
                     report.server_round,
                     report.state,
@@ -273,7 +274,8 @@ def fit(
         "compute": compute,
     }  # fmt: skip
     given: dict[str, Any] = {k: value for k, value in of_modules.items() if value is not None}
-    task, way = None, StackTransport
+    task = None
+    way = StackTransport
     if model is not None:
         if problem is not None or shards or (evaluate is not None and test is not None):
             said = _named(model=model, problem=problem, shards=shards, evaluate=evaluate, test=test)
@@ -282,9 +284,12 @@ def fit(
                 f"{said}"
             )
         task = task_of(model, sites, algorithm, **given)
-        problem, shards, algorithm = task.problem, task.shards, task.algorithm
+        problem = task.problem
+        shards = task.shards
+        algorithm = task.algorithm
         rounds = 30 if rounds is None else rounds
-        start, evaluate = task.problem.start if start is None else start, task.judge or evaluate
+        start = task.problem.start if start is None else start
+        evaluate = task.judge or evaluate
         way = partial(StackTransport, at_once=None, memory_budget_mb=1024)
     elif given or sites or problem is None or algorithm is None or rounds is None:
         raise ConfigError(
@@ -297,7 +302,8 @@ def fit(
     )  # fmt: skip
     assert isinstance(run, _Rounds)
     curves: dict[str, list[float | None]] = {}
-    promise, stopped = run.plan.promise, None
+    promise = run.plan.promise
+    stopped = None
     is_shown = is_screen() if progress is None else progress
     line = shown(rounds, is_rewritten=True, is_of_all=True) if is_shown else nullcontext()
     try:

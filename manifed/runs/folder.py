@@ -258,10 +258,12 @@ class RunFolder:
         Raises:
             ValueError: the keys of ``row`` are not those of the header.
         """
-        columns, text = list(row), f"{','.join(row)}\n"
+        columns = list(row)
+        text = f"{','.join(row)}\n"
         if self.metrics_path.exists():
             with self.metrics_path.open(encoding="ascii") as file:
-                columns, text = file.readline().rstrip("\n").split(","), ""
+                columns = file.readline().rstrip("\n").split(",")
+                text = ""
         if set(columns) != set(row):
             raise ValueError(
                 f"Expected a row of metrics.csv with the columns {columns}, got {list(row)}; "
@@ -276,7 +278,8 @@ class RunFolder:
         Raises:
             FolderDamaged: it is no table of numbers with rounds in order; with the first bad line.
         """
-        path, found = self.metrics_path, list[dict[str, str]]()
+        path = self.metrics_path
+        found = list[dict[str, str]]()
         if not os.path.lexists(path):
             return found
         check_regular(path, "a table of metrics")
@@ -414,7 +417,8 @@ def checked(table: Mapping[str, Any], shape: type[_Shape], path: Path) -> _Shape
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         found = short(first["input"])
         if first["type"] == "missing":
-            wanted, found = "a value", "none"
+            wanted = "a value"
+            found = "none"
         raise FolderDamaged(path, f"for {where} {wanted}", found) from None
 
 

@@ -58,7 +58,8 @@ def manifest_of(
         privacy: the privacy statement as data.
         ledger_run_id: of the ledger beside it.
     """
-    table, is_private = dump(placeless(config)), config.privacy.kind != "none"
+    table = dump(placeless(config))
+    is_private = config.privacy.kind != "none"
     runs = [[size, len(list(same))] for size, same in groupby(facts.sizes)]
     return {
         "format": FORMAT,

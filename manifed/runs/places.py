@@ -20,7 +20,8 @@ def _refused(option: str, path: Path, expected: str) -> Generator[None, None, No
     except ConfigError:
         raise
     except (OSError, RuntimeError, ValueError) as error:
-        shown, found = one_line(repr(str(path)), 300), getattr(error, "strerror", None) or error
+        shown = one_line(repr(str(path)), 300)
+        found = getattr(error, "strerror", None) or error
         raise ConfigError(
             one_line(f"{option}: expected {expected}, got {shown}: {found}")
         ) from None
@@ -55,7 +56,8 @@ def check_new(option: str, path: Path, is_fresh: Callable[[Path], bool] = lambda
             if not is_fresh(path):
                 raise ConfigError(f"{option}: expected a new or empty folder, got {str(path)!r}")
             # a name as an unfinished write has it, which no reader takes for more
-            prefix, suffix = "." + "x" * (len(_LONGEST) - 15), ".draft"
+            prefix = "." + "x" * (len(_LONGEST) - 15)
+            suffix = ".draft"
             with tempfile.NamedTemporaryFile(dir=path, prefix=prefix, suffix=suffix) as probe:
                 probe.write(b"x")
         finally:

@@ -42,8 +42,11 @@ def shown(
         is_rewritten: one line with a bar; else lines for the first, the last and about `_LINES`.
         is_of_all: every number of a row; else cost, gradient norm and epsilon.
     """
-    target, due, longest = sys.stderr, 0, 0
-    every, width = max(1, math.ceil(num_rounds / _LINES)), len(str(num_rounds))
+    target = sys.stderr
+    due = 0
+    longest = 0
+    every = max(1, math.ceil(num_rounds / _LINES))
+    width = len(str(num_rounds))
 
     def show(server_round: int, row: _Row) -> None:
         nonlocal due, longest

@@ -182,7 +182,8 @@ def _draw(axes: "Axes", lines: _Lines, x: str, y: str, scale: str = "linear") ->
             marker="o" if len(first) <= 25 else "",
             label=one_line(label).replace("$", r"\$"),
         )
-        low, high = values.min(axis=0), values.max(axis=0)
+        low = values.min(axis=0)
+        high = values.max(axis=0)
         axes.fill_between(first, low, high, color=color, alpha=0.15, linewidth=0)
     axes.set(yscale=scale, xlabel=x, ylabel=y.replace("_", " "))
 
@@ -299,7 +300,8 @@ def page_of(runs: Sequence[Run], *, is_server_view: bool = False) -> str:
             for a, b in zip(first.tolist(), found.mean(axis=0).tolist(), strict=True)
         ]
         drawn = base64.b64encode(picture(lines, words, y, "svg")).decode()
-        charts.append((y, words, drawn, values[:: len(values) // _MOST_ROWS + 1]))
+        kept = sorted({round(i) for i in np.linspace(0, len(values) - 1, _MOST_ROWS)})
+        charts.append((y, words, drawn, [values[i] for i in kept]))
     page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     return Template(page, autoescape=True).render(
         is_server_view=is_server_view,

@@ -31,11 +31,14 @@ def status_of(directory: Path) -> dict[str, Any]:
     """
     directory = real("--resume", directory)
     config = saved_config(directory)
-    folder, holder = RunFolder(directory), holder_of(directory)
+    folder = RunFolder(directory)
+    holder = holder_of(directory)
     found = evidence_of(directory, config)
-    saved, final = found.checkpoint, found.manifest.get("final", {})
+    saved = found.checkpoint
+    final = found.manifest.get("final", {})
     metrics = folder.metrics(final.get("rounds"))
-    delta, budget = reporting_delta(config.setting), budget_of(config.setting)
+    delta = reporting_delta(config.setting)
+    budget = budget_of(config.setting)
     try:
         spent = () if delta is None else found.odometer.spent(delta)
     except NoValidBound as error:

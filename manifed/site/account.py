@@ -92,7 +92,9 @@ class SiteAccount:
         self.limits, self._odometer = limits, Odometer()
         self._last: dict[str, tuple[int, int, int]] = {}
         """The newest position of each series."""
-        path, key, said = folder / LEDGER, ledger_key(), dict[str, Any]()
+        path = folder / LEDGER
+        key = ledger_key()
+        said = dict[str, Any]()
 
         def feed(entry: Entry) -> None:
             self._odometer.feed(entry)
@@ -120,7 +122,8 @@ class SiteAccount:
     @property
     def label(self) -> str:
         """The word before what was spent (`manifed.privacy.events`), by the seeds of answers."""
-        origins, is_charged = self._odometer.noise_origins, self._odometer.rounds_counted > 0
+        origins = self._odometer.noise_origins
+        is_charged = self._odometer.rounds_counted > 0
         return label_of("os", origins, is_charged=is_charged)
 
     @property
@@ -155,7 +158,8 @@ class SiteAccount:
         entry = Entry(said={PLACE: asdict(place)})
         if is_first and releases:
             client = ClientReleases(partitions=(0,), releases=releases)
-            terms, now = Terms(population=1, updates=(client,)), place.server_round
+            terms = Terms(population=1, updates=(client,))
+            now = place.server_round
             entry = Entry(
                 said=entry.said,
                 terms=None if self._odometer.terms == terms else terms,
@@ -223,7 +227,8 @@ def compared(server: Path, site: Path, run: str | None = None) -> _Agreement:
     """
     entries = _entries(server)
     configs = {entry.said.get("config_sha256") for entry, _ in entries}
-    answered, partitions = dict[_Round, list[Releases]](), set[int]()
+    answered = dict[_Round, list[Releases]]()
+    partitions = set[int]()
     for entry, terms in _entries(site):
         if entry.reserves is None or PLACE not in entry.said:
             continue
@@ -247,7 +252,8 @@ def compared(server: Path, site: Path, run: str | None = None) -> _Agreement:
         for now in range(paid.first, paid.last + 1)
     }
     alike = {now for now, said in answered.items() if said == [asked.get(now)]}
-    mine, theirs = set(answered), set(asked)
+    mine = set(answered)
+    theirs = set(asked)
     return _Agreement(
         partition,
         sorted(alike),

@@ -89,7 +89,9 @@ def opened(wanted: Wanted) -> Generator[Site, None, None]:
         LedgerDamaged: as `SiteAccount`.
     """
     limits = Limits(wanted.max_epsilon, wanted.delta)
-    allowed, folder, anchors = _allowed(wanted), wanted.folder, anchors_of(wanted.heads)
+    allowed = _allowed(wanted)
+    folder = wanted.folder
+    anchors = anchors_of(wanted.heads)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -190,7 +192,8 @@ def listening(path: Path, group: int | None) -> socket.socket:
         if not folder.is_dir():
             folder.mkdir(mode=0o750, parents=True)
             _give(folder, group, 0o750)
-        owner, mode = folder.stat().st_uid, stat.S_IMODE(folder.stat().st_mode)
+        owner = folder.stat().st_uid
+        mode = stat.S_IMODE(folder.stat().st_mode)
         if owner not in (0, os.geteuid()):
             raise ConfigError(
                 f"--socket: expected a folder of this user or root, got {str(folder)!r} of user "
@@ -218,7 +221,8 @@ def listening(path: Path, group: int | None) -> socket.socket:
 
 def serve(site: Site, door: socket.socket, users: Iterable[int], seconds: float = _SECONDS) -> None:
     """Answer whoever connects and is one of ``users``, until an exception ends it."""
-    allowed, free = frozenset(users), threading.BoundedSemaphore(_MOST_PEERS)
+    allowed = frozenset(users)
+    free = threading.BoundedSemaphore(_MOST_PEERS)
     while True:
         peer, _ = door.accept()
         if not free.acquire(blocking=False):

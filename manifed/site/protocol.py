@@ -181,7 +181,9 @@ class Incoming:
     """
 
     def __init__(self, peer: socket.socket, seconds: float) -> None:
-        self._peer, self._seconds, self._length = peer, seconds, 0
+        self._peer = peer
+        self._seconds = seconds
+        self._length = 0
 
     def header(self) -> bytes | None:
         """The next frame's header; None where the other side has closed before one began.
@@ -210,7 +212,8 @@ class Incoming:
 
     def _exactly(self, count: int, *, may_end: bool = False) -> bytes:
         """So many bytes; b"" where the other side has closed before the first and ``may_end``."""
-        found, began = bytearray(), time.monotonic()
+        found = bytearray()
+        began = time.monotonic()
         while len(found) < count:
             if (left := began + self._seconds - time.monotonic()) <= 0:
                 raise Silent("a whole frame did not pass in time")

@@ -139,7 +139,8 @@ class Site:
             config, node = self._node(question)
             if question.header is None:
                 frame.body(most_bytes(()))
-                code, own = code_sha256(), node.num_examples
+                code = code_sha256()
+                own = node.num_examples
                 return frame_of(Introduction(node.digest, code, node.partition, own), {})
             place, releases = self._place(question, config, node, question.header)
             phase = node.setup.phase(question.header.phase)[1]
@@ -192,8 +193,10 @@ class Site:
             ConfigError: for the owner of the data: a file that cannot be used, an invalid record,
                 an option that does not fit the experiment.
         """
-        wanted, clients = self.wanted, config.federation.num_clients
-        path, is_of_files = wanted.data, isinstance(config.data, SiteData)
+        wanted = self.wanted
+        clients = config.federation.num_clients
+        path = wanted.data
+        is_of_files = isinstance(config.data, SiteData)
         privacy = config.privacy
         if privacy.kind != "example-level":
             raise Refused(
@@ -229,7 +232,8 @@ class Site:
         Raises:
             Refused: a round or phase that the experiment does not have.
         """
-        training, now = config.training, header.server_round
+        training = config.training
+        now = header.server_round
         phases = training.phases if now else training.setup_phases
         names = [phase.name for phase in phases]
         if node.setup.evaluation is not None and node.setup.evaluation.is_due(now):

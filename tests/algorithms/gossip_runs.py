@@ -77,7 +77,8 @@ def least_squares_of(config):
 
 def models_in_numpy(config, clip=None, noise=lambda t: (0.0, 0.0)):
     """The same models by `reproduction.decor_reference`; ``noise(t)`` gives masks and own noise."""
-    task, training = least_squares_of(config), config.training
+    task = least_squares_of(config)
+    training = config.training
     x = np.tile(initial_point(config).numpy(), (config.federation.num_clients, 1))
     for t in range(config.federation.num_rounds):
         g = reference.clipped(task.gradients(x)[0], clip)

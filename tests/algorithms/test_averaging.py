@@ -29,7 +29,8 @@ def draws(seed, *shape):
 
 def along(server, manifold, x, moves, first=1, state=None):
     """The states after one round for each of the vectors, projected on the tangent space."""
-    state, found = state or server.start(x), []
+    state = state or server.start(x)
+    found = []
     for r, move in enumerate(moves, first):
         u = manifold.proju(state["x"], move)
         collected = Collected({"u": u}, Displacement(u[None]), (0,), 1, lambda: 0.5)
@@ -40,7 +41,8 @@ def along(server, manifold, x, moves, first=1, state=None):
 
 def test_on_flat_space_the_geodesic_average_is_the_weighted_mean():
     """By inverse variances with a noise ratio: the best weights of independent errors."""
-    flat, moves = Euclidean(1), draws(0, ROUNDS, 4)
+    flat = Euclidean(1)
+    moves = draws(0, ROUNDS, 4)
     for weights, expected in [
         ({}, [1, 1, 1, 1, 1, 1]),
         ({"from_round": 3}, [0, 0, 1, 1, 1, 1]),
@@ -99,7 +101,8 @@ def test_the_projector_average_is_the_eigenspace_of_the_mean_projector(manifold)
 
 
 def test_on_flat_space_momentum_is_the_heavy_ball():
-    flat, moves = Euclidean(1), draws(8, ROUNDS, 4)
+    flat = Euclidean(1)
+    moves = draws(8, ROUNDS, 4)
     states = along(TangentMean(momentum=0.7), flat, torch.zeros(4).double(), moves)
     x = m = torch.zeros(4, dtype=torch.float64)
     for u in moves:
@@ -109,7 +112,8 @@ def test_on_flat_space_momentum_is_the_heavy_ball():
 
 
 def test_momentum_is_carried_to_the_new_point():
-    sphere, moves = Sphere(), 0.2 * draws(9, 2, 5)
+    sphere = Sphere()
+    moves = 0.2 * draws(9, 2, 5)
     x = sphere.projx(draws(10, 5))
     one, two = along(TangentMean(momentum=0.9), sphere, x, moves)
     assert float(sphere.tangency_defect(one["x"], one["momentum"])) < 1e-12

@@ -58,7 +58,8 @@ def test_a_point_on_the_sphere_to_rounding_is_answered(size: float):
 
 def test_a_stacked_cohort_refuses_the_same_points():
     stacked = StackTransport(client_side(CONFIG), at_once=None, memory_budget_mb=256)
-    header, phase = Header("", 1, 0, "train", -1), CONFIG.training.phases[0]
+    header = Header("", 1, 0, "train", -1)
+    phase = CONFIG.training.phases[0]
     refused = stacked.exchange(Asked(header, phase, Point(1000 * honest()), (0, 2), {}))
     assert refused.partitions == ()
     assert set(refused.failures) == {0, 2}
@@ -91,7 +92,8 @@ def test_every_phase_says_where_its_fields_lie_and_honest_ones_pass(case):
 
 
 def test_a_broadcast_vector_with_a_normal_part_is_refused():
-    m, x = Lorentz(), Lorentz().origin(4)
+    m = Lorentz()
+    x = Lorentz().origin(4)
     u = m.from_coords(x, torch.ones(3, dtype=torch.float64))
     check_tangent("gradient", x, u, m)
     with pytest.raises(BadBroadcast, match="the broadcast gradient tangent"):

@@ -40,7 +40,8 @@ from tests.algorithms.gossip_runs import (
 
 SERVER, ONE_NODE, COALITION, EVERYBODY = OF_MASKS
 
-OWN, MASK = 0.5, 40.0
+OWN = 0.5
+MASK = 40.0
 DELTA = 1e-2
 
 
@@ -54,8 +55,10 @@ def decor(rounds=4, *, mask=MASK, unit="client", source="seed", privacy=None, **
 
 def drawn(config, stddev=MASK):
     """The masks and the own noise of a round, from their addresses, (n, d) each."""
-    source, graph = NoiseSource.from_seed(0), config.training.secret_graph
-    n, d = graph.num_nodes, 3
+    source = NoiseSource.from_seed(0)
+    graph = config.training.secret_graph
+    n = graph.num_nodes
+    d = 3
 
     def of(t):
         own = torch.stack([
@@ -86,7 +89,8 @@ def test_every_way_is_algorithm_1_in_numpy(way):
 @pytest.mark.parametrize("way", WAYS)
 def test_exchanged_keys_give_one_model_whoever_carries_the_messages(way):
     config = decor(pair_keys="exchanged")
-    found, expected = models_of(config, way), models_of(config, "memory")
+    found = models_of(config, way)
+    expected = models_of(config, "memory")
     assert np.abs(found - expected).max() <= 1e-9
     assert np.abs(found - models_of(decor())).max() > 1e-3
 
@@ -118,7 +122,8 @@ def test_every_adversary_pays_what_the_graph_hides_from_it(unit):
     mask = 1.3
     batch = {} if unit == "client" else {"minibatch": {"kind": "poisson", "batch_size": 2}}
     config = decor(7, unit=unit, mask=mask, privacy={"coalition": [1, 3]}, **batch)
-    graph, noise = config.training.secret_graph, Correlated(OWN, mask)
+    graph = config.training.secret_graph
+    noise = Correlated(OWN, mask)
     whole = Rounds(7, 2.0) if unit == "client" else Rounds(7, 1.0 / 2, 2 / 3)
     odometer = promise_of(config.setting, (3,) * 6).odometer(7)
     expected = {
@@ -141,7 +146,9 @@ class FailingOnce(StackTransport):
 
     def __init__(self, config, node, server_round):
         super().__init__(client_side(config))
-        self.node, self.round, self.lost = node, server_round, False
+        self.node = node
+        self.round = server_round
+        self.lost = False
 
     def exchange(self, asked):
         found = super().exchange(asked)
@@ -191,7 +198,8 @@ def test_no_masked_message_leaves_a_node_whose_disk_cannot_say_that_masks_were_u
     config = decor(2, pair_keys="exchanged")
     nodes = {"node_config": lambda i: {"state-dir": str(tmp_path / str(i))}}
     grid = InlineGrid(client_app_of(lambda _: config), 6, {}, **nodes)
-    transport, write = MessageTransport.meet(grid, plan_of(config)), memory.write_atomically
+    transport = MessageTransport.meet(grid, plan_of(config))
+    write = memory.write_atomically
 
     def full(path, content):
         if b'"server_round":1,' in content:
@@ -290,11 +298,13 @@ def test_what_would_hide_nothing_is_refused(changes, text):
 
 def test_example_level_clips_each_example():
     config = decor(1, unit="example", step_size=1.0)
-    x, mixed = initial_point(config).numpy(), reports_of(config)[-1].state["x"].numpy()
+    x = initial_point(config).numpy()
+    mixed = reports_of(config)[-1].state["x"].numpy()
     halves = np.zeros_like(mixed)
     masks, own = drawn(config)(1)
     for i, shard in enumerate(load_shards(config).examples):
-        rows, targets = shard["feature"].numpy(), shard["target"].numpy()
+        rows = shard["feature"].numpy()
+        targets = shard["target"].numpy()
         each = reference.clipped(rows * (rows @ x - targets)[:, None], 1.0)
         halves[i] = x - each.mean(0) - masks[i] - own[i]
     expected = config.training.network.weights @ halves

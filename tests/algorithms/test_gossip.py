@@ -42,13 +42,15 @@ GRAPHS = {
 def test_every_way_is_the_loop_in_numpy(way):
     for name, graph in GRAPHS.items():
         config = experiment(graph=graph, decay_rounds=3.0)
-        found, expected = models_of(config, way), models_in_numpy(config)
+        found = models_of(config, way)
+        expected = models_in_numpy(config)
         assert np.abs(found - expected).max() <= 1e-12, name
 
 
 def test_the_mean_moves_by_the_mean_gradient_whatever_the_graph():
     config = experiment(rounds=1)
-    task, x = least_squares_of(config), initial_point(config).numpy()
+    task = least_squares_of(config)
+    x = initial_point(config).numpy()
     expected = x - 0.02 * task.gradients(np.tile(x, (6, 1)))[0].mean(0)
     for graph in GRAPHS.values():
         (report,) = reports_of(experiment(rounds=1, graph=graph))
@@ -58,7 +60,8 @@ def test_the_mean_moves_by_the_mean_gradient_whatever_the_graph():
 
 def test_complete_mixing_keeps_one_model_and_is_gradient_descent():
     config = experiment(rounds=200, step_size=0.05, mixing_weights="complete")
-    models, task = models_of(config, "stacked"), least_squares_of(config)
+    models = models_of(config, "stacked")
+    task = least_squares_of(config)
     assert np.abs(models - models[0]).max() <= 1e-14
     assert np.abs(models[0] - task.optimum[0, 0]).max() <= 1e-6
 

@@ -28,7 +28,11 @@ from reproduction.endless import Releases, epsilon_of_rho
 from reproduction.time_varying_reference import Setting, run
 from tests.algorithms.gossip_runs import WAYS, reports_of
 
-NODES, ROUNDS, CLIP, NOISE, DELTA = 6, 5, 0.4, 0.3, 1e-4
+NODES = 6
+ROUNDS = 5
+CLIP = 0.4
+NOISE = 0.3
+DELTA = 1e-4
 SCHEDULES = {
     "step_size": {"kind": "polynomial", "scale": 0.05, "exponent": -0.8},
     "mixing": {"kind": "polynomial", "scale": 0.5, "exponent": -0.5},
@@ -75,7 +79,8 @@ class Stream6:
     """The shards as a stream: the very batches that the oracle draws, in plain numpy."""
 
     def __init__(self, config):
-        self.config, self.k = config, -1
+        self.config = config
+        self.k = -1
         self.side, self.shards = client_side(config), load_shards(config).examples
 
     def each(self, x, size, rng):
@@ -114,7 +119,8 @@ class Stream6:
 
 def shown_in_numpy(config):
     """What every node showed last, by the plain loop: y_K of Algorithm 1, x_K of Algorithm 2."""
-    training, stream = config.training, Stream6(config)
+    training = config.training
+    stream = Stream6(config)
     weights = training.network.weights
     setting = Setting(
         training.perturbation, training.schedules, weights, training.mode,
@@ -152,7 +158,8 @@ def of_series(config, rounds):
 @pytest.mark.parametrize("case", ["output, own", "output, mixed", "gradient"])
 def test_a_run_costs_what_the_series_says(case):
     config = experiment(case)
-    setup, found = client_side(config).setup, []
+    setup = client_side(config).setup
+    found = []
     for server_round in range(1, ROUNDS + 1):
         found += setup.releases(server_round, 4)
     assert len(found) == ROUNDS
@@ -163,10 +170,12 @@ def test_a_run_costs_what_the_series_says(case):
 
 def answer(config, shard=None, i=0, server_round=1, **said):
     """What a node does in a round, by the very update that runs; at its start unless ``said``."""
-    side, start = client_side(config), initial_point(config)
+    side = client_side(config)
+    start = initial_point(config)
     setup, (phase,) = said.get("setup", side.setup), plan_of(config).phases
     down = phase.down(*[said.get("x", start)] * len(phase.down.names()))
-    memory, shard = said.get("memory"), shard or side.shards[i]
+    memory = said.get("memory")
+    shard = shard or side.shards[i]
     memory = memory or setup.training.initial_memory(said.get("x", start))
     seat = Seat(i, server_round, said.get("attempt", 0), "mix")
     return run_update(setup, seat, down, memory, shard, len(shard), side.source())
@@ -175,7 +184,8 @@ def answer(config, shard=None, i=0, server_round=1, **said):
 @pytest.mark.parametrize("case", ["output, own", "output, mixed"])
 def test_algorithm_1_shows_its_model_only_under_the_noise_that_is_charged(case):
     config = experiment(case)
-    side, done = client_side(config), answer(config, i=2)
+    side = client_side(config)
+    done = answer(config, i=2)
     noise = (done.up.x - done.memory.x).numpy()
     drawn = Draws(side.source(), 2, 1).normals((4,), Stream.GRADIENT_NOISE, 1).numpy()
     stddev = NOISE * 2 * CLIP * config.training.schedules.noise_scale(1)
@@ -205,10 +215,13 @@ def moved_by_one(config, asked, away=0.0, order=2, pair=None):
 
     Through the very update that runs; node 0 is sent its start, ``away`` farther every round.
     """
-    side, training = client_side(config), config.training
-    pair, memory = pair or opposite(side.shards[0]), {}
+    side = client_side(config)
+    training = config.training
+    pair = pair or opposite(side.shards[0])
+    memory = {}
     for attempt, server_round in enumerate(asked):
-        x, bare = initial_point(config) + away * server_round, {}
+        x = initial_point(config) + away * server_round
+        bare = {}
         for sign, shard in pair.items():
             done = answer(
                 config, shard, server_round=server_round, x=x,
@@ -265,7 +278,8 @@ def test_a_model_that_nobody_sees_is_not_rounded_to_float32():
         parse(experiment("output, mixed").model_dump(exclude_none=True) | other)
     assert parse(experiment("gradient").model_dump(exclude_none=True) | other)
     config = experiment("output, mixed")
-    shard, x = client_side(config).shards[0], initial_point(config).to(torch.float32)
+    shard = client_side(config).shards[0]
+    x = initial_point(config).to(torch.float32)
     with pytest.raises(ValueError, match="a model that nobody sees in float64"):
         answer(config, shard.to(torch.float32), x=x)
 
@@ -309,7 +323,8 @@ def test_a_statement_says_which_records_count():
 def test_a_record_that_is_too_steep_counts_as_zero_and_changes_no_other():
     """The premise of the price at hidden states, enforced: |a|^2 at most the constant."""
     config = experiment("output, own", schedules=FOUR)
-    shard, shown = client_side(config).shards[0], {}
+    shard = client_side(config).shards[0]
+    shown = {}
     for length in (1.0, 5.4, 5.5, 1e200, math.nan):
         row = torch.tensor([length, 0, 0, 0], dtype=torch.float64)
         rows = {name: tensor.clone() for name, tensor in shard.tensors.items()}
@@ -341,7 +356,8 @@ def test_samples_in_order_are_each_used_once_and_then_end_or_begin_again():
     def rows_of(server_round, num_examples, training=config.training):
         queries = training.in_round(server_round).queries(side.setup.mechanism, num_examples)
         draws = Draws(side.source(), 0, server_round)
-        asked, rows = Asked.of([queries[0]], draws), torch.tensor(num_examples)
+        asked = Asked.of([queries[0]], draws)
+        rows = torch.tensor(num_examples)
         positions, weights = asked.batch(rows, num_examples, draws, 0)
         assert weights.tolist() == [1.0] * len(positions)
         return positions.tolist()

@@ -17,7 +17,8 @@ from tests.algorithms.test_decor import decor, signed
 from tests.algorithms.test_masked_mean import Watched, masked
 from tests.robustness.hostile_replies import HOSTILE, Case, HostileGrid, cases
 
-PRIME, TOP = 2**255 - 19, 1 << 255
+PRIME = 2**255 - 19
+TOP = 1 << 255
 ORDER_8 = (
     0x00B8495F16056286FDB1329CEB8D09DA6AC49FF1FAE35616AEB8413B7C7AEBE0,
     0x57119FD0DD4E22D8868E1C58C45C44045BEF839C55B1D0B1248C50A3BC959C5F,
@@ -36,7 +37,9 @@ class Spoiled:
     """A transport whose offers are changed when they come, and whose relayed keys when they go."""
 
     def __init__(self, config, way, come=lambda public, signature: None, go=lambda rows: None):
-        self.inner, self.come, self.go = transport_of(way, config), come, go
+        self.inner = transport_of(way, config)
+        self.come = come
+        self.go = go
 
     def exchange(self, asked):
         rows = getattr(asked.down, "rows", None)
@@ -171,13 +174,26 @@ def test_a_client_that_says_nonsense_of_its_neighbours_names_itself():
 
 
 # -- reveals ---------------------------------------------------------------------------------
-LOST, HERE = 1, [
-    "dtype: float32", "npy: raw numbers", "npy: a pickled array", "npy: one byte short",
-    "shape: 65", "shape: none", "shape: 0", "values: one nan", "values: all inf",
-    "values: all 1e+308", "records: no payload", "records: two arrays",
-    "header: server-round = '99'", "header: attempt = '7'", "header: phase = 'gradient'",
-    "messages: no reply", "messages: an error with an odd code",
-]  # fmt: skip
+LOST = 1
+HERE = [
+    "dtype: float32",
+    "npy: raw numbers",
+    "npy: a pickled array",
+    "npy: one byte short",
+    "shape: 65",
+    "shape: none",
+    "shape: 0",
+    "values: one nan",
+    "values: all inf",
+    "values: all 1e+308",
+    "records: no payload",
+    "records: two arrays",
+    "header: server-round = '99'",
+    "header: attempt = '7'",
+    "header: phase = 'gradient'",
+    "messages: no reply",
+    "messages: an error with an odd code",
+]
 ALL = {f"{case.family}: {case.name}": case for case in cases()}
 
 

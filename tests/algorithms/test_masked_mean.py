@@ -24,7 +24,10 @@ from tests.algorithms.gossip_runs import WAYS, transport_of
 
 SERVER, ONE_NODE, COALITION, EVERYBODY = OF_MASKS
 
-NODES, OWN, MASK, DELTA = 6, 0.3, 2.0, 1e-2
+NODES = 6
+OWN = 0.3
+MASK = 2.0
+DELTA = 1e-2
 EQUAL = {"kind": "equal"}
 SPACES = {
     "flat": (
@@ -71,10 +74,12 @@ class Watched:
 
     def __init__(self, config, way="memory", lost=(), since=1, phases=("send",)):
         self.inner, self.lost, self.since = transport_of(way, config), set(lost), since
-        self.phases, self.seen = phases, []
+        self.phases = phases
+        self.seen = []
 
     def exchange(self, asked):
-        found, header = self.inner.exchange(asked), asked.header
+        found = self.inner.exchange(asked)
+        header = asked.header
         self.seen.append((header, asked, found))
         if header.server_round < self.since or header.phase not in self.phases:
             return found
@@ -109,7 +114,9 @@ FAST_WAYS = ("memory", "stacked", pytest.param("messages", marks=pytest.mark.slo
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("way", FAST_WAYS)
 def test_masks_cancel_in_the_tangent_space_of_the_common_point(space, way, tmp_path):
-    sums, ends, alone = {}, {}, {}
+    sums = {}
+    ends = {}
+    alone = {}
     for mask in (0.0, 1e4):
         config = masked(2, space, mask=mask, step_size=1e-3)
         (tmp_path / str(mask)).mkdir()
@@ -126,8 +133,11 @@ def test_masks_cancel_in_the_tangent_space_of_the_common_point(space, way, tmp_p
 @pytest.mark.statistical
 @pytest.mark.parametrize("space", ["stiefel", "spd", "lorentz"])
 def test_the_mask_of_a_node_has_the_law_of_its_degree(space):
-    config, count, alpha = masked(1, space), 6000, 1e-6
-    manifold, x = plan_of(config).manifold, initial_point(config)
+    config = masked(1, space)
+    count = 6000
+    alpha = 1e-6
+    manifold = plan_of(config).manifold
+    x = initial_point(config)
     shape = (count, *manifold.coords_shape(tuple(x.shape)))
     lengths = []
     for node in (0, 2, 4):  # no two of them share an edge
@@ -175,8 +185,10 @@ def test_a_node_that_dies_in_round_17_leaves_a_sum_without_masks(keys, way, tmp_
     sizes = revealed.abs().amax(1)
     assert sizes[[0, 3, 4]].max() == 0
     assert sizes[[1, 2]].min() > 0
-    graph, noise = config.training.secret_graph, Correlated(OWN, 1e3)
-    before, alone = worst(graph, noise, 0).precision, OWN**-2
+    graph = config.training.secret_graph
+    noise = Correlated(OWN, 1e3)
+    before = worst(graph, noise, 0).precision
+    alone = OWN**-2
     square = 4 * 19 * before + 3 * extra(alone, before)
     assert odometer.epsilon(SERVER, DELTA) == pytest.approx(
         gdp_epsilon(DELTA, mu=square**0.5), rel=1e-6
@@ -188,7 +200,8 @@ def test_two_nodes_are_silent_and_one_of_them_colludes(tmp_path):
     transport = Watched(config, lost={1, 3}, since=2)
     reports, odometer = run(config, tmp_path, transport)
     assert reports[-1].participants == (0, 2, 4, 5)
-    graph, noise = config.training.secret_graph, Correlated(OWN, 1e3)
+    graph = config.training.secret_graph
+    noise = Correlated(OWN, 1e3)
     alone = OWN**-2
     for adversary, before, after in (
         (SERVER, worst(graph, noise, 0), worst(graph.without({1, 3}), noise, 0)),
@@ -217,7 +230,8 @@ def test_what_is_disclosed_is_on_disk_before_it_is_asked(tmp_path):
 
 
 def test_a_budget_that_does_not_pay_the_disclosure_reveals_nothing(tmp_path):
-    graph, noise = masked().training.secret_graph, Correlated(OWN, MASK)
+    graph = masked().training.secret_graph
+    noise = Correlated(OWN, MASK)
     enough = gdp_epsilon(DELTA, mu=(4 * worst(graph, noise, 0).precision) ** 0.5)
     config = masked(1, privacy={"max_epsilon": 1.05 * enough})
     transport = Watched(config, lost={4})
@@ -248,15 +262,18 @@ class Curious(Watched):
 
     def __init__(self, config, dropped, first):
         super().__init__(config, lost={2})
-        self.said, self.reveal = torch.zeros(NODES, dtype=torch.uint8), config.training.phases[1]
+        self.said = torch.zeros(NODES, dtype=torch.uint8)
+        self.reveal = config.training.phases[1]
         self.said[list(dropped)] = 1
-        self.asks, self.answers = (REVEAL,) if first else (REVEAL, "send"), []
+        self.asks = (REVEAL,) if first else (REVEAL, "send")
+        self.answers = []
 
     def exchange(self, asked):
         found = super().exchange(asked)
         if asked.header.phase in self.asks:
             x = next(iter(asked.down.tensors().values()))
-            again, down = replace(asked.header, phase=REVEAL), self.reveal.down(x, self.said)
+            again = replace(asked.header, phase=REVEAL)
+            down = self.reveal.down(x, self.said)
             said = Asked(again, self.reveal, down, (0, 5), asked.last_accepted)
             self.answers.append(self.inner.exchange(said))
         return found

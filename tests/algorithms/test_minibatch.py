@@ -12,7 +12,9 @@ from manifed.oracles.oracle import Draws
 from manifed.privacy.noise import NoiseSource
 from tests.conformance.client_cases import batch
 
-SIZE, BATCH, ROUNDS = 40, 10.0, 1500
+SIZE = 40
+BATCH = 10.0
+ROUNDS = 1500
 
 
 def weights_of(minibatch, server_round, size=SIZE):

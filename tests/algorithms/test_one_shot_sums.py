@@ -27,7 +27,10 @@ from manifed.problems.pca import PrincipalEigenvector
 from manifed.setting import ExampleLevel, Multiplier
 from tests.conformance.federated_loop import federate, last
 
-CLIP, D, M, ROW = 0.7, 4, 3, 5
+CLIP = 0.7
+D = 4
+M = 3
+ROW = 5
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 SOURCE = NoiseSource.from_seed(3)
 BAD = (float("nan"), float("inf"), -float("inf"), 1e200)
@@ -49,7 +52,8 @@ def spd(seed, scale=1.0, bad=None, d=M):
 
 
 def pair(seed, scale=1.0, bad=None, d=D):
-    a, b = scale * normal(seed, d), scale * normal(seed + 1, 1)[0]
+    a = scale * normal(seed, d)
+    b = scale * normal(seed + 1, 1)[0]
     if bad is not None:
         a[seed % d] = bad
     return {"feature": a, "target": b}
@@ -151,7 +155,8 @@ def test_the_noise_is_what_is_charged(kind, d, rounds, wrong, relation):
     clean, asked = mean(kind, records, relation)
     found = [mean(kind, records, relation, 1.1, r)[0] - clean for r in range(1, rounds + 1)]
     noise = unpacked(torch.stack(found))
-    whole, diagonal = noise.square().sum(), noise.diagonal(dim1=-2, dim2=-1).square().sum()
+    whole = noise.square().sum()
+    diagonal = noise.diagonal(dim1=-2, dim2=-1).square().sum()
     on = rounds * noise.shape[-1]
     beside = on * (noise.shape[-1] - 1) // 2
 
@@ -176,7 +181,8 @@ def test_without_noise_the_mean_of_logarithms_is_the_frechet_mean():
 
 @pytest.mark.parametrize("ridge", [0.0, 0.3])
 def test_without_noise_the_gram_is_solved_as_least_squares(ridge):
-    problem, training = LeastSquares(ridge), NoisyGram(ridge=ridge, eigenvalue_floor=1e-9)
+    problem = LeastSquares(ridge)
+    training = NoisyGram(ridge=ridge, eigenvalue_floor=1e-9)
     ndim = {"feature": 1, "target": 0}
     data = [examples([pair(9 * i + j) for j in range(8 + i)], ndim) for i in range(3)]
     x = torch.zeros(D, dtype=torch.float64)
@@ -217,7 +223,8 @@ def test_no_door_opens_to_a_statistic_that_is_not_the_one_that_is_priced():
         noise=Multiplier(noise_multiplier=2.0),
     )  # fmt: skip
     shards = [torch.stack([spd(seed)["z"] for seed in range(4)])]
-    problem, start = FrechetMean(SPDLogEuclidean()), torch.eye(M, dtype=torch.float64)
+    problem = FrechetMean(SPDLogEuclidean())
+    start = torch.eye(M, dtype=torch.float64)
     update = SecondMoment()
     with pytest.raises(ConfigError, match="'second-moment' solves"):
         manifed.fit(problem, shards, update, rounds=1, privacy=protected, start=start)

@@ -22,10 +22,12 @@ FALSE_POSITIVE = 1e-6
 @lru_cache
 def summed_squares():
     """(sum of |noise|^2 over the stated variance, degrees of freedom)."""
-    shard, x = shards(dim=501)[0], start(dim=501)
+    shard = shards(dim=501)[0]
+    x = start(dim=501)
     mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=0.7))
     quiet = oracle_of(shard, ExampleMechanism(l2_norm_clip=0.5)).gradient(x)
-    oracle, draws = oracle_of(shard, mechanism), 250
+    oracle = oracle_of(shard, mechanism)
+    draws = 250
     total = 0.0
     for _ in range(draws):
         total += float((oracle.gradient(x) - quiet).square().sum())
@@ -44,7 +46,8 @@ def oracle_of(shard, mechanism, server_round=1):
 @pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
 def test_sensitivity_is_attained_and_never_exceeded(relation):
     mechanism = ExampleMechanism(l2_norm_clip=0.3, neighboring_relation=relation)
-    shard, x = shards()[0], start()
+    shard = shards()[0]
+    x = start()
     mean = oracle_of(shard, mechanism).gradient(x)
     bound = mechanism.sensitivity(0.3, float(len(shard)))
     for seed in range(20):
@@ -62,7 +65,8 @@ def test_sensitivity_is_attained_and_never_exceeded(relation):
 
 def test_one_bad_record_neither_shows_as_nan_nor_moves_the_mean_by_more_than_its_bound():
     mechanism = ExampleMechanism(l2_norm_clip=0.3)
-    shard, x = shards()[0], start()
+    shard = shards()[0]
+    x = start()
     mean = oracle_of(shard, mechanism).gradient(x)
     tensors = {key: t.clone() for key, t in shard.tensors.items()}
     for tensor in tensors.values():

@@ -43,7 +43,9 @@ def local_gradients(problem, x, shards):
 
 def compact_form(problem, shards, x, update, rounds):
     """Equation (5) with full gradients: no corrections, only the gradients of the round before."""
-    project, n, tau = problem.manifold.projx, len(shards), update.local_steps
+    project = problem.manifold.projx
+    n = len(shards)
+    tau = update.local_steps
     before = torch.zeros(n, *x.shape, dtype=x.dtype)
     for _ in range(rounds):
         z_hat = z = project(x).expand(n, *x.shape)
@@ -51,7 +53,8 @@ def compact_form(problem, shards, x, update, rounds):
         for _ in range(tau):
             g = local_gradients(problem, z, shards)
             z_hat = z_hat - update.step_size * (g + before.mean(0) / tau - before / tau)
-            z, total = project(z_hat), total + g
+            z = project(z_hat)
+            total = total + g
         x = project(x) - update.server_step_size * update.step_size * total.mean(0)
         before = total
     return x
@@ -62,7 +65,8 @@ UPDATE = Projected(step_size=2e-3, local_steps=5)
 
 @pytest.mark.parametrize("server_step_size", [1.0, math.sqrt(6)])
 def test_algorithm_1_is_its_compact_form(server_step_size):
-    problem, shards = KPCA(3), pca_shards()
+    problem = KPCA(3)
+    shards = pca_shards()
     update = UPDATE.model_copy(update={"server_step_size": server_step_size, "step_size": 1e-3})
     x = start(problem, shards)
     end = last(federate(problem, shards, update, update, x, 20))
@@ -71,8 +75,10 @@ def test_algorithm_1_is_its_compact_form(server_step_size):
 
 
 def test_one_local_step_with_full_gradients_is_centralised_projected_descent():
-    problem, shards = KPCA(3), pca_shards()
-    update, x = Projected(step_size=8e-3), start(problem, shards)
+    problem = KPCA(3)
+    shards = pca_shards()
+    update = Projected(step_size=8e-3)
+    x = start(problem, shards)
     for played in federate(problem, shards, update, update, x, 20):
         x = problem.manifold.projx(x - 8e-3 * local_gradients(problem, x, shards).mean(0))  # (7)
         assert float((played.state["anchor"] - x).abs().max()) <= 1e-12
@@ -80,7 +86,8 @@ def test_one_local_step_with_full_gradients_is_centralised_projected_descent():
 
 @pytest.mark.parametrize("minibatch", [Full(), WithoutReplacement(batch_size=3)])
 def test_corrections_sum_to_zero_and_models_are_feasible_in_every_round(minibatch):
-    problem, shards = KPCA(3), pca_shards()
+    problem = KPCA(3)
+    shards = pca_shards()
     update = UPDATE.model_copy(update={"minibatch": minibatch})
     for played in federate(problem, shards, update, update, start(problem, shards), 12):
         c = update.correction(played.state["x"], played.memory)
@@ -91,7 +98,8 @@ def test_corrections_sum_to_zero_and_models_are_feasible_in_every_round(minibatc
 
 def test_the_average_moves_by_the_mean_gradient():
     """Equation (6), and the remark after line 17: c_i is the mean of the means minus one's own."""
-    problem, shards = KPCA(3), pca_shards()
+    problem = KPCA(3)
+    shards = pca_shards()
     update = UPDATE.model_copy(update={"minibatch": WithoutReplacement(batch_size=3)})
     anchor = start(problem, shards)
     for played in federate(problem, shards, update, update, anchor, 10):
@@ -104,7 +112,8 @@ def test_the_average_moves_by_the_mean_gradient():
 
 
 def test_the_optimum_with_its_own_corrections_is_a_fixed_point():
-    problem, shards = KPCA(3), pca_shards()
+    problem = KPCA(3)
+    shards = pca_shards()
     x = problem.optimum(shards).x
     g = local_gradients(problem, x, shards)
     anchor = x.expand_as(g)
@@ -134,7 +143,8 @@ def heterogeneous(shape, clients=4, rows=3, seed=1):
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_it_converges_where_averaging_stalls(manifold, shape):
-    problem, shards = Linear(manifold), heterogeneous(shape)
+    problem = Linear(manifold)
+    shards = heterogeneous(shape)
     x = manifold.random(*shape, generator=torch.Generator().manual_seed(2))
     update = Projected(step_size=0.1, local_steps=4)
     end = last(federate(problem, shards, update, update, x, 150)).state["anchor"]

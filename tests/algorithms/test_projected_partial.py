@@ -18,7 +18,8 @@ PARTIAL = ProjectedPartial(step_size=2e-3, local_steps=5)
 
 
 def test_with_everybody_the_control_variates_are_algorithm_1():
-    problem, shards = KPCA(3), pca_shards()
+    problem = KPCA(3)
+    shards = pca_shards()
     x = start(problem, shards)
     plain = federate(problem, shards, UPDATE, UPDATE, x, 15)
     partial = federate(problem, shards, PARTIAL, PARTIAL, x, 15)
@@ -27,7 +28,8 @@ def test_with_everybody_the_control_variates_are_algorithm_1():
 
 
 def test_corrections_sum_to_zero_whoever_takes_part():
-    problem, shards = KPCA(3), pca_shards()
+    problem = KPCA(3)
+    shards = pca_shards()
     x = start(problem, shards)
     rounds = federate(problem, shards, PARTIAL, PARTIAL, x, 12, cohort=thirds)
     unknown = 0
@@ -43,7 +45,8 @@ def test_corrections_sum_to_zero_whoever_takes_part():
 
 
 def test_control_variates_converge_where_stale_corrections_do_not():
-    problem, shards = KPCA(3), pca_shards()
+    problem = KPCA(3)
+    shards = pca_shards()
     x = start(problem, shards)
     partial = federate(problem, shards, PARTIAL, PARTIAL, x, 200, cohort=thirds)
     assert float(problem.gradient_norm(last(partial).state["anchor"], shards)) < 2e-2
@@ -57,9 +60,11 @@ def test_control_variates_converge_where_stale_corrections_do_not():
 
 def test_a_client_that_lost_its_memory_does_not_bend_the_control_variates():
     """What goes up is uncorrected: whatever correction a client used, the server's sum is zero."""
-    problem, shards = KPCA(3), pca_shards()
+    problem = KPCA(3)
+    shards = pca_shards()
     first = last(federate(problem, shards, PARTIAL, PARTIAL, start(problem, shards), 5))
-    blank, x = PARTIAL.initial_memory(first.memory.tensors()["u"]), first.state["anchor"]
+    blank = PARTIAL.initial_memory(first.memory.tensors()["u"])
+    x = first.state["anchor"]
     state = last(federate(problem, shards, PARTIAL, PARTIAL, x, 1, memory=blank)).state
     total = corrections(state["mean_displacement"], state["displacements"], state["is_known"])
     assert float(total.sum(0).abs().max()) <= 1e-12

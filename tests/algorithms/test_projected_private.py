@@ -20,7 +20,8 @@ def test_what_a_client_remembers_and_sends_depends_on_noised_gradients_alone(tra
     mechanism = ExampleMechanism(l2_norm_clip=1e-300, noise=Noise(multiplier=2e300))
     runs = []
     for seed in (0, 1):
-        problem, shards = KPCA(3), pca_shards(seed=seed)
+        problem = KPCA(3)
+        shards = pca_shards(seed=seed)
         x = start(problem, pca_shards())
         wide = training.model_copy(update={"tube_radius": 1e9})
         runs.append(last(federate(problem, shards, wide, wide, x, 3, mechanism=mechanism)))

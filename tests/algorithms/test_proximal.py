@@ -18,7 +18,8 @@ def test_the_second_step_is_pulled_back_by_the_gradient_of_half_the_squared_dist
     manifold, shape
 ):
     generator = torch.Generator().manual_seed(0)
-    problem, x = Linear(manifold), manifold.random(*shape, generator=generator)
+    problem = Linear(manifold)
+    x = manifold.random(*shape, generator=generator)
     shards = heterogeneous(shape)[:1]
     y = manifold.expmap(x, -0.3 * problem.gradient(x, shards))
     expected = manifold.expmap(

@@ -15,14 +15,17 @@ from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import shards, start
 
-CLIENTS, STEPS, SIZE = 1200, 6, 12
+CLIENTS = 1200
+STEPS = 6
+SIZE = 12
 RANDOM = {"step_size": 0.2, "minibatch": Full(), "output": "random-iterate"}
 UPDATES = [RSGD(local_steps=STEPS, **RANDOM), RSVRG(epochs=2, inner_steps=3, **RANDOM)]
 
 
 def upload(training, partition, x, examples, sizes):
     setup = ClientSetup(PrincipalEigenvector(), training, ExampleMechanism())
-    seat, source = Seat(partition, 1, 0, "train"), NoiseSource.from_seed(21)
+    seat = Seat(partition, 1, 0, "train")
+    source = NoiseSource.from_seed(21)
     return run_update(setup, seat, Point(x), None, examples, sizes, source).up.u
 
 
@@ -30,7 +33,8 @@ def upload(training, partition, x, examples, sizes):
 @pytest.mark.parametrize("training", UPDATES, ids=lambda update: update.kind)
 def test_every_iterate_but_the_last_is_kept_alike(training):
     """Full batches without noise: every client walks one chain, that of gradient descent."""
-    shard, x = shards()[0], start()
+    shard = shards()[0]
+    x = start()
     chain = [torch.zeros_like(x)]
     for steps in range(1, STEPS):
         descent = RSGD(step_size=0.2, local_steps=steps, minibatch=Full())

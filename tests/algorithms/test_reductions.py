@@ -74,7 +74,8 @@ CASES = {
 def test_both_runs_move_to_one_model(case):
     here, one, there, two = CASES[case]
     problem, shards = PLACES[here]
-    generator, shape = torch.Generator().manual_seed(3), problem.point_shape(shards[0])
+    generator = torch.Generator().manual_seed(3)
+    shape = problem.point_shape(shards[0])
     x = problem.manifold.random(*shape, generator=generator)
     found, same = (
         last(federate(*PLACES[place], *parts, x, 10)).state["x"]

@@ -31,7 +31,8 @@ def linear(clients, dim=5):
 
 def test_a_stream_is_the_sum_of_transported_steps():
     problem, (shard,), x = linear(1)
-    ags, manifold = RFedAGS(step_size=0.3, local_steps=2), Sphere()
+    ags = RFedAGS(step_size=0.3, local_steps=2)
+    manifold = Sphere()
     stream = last(federate(problem, [shard], ags, ags, x, 1)).uploads.u[0]
     first = -0.3 * problem.rgrads(x, shard).mean(0)
     y = manifold.expmap(x, first)
@@ -44,7 +45,8 @@ def test_the_direction_is_the_mean_over_all_clients_in_expectation():
     """Over all cohorts of independent coins, by enumeration."""
     chance = (0.9, 0.5, 0.2)
     ags = RFedAGS(step_size=1.0, participation=chance)
-    streams, x = normals(3, 4), torch.zeros(4, dtype=F64)
+    streams = normals(3, 4)
+    x = torch.zeros(4, dtype=F64)
     expected = torch.zeros(4, dtype=F64)
     for coins in product((0, 1), repeat=3):
         law = torch.tensor([p if c else 1 - p for c, p in zip(coins, chance, strict=True)]).prod()
@@ -55,7 +57,9 @@ def test_the_direction_is_the_mean_over_all_clients_in_expectation():
 
 
 def test_an_estimate_is_the_share_of_rounds_this_one_included():
-    ags, x, u = RFedAGS(step_size=1.0), torch.zeros(2, dtype=F64), torch.ones(2, 2, dtype=F64)
+    ags = RFedAGS(step_size=1.0)
+    x = torch.zeros(2, dtype=F64)
+    u = torch.ones(2, 2, dtype=F64)
     state = ags.start(x)
     seen = [Collected({}, Displacement(u[: len(r)]), r, 2, lambda: 0.5) for r in ((0,), (0, 1))]
     state = ags.step(state, "train", seen[0], 1, Euclidean())

@@ -17,7 +17,9 @@ UPDATE = RFedSVRG(step_size=2e-3, local_steps=5, maps="retraction")
 
 def test_it_is_the_printed_recursion():
     """The reused first gradient is the one that the recursion evaluates."""
-    problem, shards, manifold = KPCA(3), pca_shards(), Stiefel()
+    problem = KPCA(3)
+    shards = pca_shards()
+    manifold = Stiefel()
     x = start(problem, shards)
     end = last(federate(problem, shards, UPDATE, UPDATE, x, 1))
     g0 = local_gradients(problem, x, shards)
@@ -33,8 +35,10 @@ def test_it_is_the_printed_recursion():
 
 
 def test_a_client_that_missed_the_first_phase_says_so():
-    problem, shards = KPCA(3), pca_shards()
-    x, setup = start(problem, shards), ClientSetup(KPCA(3), UPDATE, ExampleMechanism())
+    problem = KPCA(3)
+    shards = pca_shards()
+    x = start(problem, shards)
+    setup = ClientSetup(KPCA(3), UPDATE, ExampleMechanism())
     down = MeanGradient(torch.zeros_like(x))
     with pytest.raises(ValueError, match="phase 'gradient'"):
         run_update(

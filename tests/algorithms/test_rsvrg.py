@@ -16,7 +16,9 @@ from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import shards, start
 
-EPOCHS, INNER, SIZE = 3, 4, 12
+EPOCHS = 3
+INNER = 4
+SIZE = 12
 ONE = WithoutReplacement(batch_size=1)
 TWICE = {"step_size": 0.05, "epochs": EPOCHS, "inner_steps": INNER, "minibatch": ONE}
 EACH = {**TWICE, "variant": "fresh", "correction_clip": "each"}
@@ -40,7 +42,8 @@ def mechanism_of(relation, multiplier=1.5):
 
 def turn_of(training, mechanism, source=None, server_round=1):
     setup = ClientSetup(PrincipalEigenvector(), training, mechanism)
-    seat, shard = Seat(0, server_round, 0, "train"), shards()[0]
+    seat = Seat(0, server_round, 0, "train")
+    shard = shards()[0]
     source = source or NoiseSource.from_seed(3)
     return run_update(setup, seat, Point(start()), None, shard, len(shard), source)
 
@@ -111,7 +114,9 @@ def test_the_share_costs_least_by_the_formula_it_minimises(minibatch: Minibatch)
 def test_without_noise_it_is_algorithm_11_line_by_line():
     """Full batches make i_t's average exact: the correction cancels the reference."""
     training = RSVRG(step_size=0.3, epochs=2, inner_steps=3, minibatch=Full(), variant="fresh")
-    sphere, shard, w = Sphere(), shards()[0], start()
+    sphere = Sphere()
+    shard = shards()[0]
+    w = start()
     for _ in range(2):
         for _ in range(3):
             gradient = PrincipalEigenvector().rgrads(w, shard).mean(0)
@@ -127,14 +132,18 @@ def test_one_example_steps_follow_the_printed_update():
         correction_clip="each",
     )  # fmt: skip
     mechanism = ExampleMechanism(l2_norm_clip=0.5, correction_l2_norm_clip=0.2)
-    sphere, problem, shard, anchor = Sphere(), PrincipalEigenvector(), shards()[0], start()
+    sphere = Sphere()
+    problem = PrincipalEigenvector()
+    shard = shards()[0]
+    anchor = start()
 
     def clip(u, bound):
         return u * min(1.0, bound / float(u.norm()))
 
     each = problem.rgrads(anchor, shard)
     g = torch.stack([clip(u, 0.5) for u in each]).mean(0)  # line 4
-    source, w = NoiseSource.from_seed(3), anchor
+    source = NoiseSource.from_seed(3)
+    w = anchor
     for step in (1, 2):
         keys = source.uniforms(
             (SIZE,), stream=Stream.MINIBATCH, partition=0, server_round=1, step=step

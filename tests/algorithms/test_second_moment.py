@@ -15,7 +15,8 @@ from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle
 from tests.conformance.client_cases import shards
 from tests.conformance.federated_loop import federate, last
 
-CLIP, D = 0.7, 5
+CLIP = 0.7
+D = 5
 ONE_SHOT = SecondMoment()
 
 
@@ -28,7 +29,8 @@ def normal(seed, *shape):
 @given(st.integers(0, 10**6), st.integers(1, 7))
 def test_coordinates_of_symmetric_matrices_are_an_isometry(seed, order):
     a, b = normal(seed, 2, order, order)
-    a, b = a + a.mT, b + b.mT
+    a = a + a.mT
+    b = b + b.mT
     torch.testing.assert_close(packed(a) @ packed(b), (a * b).sum(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(unpacked(packed(a)), a, rtol=1e-14, atol=1e-14)
     assert packed(a).shape == (packed_size(order),)
@@ -38,7 +40,8 @@ def test_coordinates_of_symmetric_matrices_are_an_isometry(seed, order):
 
 def test_the_server_noises_the_mean_of_clients_in_the_same_coordinates():
     mechanism = ClientMechanism(l2_norm_clip=CLIP, noise_multiplier=0.0)
-    base, big = torch.zeros(packed_size(D)).double(), 50 * normal(2, 3, packed_size(D))
+    base = torch.zeros(packed_size(D)).double()
+    big = 50 * normal(2, 3, packed_size(D))
     normals = ServerDraws(NoiseSource.from_seed(1), 1, 0).normals
     mean_of = mechanism.noised_mean(
         big, base, PrincipalEigenvector().manifold, normals,
@@ -54,7 +57,8 @@ def test_the_server_noises_the_mean_of_clients_in_the_same_coordinates():
     ids=["sphere", "one-component", "stiefel", "grassmann"],
 )
 def test_without_noise_it_is_the_optimum_of_the_weighted_objective(problem):
-    data, shape = shards(), problem.point_shape(shards()[0])
+    data = shards()
+    shape = problem.point_shape(shards()[0])
     x = (
         torch.eye(6, dtype=torch.float64)[:, : shape[-1]]
         if len(shape) == 2

@@ -28,7 +28,9 @@ from manifed.setting import Federation, Setting
 from strategies.tangent_mean import TangentMean
 from tests import fresh
 
-SEED, CLIENTS, ROWS = 7, 4, 30
+SEED = 7
+CLIENTS = 4
+ROWS = 30
 STEPS = RSGD(step_size=0.2, local_steps=1, minibatch=Full())
 SIZES = [ROWS] * CLIENTS
 
@@ -98,7 +100,8 @@ def test_a_server_with_other_privacy_parameters_is_refused(other, monkeypatch):
 
 
 def test_the_ledger_is_on_disk_before_a_message_and_the_budget_ends_the_run(tmp_path, monkeypatch):
-    ledger, seen = tmp_path / "ledger.jsonl", []
+    ledger = tmp_path / "ledger.jsonl"
+    seen = []
     grid = grid_of()
     deliver = grid._deliver
 
@@ -203,7 +206,8 @@ def test_both_apps_take_a_plan_whose_noise_meets_a_target_over_the_whole_run():
     )
     federation = Federation(num_clients=CLIENTS, num_rounds=3)
     setting = Setting(federation, STEPS, Sphere(), privacy=target)
-    server, client = plan(setting, tuple(SIZES)), plan(setting, tuple(SIZES))
+    server = plan(setting, tuple(SIZES))
+    client = plan(setting, tuple(SIZES))
     strategy = TangentMean(Sphere(), update=STEPS, plan=server, num_rounds=3)
     strategy.start(grid_of(privacy=None, plan=client), START, num_rounds=3)
     assert strategy.statement()["adversaries"][0]["epsilon"] == pytest.approx(2.0, abs=1e-2)
@@ -237,7 +241,8 @@ def test_a_server_that_prices_fewer_gradients_than_clients_release_is_refused():
 
 
 def test_messages_that_are_made_again_are_charged_again():
-    strategy, grid = tangent_mean(update=STEPS, num_rounds=3), grid_of()
+    strategy = tangent_mean(update=STEPS, num_rounds=3)
+    grid = grid_of()
     first = list(strategy.configure_train(1, START, ConfigRecord(), grid))
     again = list(strategy.configure_train(1, START, ConfigRecord(), grid))
     assert strategy.odometer.rounds_counted == 2

@@ -41,8 +41,10 @@ def single(case, i, shard, source=SOURCE, server_round=ROUND, attempt=0):
 
 
 def cohort(case, members):
-    all_shards, count = shards(), len(members)
-    stacked, who = Examples.stack([all_shards[i] for i in members]), tuple(members)
+    all_shards = shards()
+    count = len(members)
+    stacked = Examples.stack([all_shards[i] for i in members])
+    who = tuple(members)
     sizes = [SIZES[i] for i in members]
     before = play(case, who, moved().expand(count, -1), stacked, sizes, SOURCE, BEFORE)
     x = start().expand(count, -1)
@@ -58,14 +60,16 @@ def test_a_cohort_is_its_clients_one_by_one(case):
 
 def test_the_same_address_gives_the_same_update(case):
     shard = shards()[0]
-    first, second = single(case, 0, shard), single(case, 0, shard)
+    first = single(case, 0, shard)
+    second = single(case, 0, shard)
     for name, u in first.up.items():
         assert torch.equal(u, second.up[name])
 
 
 @of(is_private)
 def test_another_round_attempt_or_client_draws_other_noise(case):
-    shard, rounds = shards()[0], range(1, 7)
+    shard = shards()[0]
+    rounds = range(1, 7)
     base = [single(case, 0, shard, server_round=r).up["train.u"] for r in rounds]
     others = [single(case, 1, shard, server_round=r).up["train.u"] for r in rounds]
     retried = [single(case, 0, shard, server_round=r, attempt=1).up["train.u"] for r in rounds]
@@ -76,13 +80,15 @@ def test_another_round_attempt_or_client_draws_other_noise(case):
 
 @of(lambda case: case.space == "tangent")
 def test_uploads_are_tangent_at_the_broadcast_point(case):
-    manifold, x = setup_of(case).problem.manifold, start()
+    manifold = setup_of(case).problem.manifold
+    x = start()
     for u in single(case, 0, shards()[0]).up.values():
         assert (manifold.proju(x, u) - u).norm() <= 1e-12 * (1 + u.norm())
 
 
 def test_inputs_are_untouched(case):
-    shard, x = shards()[0], start()
+    shard = shards()[0]
+    x = start()
     before = {key: t.clone() for key, t in shard.tensors.items()}
     point = x.clone()
     first = play(case, 0, x, shard, len(shard), SOURCE, ROUND)

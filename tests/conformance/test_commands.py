@@ -62,7 +62,8 @@ def answers(run):
 def test_under_json_standard_output_is_one_document_and_the_words_are_elsewhere(tmp_path):
     seeded = ("privacy.noise_source=seed", "federation.cohort={kind='all'}")
     for name, words in answers(launched(tmp_path / "run", *seeded)).items():
-        plain, asked = invoke(*words), invoke(*words, "--json")
+        plain = invoke(*words)
+        asked = invoke(*words, "--json")
         assert (plain.exit_code, asked.exit_code) == (0, 0), (name, asked.stderr)
         assert asked.stdout.count("\n") == 1, name
         assert isinstance(json.loads(asked.stdout), dict), name

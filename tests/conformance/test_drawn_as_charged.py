@@ -17,7 +17,8 @@ from manifed.privacy.noise import NoiseSource
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import CASES, SIZES, broadcast, shards, start
 
-DIM, ROUNDS = 400, 4
+DIM = 400
+ROUNDS = 4
 PRIVATE = [case for case in CASES if case.mechanism.l2_norm_clip is not None]
 
 
@@ -25,8 +26,11 @@ class Twin:
     """An oracle that also asks a noiseless one and keeps the squared length of what was added."""
 
     def __init__(self, noisy, clean, seen):
-        self._noisy, self._clean, self._seen = noisy, clean, seen
-        self.manifold, self.carried = noisy.manifold, noisy.carried
+        self._noisy = noisy
+        self._clean = clean
+        self._seen = seen
+        self.manifold = noisy.manifold
+        self.carried = noisy.carried
 
     def gradient(self, x, label="gradient"):
         answer = self._noisy.gradient(x, label)
@@ -58,9 +62,11 @@ class Twin:
 def added(name):
     """Query label -> squared lengths of the noise drawn, over a few rounds of client 0."""
     case = next(case for case in CASES if case.name == name)
-    problem, seen = PrincipalEigenvector(), defaultdict(list)
+    problem = PrincipalEigenvector()
+    seen = defaultdict(list)
     quiet = case.mechanism.model_copy(update={"noise": Noise(multiplier=0.0)})
-    shard, x = shards(DIM)[0], start(DIM)
+    shard = shards(DIM)[0]
+    x = start(DIM)
 
     def asked(mechanism):
         return case.training.queries(mechanism, len(shard))
@@ -82,7 +88,9 @@ def added(name):
 
 def sensitivity(case, label):
     """How far one example moves the answer to a query of this label."""
-    mechanism, training, size = case.mechanism, case.training, SIZES[0]
+    mechanism = case.mechanism
+    training = case.training
+    size = SIZES[0]
     change = 2.0 if mechanism.neighboring_relation == "replace-one" else 1.0
     if label == "reference":
         return change * mechanism.l2_norm_clip / size
@@ -108,7 +116,8 @@ def charged(case):
 
 def is_drawn(case, scale=1.0):
     """Whether every query's noise has the charged law, at a false-positive rate of 1e-6 each."""
-    seen, stated = added(case.name), charged(case)
+    seen = added(case.name)
+    stated = charged(case)
     assert set(seen) == set(stated)
     verdicts = []
     for label, squares in seen.items():

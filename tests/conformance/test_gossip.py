@@ -54,7 +54,8 @@ def test_flowers_own_loop_gives_the_same_models(config):
 
 
 def test_a_node_that_lost_what_it_learnt_before_round_1_says_so():
-    plan, grid = plan_of(KEYED), InlineGrid(client_app_of(lambda _: KEYED), 6, {})
+    plan = plan_of(KEYED)
+    grid = InlineGrid(client_app_of(lambda _: KEYED), 6, {})
     rounds = run_rounds(
         plan, plan.server_update.start(initial_point(KEYED)),
         MessageTransport.meet(grid, plan), free, num_rounds=3,
@@ -75,7 +76,8 @@ def test_an_upload_of_another_layout_is_dropped(monkeypatch):
 
 def test_only_the_clients_asked_get_their_own_rows():
     config = experiment()
-    plan, state = plan_of(config), reports_of(config)[-1].state
+    plan = plan_of(config)
+    state = reports_of(config)[-1].state
     now = Course(replace(plan, needs_everyone=False), state, first_round=6).opened()
     assert torch.equal(sent(now._replace(asked=(4, 1))).rows.x, state["x"][[4, 1]])
 
@@ -93,7 +95,9 @@ class Asking(RSGD):
 
 def begun(mechanism=None, privacy=None):
     """The first round of two clients of `Asking` on a sphere."""
-    problem, update, x = FrechetMean(Sphere()), Asking(), torch.eye(4, dtype=torch.float64)
+    problem = FrechetMean(Sphere())
+    update = Asking()
+    x = torch.eye(4, dtype=torch.float64)
     setup = ClientSetup(problem, update, mechanism or ExampleMechanism())
     side = ClientSide(setup, [Examples({"z": x}, {"z": 1})] * 2, (4,), lambda: SOURCE)
     setting = Setting(

@@ -36,7 +36,10 @@ from manifed.runs import driver
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 
-ROUNDS, SIZES, DELTA, NOISE = 6, (40, 30), 1e-3, 4.0
+ROUNDS = 6
+SIZES = (40, 30)
+DELTA = 1e-3
+NOISE = 4.0
 
 
 class Growing(RSGD):

@@ -281,7 +281,8 @@ def test_blocks_of_a_size_that_gives_other_bits_are_not_mixed_with_others():
 
     case = next(c for c in CASES if c.name == "borrower")
     _, x, examples = case.made()
-    spy, problem = Spy(gradient_sum, empty_log(examples)), BySize()
+    spy = Spy(gradient_sum, empty_log(examples))
+    problem = BySize()
     for size in (7, 64, 96):
         ones = torch.ones(size, dtype=torch.float64)
         own = shard(examples, size, size)

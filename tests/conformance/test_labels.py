@@ -150,7 +150,8 @@ def columns(path):
 
 @pytest.mark.parametrize(("source", "label"), [("seed", SEEDED), ("os", RELEASE)])
 def test_every_file_with_an_epsilon_has_its_label_before_it(source, label, runs, tmp_path):
-    folder, out = runs / source, tmp_path / "out"
+    folder = runs / source
+    out = tmp_path / "out"
     assert set(columns(folder / "metrics.csv")[1:]) == {label}
     assert columns(folder / "metrics.csv")[0] == (SEEDED if source == "seed" else PLANNED)
     assert RunFolder(folder).metrics()["epsilon"][-1] > 0  # the words are no numbers

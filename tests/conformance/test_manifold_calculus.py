@@ -9,7 +9,8 @@ from tests.conformance.manifold_marks import WITH_LOG, close
 @WITH_LOG
 @pytest.mark.parametrize("seed", [41, 42])
 def test_frechet_mean_is_the_zero_of_the_weighted_logarithms(case, seed):
-    m, x = case.manifold, case.points(seed)
+    m = case.manifold
+    x = case.points(seed)
     radius = min(0.5, 0.5 * case.radius)
     points = m.expmap(x, case.tangents(x, seed + 1, 5, scale=radius))
     weights = torch.tensor([1.0, 2.0, 3.0, 1.0, 0.5], dtype=torch.float64)
@@ -22,9 +23,11 @@ def test_frechet_mean_is_the_zero_of_the_weighted_logarithms(case, seed):
 @WITH_LOG
 @pytest.mark.parametrize("seed", [51, 52])
 def test_autograd_of_half_squared_distance_is_minus_the_logarithm(case, seed):
-    m, x = case.manifold, case.points(seed, 2)
+    m = case.manifold
+    x = case.points(seed, 2)
     y = m.expmap(x, case.tangents(x, seed + 1, 2, scale=0.4 * case.radius))
-    a, b = x.clone().requires_grad_(), y.clone().requires_grad_()
+    a = x.clone().requires_grad_()
+    b = y.clone().requires_grad_()
     ga, gb = torch.autograd.grad((m.dist(a, b) ** 2).sum() / 2, (a, b))
     close(m.egrad2rgrad(x, ga), -m.logmap(x, y), 1e-9 * case.tolerance)
     close(m.egrad2rgrad(y, gb), -m.logmap(y, x), 1e-9 * case.tolerance)
@@ -32,7 +35,8 @@ def test_autograd_of_half_squared_distance_is_minus_the_logarithm(case, seed):
 
 @WITH_LOG
 def test_gradients_are_finite_at_zero_vectors(case):
-    m, x = case.manifold, case.points(61)
+    m = case.manifold
+    x = case.points(61)
     u = torch.zeros_like(x).requires_grad_()
     total = m.retr(x, u).sum() + m.norm(x, u).sum() + m.expmap(x, u).sum()
     assert bool(torch.autograd.grad(total, u)[0].isfinite().all())

@@ -30,7 +30,8 @@ def unit_tangents(case, x):
 
 def journeys(case):
     """(manifold, start, vector, end) from all points, of lengths 1e-9 to nearly the radius."""
-    m, x = case.manifold, all_points(case)
+    m = case.manifold
+    x = all_points(case)
     u = unit_tangents(case, x)
     for length in (1e-9, 1e-3, 0.5 * case.retraction_radius, 0.9 * case.retraction_radius):
         yield m, x, length * u, m.retr(x, length * u)
@@ -68,9 +69,11 @@ def test_honest_vectors_are_tangent_at_every_radius_and_conditioning(case):
 @pytest.mark.parametrize("size", [1e-3, 1e-5])
 def test_planted_normal_parts_are_seen(case, size):
     assert case.normal is not None
-    m, x = case.manifold, all_points(case)
+    m = case.manifold
+    x = all_points(case)
     dims = m.point_dims()
-    u, n = unit_tangents(case, x), case.normal(x, case.ambient(7, x.shape[0]))
+    u = unit_tangents(case, x)
+    n = case.normal(x, case.ambient(7, x.shape[0]))
     ambient_size = torch.linalg.vector_norm(x, dim=dims, keepdim=True)
     u = u * ambient_size / torch.linalg.vector_norm(u, dim=dims, keepdim=True)
     n = n * ambient_size / torch.linalg.vector_norm(n, dim=dims, keepdim=True)
@@ -82,7 +85,8 @@ def test_planted_normal_parts_are_seen(case, size):
 @pytest.mark.parametrize("case", [c for c in CASES if c.name[:6] != "euclid"], ids=lambda c: c.name)
 @pytest.mark.parametrize("size", [1e-3, 1e-5])
 def test_perturbed_points_are_no_members(case, size):
-    m, x = case.manifold, case.points(1, 4)
+    m = case.manifold
+    x = case.points(1, 4)
     if case.name == "poincare-ball":
         moved = x / x.norm(dim=-1, keepdim=True) * (1 + size)
     else:
@@ -98,7 +102,8 @@ def test_perturbed_points_are_no_members(case, size):
 @ALL
 @pytest.mark.parametrize("size", [1e-308, 1e-200, 1e150, 1e300, 1e308])
 def test_any_size_gets_the_verdict_of_its_direction(case, size):
-    m, x = case.manifold, all_points(case)
+    m = case.manifold
+    x = all_points(case)
     u = unit_tangents(case, x)
     u = u / m.expand_scalar(u.flatten(1).abs().amax(1))
     assert worst(m.tangency_defect(x, size * u)) <= HONEST
@@ -112,9 +117,11 @@ def test_any_size_gets_the_verdict_of_its_direction(case, size):
 @ALL
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_is_infinitely_far_and_leaves_its_neighbours_alone(case, bad):
-    m, x = case.manifold, case.points(1, 3)
+    m = case.manifold
+    x = case.points(1, 3)
     u = unit_tangents(case, x)
-    x_bad, u_bad = x.clone(), u.clone()
+    x_bad = x.clone()
+    u_bad = u.clone()
     x_bad[1].view(-1)[-1], u_bad[1].view(-1)[-1] = bad, bad
     assert torch.isinf(m.membership_defect(x_bad)).tolist() == [False, True, False]
     assert torch.isinf(m.tangency_defect(x, u_bad)).tolist() == [False, True, False]
@@ -125,7 +132,8 @@ def test_what_is_not_finite_is_infinitely_far_and_leaves_its_neighbours_alone(ca
 
 def test_the_ambient_norm_of_a_projection_fails_where_the_defect_does_not():
     """The mutant: |proju(x, u) - u| <= 1e-6 (1 + |u|) refuses honest vectors from radius 12 on."""
-    m, x = Lorentz(), lorentz_of_radius(2)
+    m = Lorentz()
+    x = lorentz_of_radius(2)
     case = next(c for c in CASES if c.name == "lorentz")
     u = unit_tangents(case, x)
     rest = (m.proju(x, u) - u).norm(dim=-1) / (1 + u.norm(dim=-1))
@@ -135,7 +143,8 @@ def test_the_ambient_norm_of_a_projection_fails_where_the_defect_does_not():
 
 def test_near_the_cut_locus_honest_logarithms_stay_within_the_margin():
     m = Sphere()
-    x, u = m.random(6, generator=torch.Generator().manual_seed(1)), torch.ones(6).double()
+    x = m.random(6, generator=torch.Generator().manual_seed(1))
+    u = torch.ones(6).double()
     u = m.proju(x, u)
     y = m.expmap(x, u * ((torch.pi - 1e-6) / u.norm()))
     assert worst(m.tangency_defect(x, m.logmap(x, y))) <= MARGIN < TOLERANCE[torch.float64]

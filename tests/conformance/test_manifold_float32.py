@@ -38,7 +38,8 @@ def operations(manifold):
 @ALL
 def test_every_operation_keeps_the_type_and_its_digits(case):
     """Also at y = x and u = 0, where quotients such as sin t / t are 0 / 0."""
-    m, x = case.manifold, case.points(5, 3)
+    m = case.manifold
+    x = case.points(5, 3)
     step = case.tangents(x, 6, 3, scale=0.5 * case.retraction_radius)
     for u in (step, 0 * step):
         tensors = x, m.retr(x, u) if bool(u.any()) else x, u
@@ -52,7 +53,8 @@ def test_every_operation_keeps_the_type_and_its_digits(case):
 
 @ALL
 def test_drawn_points_and_noise_are_on_the_manifold_and_tangent(case):
-    m, generator = case.manifold, torch.Generator().manual_seed(7)
+    m = case.manifold
+    generator = torch.Generator().manual_seed(7)
     x = m.random(3, *case.shape, dtype=torch.float32, generator=generator)
     u = m.tangent_gaussian(x, 0.3, generator)
     bound = TOLERANCE[torch.float32] / 10

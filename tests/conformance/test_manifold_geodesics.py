@@ -10,7 +10,8 @@ from tests.conformance.manifold_marks import FEW, SEEDS, WITH_LOG, close
 @SEEDS
 @FEW
 def test_logmap_inverts_expmap_at_every_scale(case, seed, lead):
-    m, x = case.manifold, case.points(seed, *lead)
+    m = case.manifold
+    x = case.points(seed, *lead)
     for scale in (0.0, 1e-8, 1e-3, 0.1 * case.radius, case.radius):
         u = case.tangents(x, seed + 1, *lead, scale=scale)
         y = m.expmap(x, u)
@@ -26,7 +27,8 @@ def test_logmap_inverts_expmap_at_every_scale(case, seed, lead):
 @SEEDS
 @FEW
 def test_dist_is_a_metric_distance(case, seed, lead):
-    m, x = case.manifold, case.points(seed, *lead)
+    m = case.manifold
+    x = case.points(seed, *lead)
     y = m.expmap(x, case.tangents(x, seed + 1, *lead, scale=0.4 * case.radius))
     z = m.expmap(x, case.tangents(x, seed + 2, *lead, scale=0.4 * case.radius))
     assert m.dist(x, y).shape == lead
@@ -39,7 +41,8 @@ def test_dist_is_a_metric_distance(case, seed, lead):
 
 @WITH_LOG
 def test_a_geodesic_divides_the_distance(case):
-    m, x = case.manifold, case.points(31, 3)
+    m = case.manifold
+    x = case.points(31, 3)
     y = m.expmap(x, case.tangents(x, 32, 3, scale=0.8 * case.radius))
     times = m.expand_scalar(torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64))
     z = m.expmap(x, times * m.logmap(x, y))
@@ -50,7 +53,8 @@ def test_a_geodesic_divides_the_distance(case):
 @WITH_LOG
 @pytest.mark.parametrize("exponent", [-9, -6, -3])
 def test_small_distances_keep_their_relative_accuracy(case, exponent):
-    m, x = case.manifold, case.points(3)
+    m = case.manifold
+    x = case.points(3)
     d = 10.0**exponent
     y = m.expmap(x, case.tangents(x, 4, scale=d))
     relative = 1e-15 * case.tolerance * 10.0**-exponent + 1e-11
@@ -62,7 +66,8 @@ def test_small_distances_keep_their_relative_accuracy(case, exponent):
 @SEEDS
 @FEW
 def test_parallel_transport_carries_the_geodesic_along(case, seed, lead):
-    m, x = case.manifold, case.points(seed, *lead)
+    m = case.manifold
+    x = case.points(seed, *lead)
     if not m.is_transp_parallel:
         return
     u = case.tangents(x, seed + 1, *lead, scale=0.5 * case.radius)

@@ -27,7 +27,8 @@ def orthonormal_basis(case, x, seed):
 @pytest.mark.parametrize("seed", [11, 12])
 def test_from_coords_is_an_isometry_onto_the_tangent_space(case, seed):
     """J J^T = I in a metric-orthonormal basis: i.i.d. normals become N_x(0, 1)."""
-    m, x = case.manifold, case.points(seed)
+    m = case.manifold
+    x = case.points(seed)
     size = m.coords_shape(case.shape)
     count = math.prod(size)
     columns = m.from_coords(x, torch.eye(count, dtype=torch.float64).reshape(count, *size))
@@ -44,7 +45,9 @@ def test_from_coords_is_an_isometry_onto_the_tangent_space(case, seed):
 @ALL
 @pytest.mark.statistical
 def test_squared_tangent_noise_is_chi_square_and_rejects_wrong_stddevs(case):
-    m, x, dim = case.manifold, case.points(21), case.manifold.dim(case.shape)
+    m = case.manifold
+    x = case.points(21)
+    dim = case.manifold.dim(case.shape)
     count = -(-130_000 // dim)
     places = x.expand(count, *case.shape)
     total = float(m.inner(x, m.tangent_gaussian(places, 0.3, generator(22))).sum()) / 0.3**2

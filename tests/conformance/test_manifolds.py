@@ -38,15 +38,18 @@ def test_projx_lands_on_the_manifold_and_is_idempotent(case, seed, lead):
 @SEEDS
 @FEW
 def test_proju_is_the_metric_orthogonal_projection(case, seed, lead):
-    m, x = case.manifold, case.points(seed, *lead)
+    m = case.manifold
+    x = case.points(seed, *lead)
     u = m.proju(x, case.ambient(seed + 1, *lead))
     assert m.check_vector_on_tangent(x, u, atol=1e-11, rtol=1e-11)
     close(m.proju(x, u), u, 1e-12 * case.tolerance)
     v = case.tangents(x, seed + 2, *lead)
     close(m.proju(x, v), v, 1e-12 * case.tolerance)
     if case.is_inner_ambient:
-        a, b = case.ambient(seed + 3, *lead), case.ambient(seed + 4, *lead)
-        left, right = m.inner(x, m.proju(x, a), b), m.inner(x, a, m.proju(x, b))
+        a = case.ambient(seed + 3, *lead)
+        b = case.ambient(seed + 4, *lead)
+        left = m.inner(x, m.proju(x, a), b)
+        right = m.inner(x, a, m.proju(x, b))
         close(left, right, 1e-12 * case.tolerance * float(1 + left.abs().max()))
 
 
@@ -54,8 +57,10 @@ def test_proju_is_the_metric_orthogonal_projection(case, seed, lead):
 @SEEDS
 @FEW
 def test_inner_is_symmetric_bilinear_and_norm_its_root(case, seed, lead):
-    m, x = case.manifold, case.points(seed, *lead)
-    u, v = case.tangents(x, seed + 1, *lead), case.tangents(x, seed + 2, *lead)
+    m = case.manifold
+    x = case.points(seed, *lead)
+    u = case.tangents(x, seed + 1, *lead)
+    v = case.tangents(x, seed + 2, *lead)
     product = m.inner(x, u, v)
     assert product.shape == lead
     close(product, m.inner(x, v, u), 1e-13 * case.tolerance)
@@ -72,8 +77,10 @@ def test_inner_is_symmetric_bilinear_and_norm_its_root(case, seed, lead):
 @SEEDS
 @FEW
 def test_egrad2rgrad_represents_the_differential(case, seed, lead):
-    m, x = case.manifold, case.points(seed, *lead)
-    g, u = case.ambient(seed + 1, *lead), case.tangents(x, seed + 2, *lead)
+    m = case.manifold
+    x = case.points(seed, *lead)
+    g = case.ambient(seed + 1, *lead)
+    u = case.tangents(x, seed + 2, *lead)
     rgrad = m.egrad2rgrad(x, g)
     assert m.check_vector_on_tangent(x, rgrad, atol=1e-11, rtol=1e-11)
     close(m.inner(x, rgrad, u), case.pair(g, u), 1e-11 * case.tolerance)
@@ -83,7 +90,8 @@ def test_egrad2rgrad_represents_the_differential(case, seed, lead):
 @SEEDS
 @FEW
 def test_retraction_fixes_the_base_point_and_stays_on_the_manifold(case, seed, lead):
-    m, x = case.manifold, case.points(seed, *lead)
+    m = case.manifold
+    x = case.points(seed, *lead)
     moves = [m.retr, m.expmap] if m.has_logmap else [m.retr]
     u = case.tangents(x, seed + 1, *lead, scale=case.radius)
     for move in moves:
@@ -96,7 +104,8 @@ def test_retraction_fixes_the_base_point_and_stays_on_the_manifold(case, seed, l
 @AMBIENT
 def test_retraction_is_of_first_order(case):
     """The log-log slope of |R(tu) - exp(tu)| is at least 2, or the difference is rounding."""
-    m, x = case.manifold, case.points(1)
+    m = case.manifold
+    x = case.points(1)
     u = case.tangents(x, 2)
     ts = torch.logspace(-2.5, -1, 7, dtype=torch.float64)
     if m.has_logmap:
@@ -113,7 +122,8 @@ def test_retraction_is_of_first_order(case):
 @SEEDS
 @FEW
 def test_invretr_inverts_retr(case, seed, lead):
-    m, x = case.manifold, case.points(seed, *lead)
+    m = case.manifold
+    x = case.points(seed, *lead)
     for scale in (0.0, 1e-6, case.retraction_radius):
         u = case.tangents(x, seed + 1, *lead, scale=scale)
         close(m.invretr(x, m.retr(x, u)), u, 1e-12 * case.tolerance)
@@ -123,10 +133,13 @@ def test_invretr_inverts_retr(case, seed, lead):
 @SEEDS
 @FEW
 def test_transp_is_linear_tangent_and_isometric_where_claimed(case, seed, lead):
-    m, x = case.manifold, case.points(seed, *lead)
+    m = case.manifold
+    x = case.points(seed, *lead)
     y = m.retr(x, case.tangents(x, seed + 1, *lead, scale=0.5 * case.radius))
-    u, v = case.tangents(x, seed + 2, *lead), case.tangents(x, seed + 3, *lead)
-    tu, tv = m.transp(x, y, u), m.transp(x, y, v)
+    u = case.tangents(x, seed + 2, *lead)
+    v = case.tangents(x, seed + 3, *lead)
+    tu = m.transp(x, y, u)
+    tv = m.transp(x, y, v)
     assert m.check_vector_on_tangent(y, tu, atol=1e-12, rtol=1e-12)
     close(m.transp(x, y, 2 * u - v), 2 * tu - tv, 1e-12 * case.tolerance)
     if m.is_transp_isometric:
@@ -137,10 +150,13 @@ def test_transp_is_linear_tangent_and_isometric_where_claimed(case, seed, lead):
 
 @ALL
 def test_no_method_changes_its_arguments(case):
-    m, x = case.manifold, case.points(31, 2)
-    u, v = case.tangents(x, 32, 2, scale=0.2), case.tangents(x, 33, 2, scale=0.2)
+    m = case.manifold
+    x = case.points(31, 2)
+    u = case.tangents(x, 32, 2, scale=0.2)
+    v = case.tangents(x, 33, 2, scale=0.2)
     c = torch.ones(2, *m.coords_shape(case.shape), dtype=torch.float64)
-    y, g = m.retr(x, u), case.ambient(34, 2)
+    y = m.retr(x, u)
+    g = case.ambient(34, 2)
     arguments = (x, y, u, v, c, g)
     before = [a.clone() for a in arguments]
     m.projx(g), m.projx(x), m.proju(x, g), m.egrad2rgrad(x, g), m.inner(x, u, v), m.norm(x, u)
@@ -156,7 +172,8 @@ def test_no_method_changes_its_arguments(case):
 @ALL
 @pytest.mark.parametrize("seed", [71, 72])
 def test_a_batch_is_its_elements_and_the_base_point_broadcasts(case, seed):
-    m, x = case.manifold, case.points(seed, 3)
+    m = case.manifold
+    x = case.points(seed, 3)
     u = case.tangents(x, seed + 1, 3, scale=0.3)
     y = m.retr(x, u)
     g = case.ambient(seed + 2, 3)

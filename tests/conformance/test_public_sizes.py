@@ -17,7 +17,9 @@ from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import CASES, ClientCase, play, setup_of, start
 from tests.conformance.federated_loop import stacked
 
-SOURCE, DECLARED, CLIP = NoiseSource.from_seed(11), 12, 0.5
+SOURCE = NoiseSource.from_seed(11)
+DECLARED = 12
+CLIP = 0.5
 
 
 REPLACED = ExampleMechanism(l2_norm_clip=CLIP, neighboring_relation="replace-one")
@@ -53,8 +55,10 @@ def test_rows_that_say_nothing_change_nothing_however_many_they_are(case):
 @pytest.mark.parametrize("case", ANY_SIZE, ids=lambda case: case.name)
 def test_a_cohort_with_any_number_of_rows_is_its_clients_one_by_one(case):
     counts = (12, 0, 5, 31)
-    everybody, who = [rows(n) for n in counts], tuple(range(len(counts)))
-    x, sizes = start().expand(len(counts), -1), [DECLARED] * len(counts)
+    everybody = [rows(n) for n in counts]
+    who = tuple(range(len(counts)))
+    x = start().expand(len(counts), -1)
+    sizes = [DECLARED] * len(counts)
     together = play(case, who, x, Examples.stack(everybody), sizes, SOURCE, 1).up
     for i, shard in enumerate(everybody):
         for name, u in play(case, i, start(), shard, DECLARED, SOURCE, 1).up.items():
@@ -65,7 +69,8 @@ def test_a_cohort_with_any_number_of_rows_is_its_clients_one_by_one(case):
 
 @pytest.mark.parametrize("minibatch", [Full(), Poisson(batch_size=4)], ids=lambda m: m.kind)
 def test_a_row_more_moves_an_answer_by_the_clip_over_the_public_size(minibatch):
-    mechanism, x = ExampleMechanism(l2_norm_clip=CLIP), start()
+    mechanism = ExampleMechanism(l2_norm_clip=CLIP)
+    x = start()
     anchor = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64)
     anchor = anchor / anchor.norm()
     asked = Query.of(mechanism, Ask(minibatch), DECLARED)
@@ -99,7 +104,8 @@ def test_where_neighbours_have_one_size_another_is_refused(case):
 
 @pytest.mark.parametrize("case", [ANY_SIZE[1], EXACT[0]], ids=lambda case: case.name)
 def test_both_transports_in_memory_divide_by_the_public_size(case):
-    shards, x = [rows(n) for n in (12, 9, 0)], start()
+    shards = [rows(n) for n in (12, 9, 0)]
+    x = start()
     side = ClientSide(setup_of(case), shards, (6,), lambda: SOURCE, num_examples=(12, 12, 12))
     header, (phase,) = Header("", 1, 0, "train", 0), case.training.phases
     ways = (

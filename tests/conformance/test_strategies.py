@@ -177,7 +177,8 @@ def test_a_round_that_is_repeated_is_charged_and_reported_as_by_the_round_functi
         if name.startswith("tangent")
         else resolve_name("manifed.algorithms.rfedsvrg:RFedSVRG")
     )
-    plain, broken = update.update, []
+    plain = update.update
+    broken = []
 
     def fails(self, phase, down, memory, oracle, manifold, draws):
         last = self.phases[-1].name
@@ -192,7 +193,8 @@ def test_a_round_that_is_repeated_is_charged_and_reported_as_by_the_round_functi
 
 
 def assert_failing_alike(name, folder):
-    config, charged = config_of(*CASES[name][1]), ([], [])
+    config = config_of(*CASES[name][1])
+    charged = ([], [])
     with job_of(config, folder) as job:
         made = strategy_of(job)
         made.charge = lambda *paid: charged[0].append(paid)
@@ -215,7 +217,8 @@ def assert_failing_alike(name, folder):
 # -- a round by hand -----------------------------------------------------------------------------
 @pytest.fixture
 def parts():
-    config, charged = config_of(SOME), []
+    config = config_of(SOME)
+    charged = []
 
     class Counting(TangentMean):
         def charge(self, server_round, attempt, partitions):
@@ -232,7 +235,8 @@ def parts():
 
 
 def spoiling(grid, monkeypatch, times):
-    deliver, broken = grid._deliver, []
+    deliver = grid._deliver
+    broken = []
 
     def spoils(message):
         if message.metadata.message_type == "train" and len(broken) < times:
@@ -245,7 +249,8 @@ def spoiling(grid, monkeypatch, times):
 
 def test_a_round_is_charged_before_its_messages_leave(parts, monkeypatch):
     make, grid, charged = parts
-    seen, deliver = [], grid._deliver
+    seen = []
+    deliver = grid._deliver
     monkeypatch.setattr(grid, "_deliver", lambda m: seen.append(len(charged)) or deliver(m))
     make().start(grid, num_rounds=2)
     assert seen[4:] == [1, 1, 2, 2]  # after the handshake
@@ -273,7 +278,8 @@ def test_a_round_by_hand_is_used_once_and_only_with_its_own_replies(parts):
     make, grid, _ = parts
     with pytest.raises(RoundFailed, match="configure_train"):
         make().aggregate_train(1, [])
-    made, nothing = make(), ArrayRecord()
+    made = make()
+    nothing = ArrayRecord()
     replies = list(grid.send_and_receive(made.configure_train(1, nothing, ConfigRecord(), grid)))
     made.aggregate_train(1, replies)
     with pytest.raises(RoundFailed, match="configure_train"):
@@ -285,7 +291,8 @@ def test_a_round_by_hand_is_used_once_and_only_with_its_own_replies(parts):
 
 def test_a_timeout_is_the_shorter_of_both_and_configs_for_clients_are_refused(parts, monkeypatch):
     make, grid, _ = parts
-    waited, plain = [], grid.send_and_receive
+    waited = []
+    plain = grid.send_and_receive
 
     def noting(messages, *, timeout=None):
         waited.append(timeout)
@@ -317,7 +324,8 @@ def test_the_subclass_of_the_page_aggregates_in_its_own_way():
     block = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[-1]
     exec(block, said := {})
     config = config_of()
-    plan, x = plan_of(config), initial_point(config)
+    plan = plan_of(config)
+    x = initial_point(config)
     made = said["Trimmed"].of_plan(plan)
     u = plan.manifold.tangent_gaussian(x.expand(4, *x.shape), 1.0, torch.Generator().manual_seed(0))
     now = Course(plan, plan.server_update.start(x)).opened()
@@ -349,7 +357,8 @@ def test_a_run_goes_through_the_strategy_that_it_is_given(tmp_path):
             seen.append(server_round)
             super().charge(server_round, attempt, partitions)
 
-    seen, config = [], config_of("output.quiet=true", "output.plots=false")
+    seen = []
+    config = config_of("output.quiet=true", "output.plots=false")
     output = config.output.model_copy(update={"directory": str(tmp_path / "run")})
     config = config.model_copy(update={"output": output})
 

@@ -86,7 +86,8 @@ def fitted(config, found):
 
 def strategy(config, found):
     """A strategy of one's own, for shards of the same sizes."""
-    setting, training = config.setting, config.training
+    setting = config.setting
+    training = config.training
     own = training if isinstance(training, ServerUpdate) else TangentMean()
     is_seeded = getattr(config.privacy, "noise_source", "seed") == "seed"
     return AnyUpdate(
@@ -106,7 +107,8 @@ def strategy(config, found):
 def test_what_a_config_refuses_a_fit_and_a_strategy_refuse_in_the_same_line(
     name, override, recorded, monkeypatch
 ):
-    path, sets = RECORDED / "configs" / f"{name}.toml", [override] if override else []
+    path = RECORDED / "configs" / f"{name}.toml"
+    sets = [override] if override else []
     try:
         with unchecked(monkeypatch):
             config = load(path, sets)
@@ -129,7 +131,8 @@ def test_the_recorded_refusals_speak_of_every_part():
 
 
 def test_a_fit_with_gossip_on_a_sphere_is_refused_before_a_ledger_with_the_remedy(tmp_path):
-    ring, z = Ring(), torch.eye(3, dtype=torch.float64)
+    ring = Ring()
+    z = torch.eye(3, dtype=torch.float64)
     gossip = Gossip(step_size=0.1, graph=ring, num_nodes=3)
     with pytest.raises(
         ConfigError, match=r"mixes models as vectors.*use 'rsgd', or manifed_extras.manifold_gossip"

@@ -29,7 +29,9 @@ RELEASE = REPOSITORY / "configs" / "examples" / "three_sites_release.toml"
 HOSTILE = Path(__file__).parent / "hostile_project"
 LEDGER = "ledger.jsonl"
 NAMES = ("north", "middle", "south")
-ROUNDS, DELTA, DIMENSION = 4, 1e-5, 4
+ROUNDS = 4
+DELTA = 1e-5
+DIMENSION = 4
 AFFORDS = {"north": 10, "middle": 10, "south": 3}
 """Answers that each site's own limit pays: south's ends before the run does."""
 
@@ -136,7 +138,8 @@ def _check_the_run(run):
     assert set(missed) == {"2"}  # south, beyond its limit; the others went on
     assert set(missed["2"]) == {"absent"}
     assert missed["2"]["absent"][-1][1] == ROUNDS
-    found, odometer = Ledger.verify(run.ledger_path), Odometer()
+    found = Ledger.verify(run.ledger_path)
+    odometer = Odometer()
     Ledger.verify(run.ledger_path, feed=odometer.feed)
     assert odometer.covered == ROUNDS
     assert min(odometer.participations_by_client().tolist()) >= ROUNDS + 1  # some rounds twice
@@ -180,7 +183,8 @@ def _hostile_bundle(federation, path, loot, before):
 def _squares(path, config, number, data, answers):
     """Squared distances to what would be said without noise, in units of the noise's variance."""
     quiet = load(path, ["privacy.noise={kind='multiplier',noise_multiplier=1e-90}"])
-    node, size = own_node(quiet, number, data), config.federation.num_examples
+    node = own_node(quiet, number, data)
+    size = config.federation.num_examples
     assert size is not None
     stddev = config.training.step_size * _event(config).noise_multiplier / size[number]
     found: list[float] = []

@@ -60,7 +60,8 @@ def test_with_tls_and_registered_keys_each_node_has_its_partition_its_data_and_i
 
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_superlink_that_another_authority_vouches_for_is_not_talked_to(tiny_project, tmp_path):
-    ours, theirs = generate(tmp_path / "ours", 1), generate(tmp_path / "theirs", 1)
+    ours = generate(tmp_path / "ours", 1)
+    theirs = generate(tmp_path / "theirs", 1)
     shutil.copyfile(theirs.ca_certificate, ours.ca_certificate)
     with pytest.raises(EngineFailed, match="Connection to the SuperLink is unavailable"):
         _run(tiny_project, tmp_path / "out", nodes=1, credentials=tmp_path / "ours")

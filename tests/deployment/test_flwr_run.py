@@ -114,7 +114,8 @@ def test_a_node_whose_process_imported_another_version_first_is_refused(project,
                 flower, run_config_of(config), (), timeout=300.0, on_line=lambda _: None,
                 check=link.check,
             )  # fmt: skip
-    ours, theirs = source_sha256(project / "manifed"), source_sha256(installed / "manifed")
+    ours = source_sha256(project / "manifed")
+    theirs = source_sha256(installed / "manifed")
     assert refused.value.status == "finished:failed"
     said = f"the server runs manifed '{ours[:12]}', this process '{theirs[:12]}'"
     assert said in refused.value.details

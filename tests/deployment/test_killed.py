@@ -62,7 +62,8 @@ def inline_model(config, missed):
 def test_a_killed_supernode_is_missed_comes_back_and_goes_on_with_its_memory(
     tmp_path,
 ):
-    out, lines = tmp_path / "run", list[str]()
+    out = tmp_path / "run"
+    lines = list[str]()
     config = load(QUICKSTART, [*SETS, *PROJECTED], {"output.directory": str(out)})
 
     def kill():

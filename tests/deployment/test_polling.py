@@ -20,7 +20,9 @@ class LateGrid(InlineGrid):
             return Message(RecordDict(), reply_to=message)
 
         super().__init__(app, 3, {})
-        self.delay, self.due, self.looks = delay, {}, 0
+        self.delay = delay
+        self.due = {}
+        self.looks = 0
 
     def push_messages(self, messages):
         ids = list(super().push_messages(messages))

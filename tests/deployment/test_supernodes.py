@@ -25,7 +25,9 @@ class Starts:
 
 
 def test_a_supernode_that_ends_is_started_again_until_it_is_accepted(tmp_path, monkeypatch):
-    now, lines, starts = [100.0], list[str](), Starts(tmp_path)
+    now = [100.0]
+    lines = list[str]()
+    starts = Starts(tmp_path)
     monkeypatch.setattr(deployment.time, "monotonic", lambda: now[0])
     nodes = SuperNodes(cast(PrivateFlower, starts), [["a"], ["b"]], lines.append)
     nodes.start()

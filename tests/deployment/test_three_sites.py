@@ -90,7 +90,8 @@ def test_everything_that_goes_wrong_goes_as_documented(tmp_path):
 
 def _rehearsal_with_a_killed_supernode(federation, files, folder):
     """A SuperNode and its site are killed, one node has a wrong file: the run is that in memory."""
-    path, out = _with_memory(folder), folder / "rehearsal"
+    path = _with_memory(folder)
+    out = folder / "rehearsal"
 
     def start(name):
         number = NAMES.index(name)

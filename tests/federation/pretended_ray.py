@@ -24,7 +24,9 @@ class GetTimeoutError(RayError):
 
 class Reference:
     def __init__(self, value=None, error=None, is_ready=lambda: True):
-        self.value, self.error, self.is_ready = cloudpickle.dumps(value), error, is_ready
+        self.value = cloudpickle.dumps(value)
+        self.error = error
+        self.is_ready = is_ready
 
     def get(self):
         if not self.is_ready():
@@ -36,14 +38,16 @@ class Reference:
 
 class Method:
     def __init__(self, actor, name):
-        self.actor, self.name = actor, name
+        self.actor = actor
+        self.name = name
 
     def options(self, max_task_retries):
         assert max_task_retries == -1
         return self
 
     def remote(self, *args):
-        actor, ray = self.actor, self.actor.ray
+        actor = self.actor
+        ray = self.actor.ray
         actor.calls.append(self.name)
         if ray.dies.get(actor.place) == (self.name, actor.calls.count(self.name)):
             actor.begin()  # Ray starts it anew; what it held is gone

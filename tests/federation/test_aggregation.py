@@ -12,7 +12,9 @@ from manifed.manifolds.sphere import Sphere
 from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism
 from manifed.privacy.noise import NoiseSource
 
-SPHERE, DIM, COHORT = Sphere(), 51, 5.0
+SPHERE = Sphere()
+DIM = 51
+COHORT = 5.0
 
 
 def setup(seed=0, count=5, dim=DIM):
@@ -94,7 +96,8 @@ def test_the_clip_norm_finds_the_median_of_the_norms():
     u = SPHERE.proju(x, torch.randn(200, DIM, generator=generator, dtype=torch.float64))
     lengths = torch.linspace(0.5, 1.5, 200, dtype=torch.float64)
     u = u / u.norm(dim=1, keepdim=True) * lengths[:, None]
-    mechanism, clip = adaptive_mechanism(), 20.0
+    mechanism = adaptive_mechanism()
+    clip = 20.0
     for server_round in range(1, 101):
         draws = ServerDraws(NoiseSource.from_seed(3), server_round, 0)
         clip = release(mechanism, u, x, draws, expected_cohort=200.0, l2_norm_clip=clip).next_clip

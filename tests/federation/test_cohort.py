@@ -6,7 +6,9 @@ from scipy import stats
 from manifed.federation.cohorts import Everyone, FixedSize, PoissonCohort
 from manifed.privacy.noise import NoiseSource
 
-SOURCE, CLIENTS, ROUNDS = NoiseSource.from_seed(0), 30, 3000
+SOURCE = NoiseSource.from_seed(0)
+CLIENTS = 30
+ROUNDS = 3000
 
 
 @pytest.mark.parametrize(

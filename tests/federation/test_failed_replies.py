@@ -62,15 +62,18 @@ HOW = {
 class Tampering(InlineGrid):
     """The inline engine with the training replies of some clients changed, or gone."""
 
-    asked, state = 0, None
+    asked = 0
+    state = None
 
     def __init__(self, config, change, victims=(VICTIM,)):
         super().__init__(client_app_of(lambda _: config), 4, {})
-        self.change, self.nodes = change, [2 + victim for victim in victims]
+        self.change = change
+        self.nodes = [2 + victim for victim in victims]
 
     def send_and_receive(self, messages, *, timeout=None):
         for reply in super().send_and_receive(messages, timeout=timeout):
-            sent, about = reply, reply.metadata
+            sent = reply
+            about = reply.metadata
             if about.src_node_id in self.nodes and about.message_type == "train":
                 self.asked += 1
                 sent = self.change(reply)
@@ -93,7 +96,8 @@ def watched(plan, config, grid, num_rounds=ROUNDS):
     transport = grid
     if isinstance(grid, InlineGrid):
         transport = MessageTransport.meet(grid, plan)
-    grid.state, reports = plan.server_update.start(initial_point(config)), []
+    grid.state = plan.server_update.start(initial_point(config))
+    reports = []
     for report in run_rounds(plan, grid.state, transport, num_rounds=num_rounds):
         grid.state = report.state
         reports.append(report)

@@ -26,7 +26,8 @@ from manifed.setting import Federation, Setting
 from tests.conformance.federated_loop import stacked
 from tests.privacy.clip_bound_cases import exact, frobenius
 
-F32, F64 = torch.float32, torch.float64
+F32 = torch.float32
+F64 = torch.float64
 SOURCE = NoiseSource.from_seed(3)
 PRIVATE = ExampleMechanism(l2_norm_clip=1.0, noise=Noise(multiplier=0.5))
 PLAIN = ExampleMechanism()
@@ -83,7 +84,8 @@ def test_a_run_in_float32_is_the_run_in_float64_rounded_on_every_transport(name)
 @pytest.mark.parametrize("manifold", [Sphere(), Stiefel()], ids=str)
 def test_no_upload_moves_the_servers_mean_by_more_than_the_bound(manifold):
     """By more than the bound rounded to float32, with 50 digits; the noise is that of float64."""
-    generator, shape = torch.Generator().manual_seed(0), (6, 2)[: manifold.ndim]
+    generator = torch.Generator().manual_seed(0)
+    shape = (6, 2)[: manifold.ndim]
     x = manifold.random(*shape, dtype=F32, generator=generator)
     clip = 0.03
     quiet = ClientMechanism(l2_norm_clip=clip, noise_multiplier=0.0)
@@ -98,7 +100,8 @@ def test_no_upload_moves_the_servers_mean_by_more_than_the_bound(manifold):
 def test_noise_is_drawn_and_added_in_float64():
     x = Sphere().random(6, generator=torch.Generator().manual_seed(0)).to(F32)
     loud = ClientMechanism(l2_norm_clip=0.03, noise_multiplier=2.0)
-    draws, still = ServerDraws(SOURCE, 1, 0), torch.zeros(1, 6)
+    draws = ServerDraws(SOURCE, 1, 0)
+    still = torch.zeros(1, 6)
     one, two = (
         loud.noised_mean(u, p, Sphere(), draws.normals, expected_cohort=1.0).mean
         for u, p in ((still, x), (still.to(F64), x.to(F64)))

@@ -53,7 +53,8 @@ def test_a_stranger_that_takes_the_place_of_a_late_node_does_not_stop_the_run(mo
 
 @pytest.mark.parametrize("sender", [1, 3])
 def test_a_node_that_the_superlink_lost_is_asked_again_when_it_is_back(monkeypatch, sender):
-    grid, gone = grid_of(3), []
+    grid = grid_of(3)
+    gone = []
     deliver = grid._deliver
 
     def dies_once(message):
@@ -134,7 +135,8 @@ class Simulated(InMemoryGrid):
     def __init__(self, nodes, registered=None):
         self._run = nodes.run
         self.get_node_ids = registered or nodes.get_node_ids
-        self.push_messages, self.pull_messages = nodes.push_messages, nodes.pull_messages
+        self.push_messages = nodes.push_messages
+        self.pull_messages = nodes.pull_messages
 
 
 @pytest.mark.parametrize("wrapped", [lambda grid: grid, PollingGrid])

@@ -96,7 +96,8 @@ def test_a_record_more_is_on_one_side_and_moves_nobody_else(place):
 
 
 def test_another_record_in_a_place_stays_on_its_side():
-    examples, before = rows(40), sides(rows(40), "replace-one")
+    examples = rows(40)
+    before = sides(rows(40), "replace-one")
     assert RULE.trained_on(40) == 30
     for place in range(40):
         z = examples["z"].clone()
@@ -188,9 +189,11 @@ def test_a_narrow_or_wide_interval_bounds_a_loss_as_any_other(dtype):
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says():
-    rng, hits = np.random.default_rng(3), 0
+    rng = np.random.default_rng(3)
+    hits = 0
     for _ in range(2000):
-        total, count = 12.0 + 9.0 * rng.normal(), 40.0 + 9.0 * rng.normal()
+        total = 12.0 + 9.0 * rng.normal()
+        count = 40.0 + 9.0 * rng.normal()
         _, low, high = ratio(total, count, 9.0)
         hits += low <= 0.3 <= high
     assert 0.94 <= hits / 2000 <= 0.965
@@ -268,7 +271,8 @@ class Says(StackTransport):
 
     def __init__(self, config, site, totals):
         super().__init__(client_side(config))
-        self.site, self.totals = site, totals
+        self.site = site
+        self.totals = totals
 
     def exchange(self, asked):
         found = super().exchange(asked)
@@ -328,7 +332,8 @@ def test_an_honest_site_is_refused_with_probability_1e_9_at_most(dtype, relation
 
 def test_one_record_moves_the_sums_by_no_more_than_the_noise_is_made_for():
     config = config_of(TARGET)
-    problem, draws = own_node(config, 0).setup.problem, _Silent()
+    problem = own_node(config, 0).setup.problem
+    draws = _Silent()
     x = torch.eye(1, 3, dtype=torch.float64)[0]
     for row in ([1e9, 0.0, 0.0], [float("nan"), 1.0, 0.0], [0.0, 1e-9, 3.0]):
         z = torch.cat([rows(5)["z"], torch.tensor([row], dtype=torch.float64)])

@@ -29,7 +29,8 @@ def tangents(manifold, x, count=5):
 
 @pytest.mark.parametrize("index", range(4), ids=["5", "12", "18", "25"])
 def test_honest_uploads_on_hyperbolic_space_are_taken_at_every_radius(index):
-    x, m = lorentz_of_radius(3)[index], Lorentz()
+    x = lorentz_of_radius(3)[index]
+    m = Lorentz()
     u = tangents(m, x)
     for stacked in (u, 1e-6 * u, m.logmap(x, m.expmap(x, u)), m.egrad2rgrad(x, u)):
         assert taken(m, x, stacked).failures == {}
@@ -37,7 +38,8 @@ def test_honest_uploads_on_hyperbolic_space_are_taken_at_every_radius(index):
 
 @pytest.mark.parametrize("index", range(3), ids=["1e3", "1e8", "1e12"])
 def test_honest_uploads_at_ill_conditioned_matrices_are_taken(index):
-    x, m = spd_of_condition(3)[index], SPD()
+    x = spd_of_condition(3)[index]
+    m = SPD()
     assert taken(m, x, tangents(m, x)).failures == {}
 
 

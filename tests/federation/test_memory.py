@@ -29,7 +29,8 @@ def two(scale=1.0):
 
 KEPT = Kept(Header("c" * 64, 4, 1, "train", 2), two().tensors())
 HEADER = Header("c" * 64, 5, 0, "train", 2, last_accepted_round=4)
-RUN, CLIENT = "../run\n/1", 2
+RUN = "../run\n/1"
+CLIENT = 2
 
 
 def kept(**changes):

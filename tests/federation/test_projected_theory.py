@@ -44,8 +44,10 @@ def test_theory_step_sizes_meet_the_condition_with_equality():
     [pytest.param(6, 5, 150, marks=pytest.mark.slow), (6, 1, 60), (3, 8, 60)],
 )
 def test_the_bound_of_theorem_4_3_holds(clients, local_steps, rounds):
-    problem, shards = KPCA(3), pca_shards(clients)
-    x, constants = start(problem, shards), client_constants(shards, 3)
+    problem = KPCA(3)
+    shards = pca_shards(clients)
+    x = start(problem, shards)
+    constants = client_constants(shards, 3)
     eta, server_step_size = theory_stepsize(constants, clients, local_steps)
     update = Projected(
         step_size=eta,
@@ -58,7 +60,8 @@ def test_the_bound_of_theorem_4_3_holds(clients, local_steps, rounds):
     omega = initial_gap(
         gap, local_gradients(problem, x, shards), eta, server_step_size, local_steps
     )
-    squares, here = [], x
+    squares = []
+    here = x
     for played in federate(problem, shards, update, update, x, rounds):
         grad = problem.gradient(here, shards)
         measure = optimality_measure(here, grad, total_step, problem.manifold)
@@ -83,15 +86,21 @@ def test_the_claim_holds(claim):
 
 def test_drift_inside_a_round_is_bounded():
     """(28) with the constants doubled as its proof needs (spec 001, A13), without sampling."""
-    problem, shards = KPCA(3), pca_shards()
+    problem = KPCA(3)
+    shards = pca_shards()
     constants = client_constants(shards, 3)
-    eta, tau, n = theory_stepsize(constants, 6, 5)[0], 5, 6
-    update, x = Projected(step_size=eta, local_steps=tau), start(problem, shards)
+    eta = theory_stepsize(constants, 6, 5)[0]
+    tau = 5
+    n = 6
+    update = Projected(step_size=eta, local_steps=tau)
+    x = start(problem, shards)
     before = torch.zeros(n, *x.shape, dtype=torch.float64)
     for played in federate(problem, shards, update, update, x, 10):
         full = problem.gradient(x, shards)
         lag = eta * tau * (full + before.mean(0) - before)
-        c, z_hat, drift = before.mean(0) - before, x.expand_as(before), 0.0
+        c = before.mean(0) - before
+        z_hat = x.expand_as(before)
+        drift = 0.0
         for _ in range(tau):
             z = problem.manifold.projx(z_hat)
             drift += float((z - x).square().sum())
@@ -99,12 +108,14 @@ def test_drift_inside_a_round_is_bounded():
         own = lag - lag.mean(0)
         first = 3 * n * constants.growth**2 * tau**3 * eta**2 * float(full.square().sum())
         assert drift <= first + 18 * tau * float(own.square().sum())
-        x, before = played.state["anchor"], played.memory.mean_gradient
+        x = played.state["anchor"]
+        before = played.memory.mean_gradient
 
 
 def test_projections_are_twice_lipschitz_in_the_tube_and_normals_are_bounded():
     """(3), (4) and (15) on random points of St(6, 2) and its tube of radius 1/2."""
-    stiefel, generator = Stiefel(), torch.Generator().manual_seed(1)
+    stiefel = Stiefel()
+    generator = torch.Generator().manual_seed(1)
     x, y = (stiefel.random(500, 6, 2, generator=generator) for _ in range(2))
     s = torch.randn(2, 500, 2, 2, generator=generator, dtype=torch.float64)
     a, b = (p @ (w + w.mT) for p, w in zip((x, y), s, strict=True))
@@ -115,7 +126,8 @@ def test_projections_are_twice_lipschitz_in_the_tube_and_normals_are_bounded():
     def tube(p, v):
         return p + 0.5 * v / size(v)[:, None, None]
 
-    one, two = tube(x, a), tube(y, b)
+    one = tube(x, a)
+    two = tube(y, b)
     moved = size(stiefel.projx(one) - stiefel.projx(two))
     assert bool((moved <= 2 * size(one - two) + 1e-12).all())  # (3)
     assert bool(((a * (y - x)).sum((-2, -1)) <= size(a) / 2 * size(y - x).square() + 1e-12).all())

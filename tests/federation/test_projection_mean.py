@@ -92,7 +92,8 @@ def test_the_broadcast_is_unprojected_and_the_model_is_projected():
 
 def test_the_control_variates_are_the_last_displacement_of_each_client():
     x = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
-    server, sphere = ProjectedPartial(step_size=1.0), Sphere()
+    server = ProjectedPartial(step_size=1.0)
+    sphere = Sphere()
     u = 0.1 * torch.eye(3, dtype=torch.float64)
     state = server.step(server.start(x), "train", collected(u[:2], (3, 1), 5), 1, sphere)
     assert state["is_known"].tolist() == [0, 1, 0, 1, 0]

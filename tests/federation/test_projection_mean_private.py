@@ -10,8 +10,10 @@ from tests.conformance.federated_loop import federate, last
 
 
 def test_client_level_noise_and_clip_act_on_ambient_uploads():
-    problem, shards = KPCA(3), pca_shards()
-    x, update = start(problem, shards), Projected(step_size=2e-3, local_steps=5)
+    problem = KPCA(3)
+    shards = pca_shards()
+    x = start(problem, shards)
+    update = Projected(step_size=2e-3, local_steps=5)
     plain = last(federate(problem, shards, update, update, x, 4)).state["x"]
     wide = ClientMechanism(l2_norm_clip=1e3, noise_multiplier=0.0)
     silent = last(federate(problem, shards, update, update, x, 4, client_mechanism=wide))
@@ -23,7 +25,8 @@ def test_client_level_noise_and_clip_act_on_ambient_uploads():
 
 
 def test_plain_uploads_are_algorithm_1():
-    problem, shards = KPCA(3), pca_shards()
+    problem = KPCA(3)
+    shards = pca_shards()
     x = start(problem, shards)
     update = Projected(step_size=2e-3, local_steps=5)
     plain = update.model_copy(update={"upload": "plain"})
@@ -33,8 +36,10 @@ def test_plain_uploads_are_algorithm_1():
 
 
 def test_plain_uploads_are_algorithm_1_and_forget_the_servers_noise():
-    problem, shards = KPCA(3), pca_shards()
-    x, rounds = start(problem, shards), 40
+    problem = KPCA(3)
+    shards = pca_shards()
+    x = start(problem, shards)
+    rounds = 40
     update = Projected(step_size=2e-3, local_steps=5)
     plain = update.model_copy(update={"upload": "plain"})
     one = last(federate(problem, shards, update, update, x, 10)).state["x"]

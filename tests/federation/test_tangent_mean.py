@@ -53,7 +53,10 @@ def collected(x, y, uniform):
 
 
 def test_option_2_returns_each_round_with_equal_probability():
-    mean, sphere, rounds, counts = TangentMean(output_rule="uniform"), Sphere(), 4, [0] * 4
+    mean = TangentMean(output_rule="uniform")
+    sphere = Sphere()
+    rounds = 4
+    counts = [0] * 4
     x, y = points(rounds + 1, seed=2)
     generator = torch.Generator().manual_seed(0)
     trials = 1000

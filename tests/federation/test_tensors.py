@@ -31,13 +31,19 @@ class GeooptStep(RSGD):
 
 
 def updated(training, mechanism=PRIVATE, is_cohort=False, phase="train", down=None, memory=None):
-    everybody, x = shards(), start()
+    everybody = shards()
+    x = start()
     setup = ClientSetup(PrincipalEigenvector(), training, mechanism)
-    examples, sizes, who = everybody[0], len(everybody[0]), 0
+    examples = everybody[0]
+    sizes = len(everybody[0])
+    who = 0
     if is_cohort:
-        examples, sizes = Examples.stack(everybody), [len(shard) for shard in everybody]
-        who, x = tuple(range(len(everybody))), x.expand(len(everybody), -1)
-    seat, source = Seat(who, 1, 0, phase), NoiseSource.from_seed(3)
+        examples = Examples.stack(everybody)
+        sizes = [len(shard) for shard in everybody]
+        who = tuple(range(len(everybody)))
+        x = x.expand(len(everybody), -1)
+    seat = Seat(who, 1, 0, phase)
+    source = NoiseSource.from_seed(3)
     return run_update(setup, seat, down or Point(x), memory, examples, sizes, source)
 
 

@@ -39,7 +39,8 @@ def transport_of(way, config):
 def test_what_goes_down_may_differ_by_client(way):
     config = load(QUICKSTART, SETS)
     header = Header(plan_of(config).config_sha256, 1, 0, "train", -1)
-    phase, x = config.training.phases[0], initial_point(config)
+    phase = config.training.phases[0]
+    x = initial_point(config)
     points = torch.stack([x, -x, 1000 * x, x.flip(0)])
     asked = Asked(header, phase, PerClient(Point(points)), (3, 1, 0, 2), {})
     replies = transport_of(way, config).exchange(asked)
@@ -55,7 +56,8 @@ def test_what_goes_down_may_differ_by_client(way):
 @pytest.mark.parametrize("way", WAYS)
 def test_memory_of_a_round_that_was_not_accepted_is_not_gone_on_with(way):
     config = load(QUICKSTART, [*SETS, *REMEMBERS])
-    phase, x = config.training.phases[0], initial_point(config)
+    phase = config.training.phases[0]
+    x = initial_point(config)
     header = Header(plan_of(config).config_sha256, 1, 0, phase.name, -1)
     transport = transport_of(way, config)
 

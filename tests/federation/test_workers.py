@@ -137,7 +137,8 @@ def test_an_upload_that_cannot_be_used_and_one_that_fails_are_their_clients_fail
 
 @pytest.mark.usefixtures("ray")
 def test_in_a_release_every_worker_draws_a_key_of_its_own_for_every_exchange(monkeypatch):
-    plain, drawn = rsgd.RSGD.update, set()
+    plain = rsgd.RSGD.update
+    drawn = set()
     at = {"stream": Stream.COHORT, "partition": 3, "server_round": 1, "attempt": 0}
 
     def update(self, phase, down, memory, oracle, manifold, draws):
@@ -249,7 +250,8 @@ def at_sites(**federation):
 def test_files_are_opened_by_workers_and_once_more_where_nobody_says_how_long_they_are(
     monkeypatch, given, times
 ):
-    plain, read = FileData.read, []
+    plain = FileData.read
+    read = []
     monkeypatch.setattr(FileData, "read", lambda *a: read.append(a[1].name) or plain(*a))
     monkeypatch.setattr(assembly, "load_shards", lambda _: pytest.fail("the driver loads data"))
     config = at_sites(**given)
@@ -270,7 +272,8 @@ CHUNKED = {name: OFF | table(*case, workers=2) for name, case in CASES.items()} 
 @pytest.mark.parametrize("case", [*CHUNKED, "three sites"])
 def test_sizes_alone_say_the_same_chunks_as_the_data(case):
     config = at_sites() if case == "three sites" else parse(CHUNKED[case])
-    known, full = outlined_side(config), client_side(config)
+    known = outlined_side(config)
+    full = client_side(config)
     for budget in (1, 4, 64):
         found = Chunking.of(known, "cpu", budget, None)
         assert found == Chunking.of(full, "cpu", budget, None)

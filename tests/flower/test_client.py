@@ -60,7 +60,8 @@ def replies_of(config):
             self.texts += [reply.error.reason for reply in found if reply.has_error()]
             return found
 
-    grid, plan = Listening(client_app_of(lambda _: config), 3, {}), plan_of(config)
+    grid = Listening(client_app_of(lambda _: config), 3, {})
+    plan = plan_of(config)
     sha = plan.config_sha256
     try:
         nodes = meet(grid, sha, plan.num_examples, timeout=5.0, patience=0.0)

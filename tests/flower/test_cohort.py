@@ -65,7 +65,8 @@ def side_of(clients=8):
 
 
 def exchange(transport, partitions, clients=8):
-    header, phase = Header("", 1, 0, "train", -1), RSGD(step_size=0.1).phases[0]
+    header = Header("", 1, 0, "train", -1)
+    phase = RSGD(step_size=0.1).phases[0]
     x = torch.zeros(10).double()
     return transport.exchange(Asked(header, phase, Point(x), partitions, {}))
 

@@ -53,7 +53,8 @@ def built(folder, kind):
 def test_a_wheel_from_the_tree_and_from_an_sdist_has_the_library_s_door(tmp_path):
     for name in ("wheel", "sdist", "unpacked", "again"):
         (tmp_path / name).mkdir()
-    wheel, sdist = built(tmp_path / "wheel", "wheel"), built(tmp_path / "sdist", "sdist")
+    wheel = built(tmp_path / "wheel", "wheel")
+    sdist = built(tmp_path / "sdist", "sdist")
     words = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     again = tmp_path / "again"
     subprocess.run([sys.executable, "-m", "pip", *words, "-w", again, sdist], check=True)

@@ -39,15 +39,19 @@ def reference_loop(config):
     setup = ClientSetup(
         found.problem, config.training, example_mechanism(config.setting, found.sizes)
     )
-    manifold, source = found.problem.manifold, NoiseSource.from_seed(config.federation.seed)
+    manifold = found.problem.manifold
+    source = NoiseSource.from_seed(config.federation.seed)
     x = initial_point(config)
     for t in range(1, config.federation.num_rounds + 1):
         cohort = config.federation.cohort.draw(len(found.examples), t, 0, source)
-        total, weight = torch.zeros_like(x), 0
+        total = torch.zeros_like(x)
+        weight = 0
         for i in cohort:
-            shard, seat = found.examples[i], Seat(i, t, 0, "train")
+            shard = found.examples[i]
+            seat = Seat(i, t, 0, "train")
             done = run_update(setup, seat, Point(x), None, shard, len(shard), source)
-            total, weight = total + len(shard) * done.up.tensors()["u"], weight + len(shard)
+            total = total + len(shard) * done.up.tensors()["u"]
+            weight = weight + len(shard)
         if cohort:
             x = manifold.expmap(x, total / weight)
     return x
@@ -99,7 +103,8 @@ def test_a_receiver_cannot_write_into_the_senders_records():
 
 
 def test_a_slow_client_costs_the_others_nothing_and_the_folder_names_it(tmp_path, monkeypatch):
-    plain, now = rsgd.RSGD.update, [0.0]
+    plain = rsgd.RSGD.update
+    now = [0.0]
 
     def takes_a_minute_at_client_1(self, phase, down, memory, oracle, manifold, draws):
         now[0] += 60.0 if draws.partition == 1 else 4.0

@@ -19,7 +19,9 @@ from manifed.privacy.secldp import Correlated
 from manifed.setting import CorrelatedNoise
 from tests.attacks.transcript import Heard, read
 
-NODES, ROUNDS, D = 6, 20, 5
+NODES = 6
+ROUNDS = 20
+D = 5
 
 
 def config_of(**training):
@@ -60,7 +62,8 @@ def played(config):
             return replies
 
     heard: list[tuple[Message, Message]] = []
-    grid, plan = Listening(client_app_of(lambda _: config), NODES, {}), plan_of(config)
+    grid = Listening(client_app_of(lambda _: config), NODES, {})
+    plan = plan_of(config)
     nodes = meet(grid, plan.config_sha256, plan.num_examples, timeout=5.0, patience=0.0)
     heard.clear()
     start = plan.server_update.start(initial_point(config))
@@ -112,7 +115,8 @@ def test_nothing_un_masked_is_in_the_message_log_of_a_run(keys):
     for _, up in log.messages[-NODES * ROUNDS :]:
         assert set(arrays(up)) == {"x"}
         assert not list(up.content.metric_records)
-    heard, graph = heard_in(log, config), config.training.network.graph
+    heard = heard_in(log, config)
+    graph = config.training.network.graph
     for reading in read(heard, clean(config), graph, noise):
         assert reading.is_as_charged, reading
     left = torch.stack([(h.had - h.sent) / h.step_size - clean(config)(h.had) for h in heard])

@@ -31,7 +31,8 @@ def test_each_way_to_be_missing_has_its_kind(answer):
     said, kind, text = ANSWERS[answer]
     grid = InlineGrid(app_of(lambda _: None), 1, {})
     transport = MessageTransport(grid, {0: 2}, 7.0)
-    header, phase = Header("c", 1, 0, "train", -1), RSGD(step_size=0.1).phases[0]
+    header = Header("c", 1, 0, "train", -1)
+    phase = RSGD(step_size=0.1).phases[0]
     down = Point(torch.ones(3, dtype=torch.float64))
     asked = Asked(header, phase, down, (0,), {})
     (message,) = transport.messages(asked)

@@ -99,7 +99,8 @@ def test_sites_declare_their_sizes_before_anything_is_priced(tmp_path, blind):
 def test_a_client_that_later_declares_another_size_is_refused(tmp_path, blind):
     config = config_of(sizes=None, federation={"replies": {"timeout": 0.3}})
     grid = Sites(config, tmp_path / "homes", declared=SIZES)
-    send, rounds = grid.send_and_receive, []
+    send = grid.send_and_receive
+    rounds = []
 
     def stop_in_round_2(messages, *, timeout=None):
         if rounds:
@@ -179,7 +180,8 @@ def leaving(folder, sizes, **parts):
     """Every message that leaves the clients, as bytes; client 1 has so many rows."""
     config = config_of(**parts)
     grid = Sites(config, folder / "homes", sizes)
-    kept, deliver = [], grid._deliver
+    kept = []
+    deliver = grid._deliver
 
     def deliver_and_keep(message):
         reply = deliver(message)
@@ -229,7 +231,8 @@ def test_a_public_file_at_the_server_judges_the_model(tmp_path):
     config = config_of(evaluation=held, federation={"num_rounds": 3})
     folder = ran(config, tmp_path)
     losses = folder.metrics()["held_out_loss"]
-    z, x = config.data.read(test)["z"], model(folder)
+    z = config.data.read(test)["z"]
+    x = model(folder)
     assert min(losses[1:]) == pytest.approx(-float((z @ x).square().mean()), rel=1e-9)
     assert sha256(config) == sha256(
         config_of(evaluation=held | {"path": "/elsewhere"}, federation={"num_rounds": 3})

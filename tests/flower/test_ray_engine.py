@@ -38,7 +38,8 @@ def _run(out, *overrides, timeout=600.0):
 def test_own_files_and_their_private_evaluation_are_those_of_inline(tmp_path):
     shared = Path("/tmp/ray")  # where Ray puts itself unless it is told otherwise
     before = shared.exists() and shared.stat().st_mtime
-    config, sets = str(QUICKSTART.parent / "examples" / "three_sites.toml"), (EVALUATED, *QUIET)
+    config = str(QUICKSTART.parent / "examples" / "three_sites.toml")
+    sets = (EVALUATED, *QUIET)
     ran = [
         launch(Request(config, sets, engine, out=tmp_path / engine, plain=True))
         for engine in ("inline", "ray")

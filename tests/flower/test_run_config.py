@@ -106,7 +106,8 @@ def test_the_hash_of_the_code_is_that_of_its_names_and_contents(tmp_path, monkey
 def test_a_node_that_runs_other_code_refuses_the_server_and_both_hashes_are_named(monkeypatch):
     run_config = {**DECLARED, "num-clients": 2}
     config = experiment_of(run_config)
-    grid, sizes = InlineGrid(client_app, 2, run_config), tuple(load_shards(config).sizes)
+    grid = InlineGrid(client_app, 2, run_config)
+    sizes = tuple(load_shards(config).sizes)
     assert meet(grid, sha256(config), sizes, 1.0) == {0: 2, 1: 3}
     check = node.check_server
 

@@ -14,7 +14,8 @@ from manifed.problems.examples import Examples
 from manifed.problems.module_problem import ModuleProblem
 from tests.layers.test_layers import labelled, normals
 
-SOURCE, FULL = NoiseSource.from_seed(3), Full()
+SOURCE = NoiseSource.from_seed(3)
+FULL = Full()
 
 
 def model():
@@ -38,9 +39,11 @@ def oracle(examples, partition, minibatch=FULL, clip=0.5):
 
 
 def test_entries_are_dropped_with_the_probability_and_the_others_keep_the_mean():
-    layer, entries = KeyedDropout(0.3), torch.ones(200_000, dtype=torch.float64)
+    layer = KeyedDropout(0.3)
+    entries = torch.ones(200_000, dtype=torch.float64)
     with keyed([layer], torch.tensor(0.618, dtype=torch.float64)):
-        first, second = layer(entries), layer(entries)
+        first = layer(entries)
+        second = layer(entries)
     for found in (first, second):  # 6 standard deviations
         assert abs(float((found == 0).double().mean()) - 0.3) < 6 * (0.21 / 200_000) ** 0.5
         assert set(found.unique().tolist()) == {0.0, 1 / 0.7}
@@ -53,7 +56,8 @@ def test_entries_are_dropped_with_the_probability_and_the_others_keep_the_mean()
 
 def test_a_step_drops_anew_and_repeats_from_its_address():
     x = ModuleProblem(model()).start
-    one, again = oracle(shard(5), 0), oracle(shard(5), 0)
+    one = oracle(shard(5), 0)
+    again = oracle(shard(5), 0)
     steps = [one.gradient(x) for _ in range(2)]
     assert not torch.allclose(*steps)
     assert torch.equal(again.gradient(x), steps[0])
@@ -74,7 +78,8 @@ def test_draws_do_not_depend_on_who_is_stacked_with_whom(minibatch):
 
 
 def test_a_model_is_judged_without_dropping():
-    problem, examples = ModuleProblem(model()), shard(4)
+    problem = ModuleProblem(model())
+    examples = shard(4)
     whole = nn.Sequential(*[m for m in problem.model if not isinstance(m, KeyedDropout)])
     expected = nn.functional.cross_entropy(
         whole(examples["feature"]), examples["label"], reduction="none"

@@ -90,7 +90,8 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_each_example_are_those_of_autograd(name):
     made, feature = MODELS[name]
-    problem, shard = ModuleProblem(made()), labelled(feature())
+    problem = ModuleProblem(made())
+    shard = labelled(feature())
     assert problem.point_shape(shard) == problem.start.shape
     x = problem.manifold.projx(problem.start + 0.05 * normals(*problem.start.shape, seed=3))
     assert problem.manifold.check_point_on_manifold(x, atol=1e-10)
@@ -107,7 +108,8 @@ def test_gradients_of_each_example_are_those_of_autograd(name):
 
 
 def test_an_adapter_starts_as_the_layer_it_adapts_and_changes_it_by_its_rank():
-    linear, eye = nn.Linear(6, 5).double(), torch.eye(6, dtype=torch.float64)
+    linear = nn.Linear(6, 5).double()
+    eye = torch.eye(6, dtype=torch.float64)
     adapter = StiefelAdapter(linear, 2).double()
     assert torch.equal(adapter(eye), linear(eye))
     with torch.no_grad():
@@ -146,7 +148,8 @@ def test_spectral_layers_and_their_gradients_also_at_equal_eigenvalues(layer, ei
     w = torch.tensor(eigenvalues, dtype=torch.float64)
     matrix = ((basis * w) @ basis.mT).requires_grad_()
     raised = w.clamp_min(0.5) if isinstance(layer, ReEig) else w.log()
-    expected, found = (basis * raised) @ basis.mT, layer(matrix)
+    expected = (basis * raised) @ basis.mT
+    found = layer(matrix)
     expected = expected if isinstance(layer, ReEig) else packed(expected)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     of_symmetric = lambda b: layer(sym(b))  # noqa: E731

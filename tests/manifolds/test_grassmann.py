@@ -21,7 +21,8 @@ def tangent(x: torch.Tensor, seed: int, size: float) -> torch.Tensor:
 
 
 def test_changing_the_basis_of_a_subspace_changes_no_distance_and_turns_tangents_along():
-    x, y = frame(6), frame(7)
+    x = frame(6)
+    y = frame(7)
     turn = frame(8, 3, 3)
     assert abs(float(GRASSMANN.dist(x @ turn, y) - GRASSMANN.dist(x, y))) <= 1e-14
     assert torch.allclose(GRASSMANN.logmap(x @ turn, y), GRASSMANN.logmap(x, y) @ turn, atol=1e-13)
@@ -50,6 +51,7 @@ def test_the_distance_keeps_its_digits_near_and_far(angles):
     y = torch.zeros_like(x)
     for column, angle in enumerate(angles):
         y[column, column], y[4 + column, column] = math.cos(angle), math.sin(angle)
-    rotation, turn = frame(3, 9, 9), frame(4, 2, 2)
+    rotation = frame(3, 9, 9)
+    turn = frame(4, 2, 2)
     found = float(GRASSMANN.dist(rotation @ x, rotation @ y @ turn))
     assert found == pytest.approx(math.hypot(*angles), rel=2e-15, abs=3e-15)

@@ -25,7 +25,8 @@ def coords(x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("radius", "tolerance"), [(5, 1e-13), (10, 1e-11), (15, 1e-9), (25, 1e-4)])
 def test_lorentz_norms_and_transports_far_from_the_origin(radius, tolerance):
     m = Lorentz()
-    x, y = far_point(radius, 23), far_point(radius, 24)
+    x = far_point(radius, 23)
+    y = far_point(radius, 24)
     c = normals(25, 4)
     u = m.from_coords(x, c / c.norm())
     assert abs(float(m.norm(x, u)) - 1) <= tolerance
@@ -36,6 +37,7 @@ def test_lorentz_norms_and_transports_far_from_the_origin(radius, tolerance):
 
 
 def test_lorentz_distance_from_the_origin_is_the_radius():
-    m, y = Lorentz(), far_point(7.0, 28)
+    m = Lorentz()
+    y = far_point(7.0, 28)
     assert abs(float(m.dist(m.origin(5), y)) - 7) <= 1e-14
     assert float(m.dist(y, y)) == 0.0

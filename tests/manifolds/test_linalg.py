@@ -80,7 +80,8 @@ def test_symmetric_functions_have_gradients_at_repeated_eigenvalues(function):
 
 @pytest.mark.parametrize("function", [EXP, LOG, SQRT, RSQRT], ids=["exp", "log", "sqrt", "rsqrt"])
 def test_divided_differences_do_not_cancel(function):
-    a, b = 1.7, 0.6
+    a = 1.7
+    b = 0.6
     w = torch.tensor([a, a * (1 + 1e-9), b], dtype=torch.float64)
     d = divided_differences(w, function)
     t = torch.tensor(a, dtype=torch.float64, requires_grad=True)

@@ -34,7 +34,8 @@ def test_accuracy_at_distance_r_is_the_rounding_of_the_coordinates(radius: int):
 
 @pytest.mark.parametrize("radius", [1, 12, 25, 34])
 def test_transport_is_isometric_and_carries_geodesics_at_every_radius(radius: int):
-    x, y = at_radius(float(radius), 8), at_radius(float(radius), 9)
+    x = at_radius(float(radius), 8)
+    y = at_radius(float(radius), 9)
     v = BALL.from_coords(x, directions(10, 200, 5))
     assert torch.allclose(BALL.norm(y, BALL.transp(x, y, v)), BALL.norm(x, v), rtol=1e-14)
     gap = BALL.norm(y, BALL.transp(x, y, BALL.logmap(x, y)) + BALL.logmap(y, x))

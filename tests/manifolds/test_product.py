@@ -30,11 +30,15 @@ def tangent(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def test_every_operation_is_the_factors_own():
-    x, y = draw(2, 3), draw(3, 3)
+    x = draw(2, 3)
+    y = draw(3, 3)
     u = tangent(x, 4)
-    before, after, step = M.unpack(x), M.unpack(y), M.unpack(u)
+    before = M.unpack(x)
+    after = M.unpack(y)
+    step = M.unpack(u)
     exp, log, moved = (M.unpack(t) for t in (M.expmap(x, u), M.logmap(x, y), M.transp(x, y, u)))
-    squared_length, squared_dist = torch.zeros(3).double(), torch.zeros(3).double()
+    squared_length = torch.zeros(3).double()
+    squared_dist = torch.zeros(3).double()
     for name, (factor, _) in PARTS.items():
         assert torch.equal(exp[name], factor.expmap(before[name], step[name]))
         assert torch.equal(log[name], factor.logmap(before[name], after[name]))

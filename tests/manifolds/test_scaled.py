@@ -24,7 +24,8 @@ def test_no_norm_is_below_the_exact_one_where_the_bases_squares_vanish(scale):
 
 
 def test_short_vectors_of_float32_keep_their_norms():
-    x, u = torch.eye(10)[:, :1], 1.05e-22 * torch.eye(10)[:, 1:2]
+    x = torch.eye(10)[:, :1]
+    u = 1.05e-22 * torch.eye(10)[:, 1:2]
     assert float(Scaled(Stiefel(), 1e10).norm_bound(x, u)) == pytest.approx(
         1.05e-12, rel=1e-5, abs=0
     )

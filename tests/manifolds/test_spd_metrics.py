@@ -35,7 +35,8 @@ def test_the_metric_is_the_pull_back_of_the_chart(manifold: Manifold):
     assert abs(float(manifold.dist(x, y)) - np.linalg.norm(gap)) <= 1e-12
     u = manifold.proju(x, torch.ones(4, 4, dtype=torch.float64) + torch.eye(4))
     step = 1e-6
-    ahead, behind = (x + step * u).numpy(), (x - step * u).numpy()
+    ahead = (x + step * u).numpy()
+    behind = (x - step * u).numpy()
     slope = (chart(manifold.name, ahead) - chart(manifold.name, behind)) / (2 * step)
     assert abs(float(manifold.norm(x, u)) / np.linalg.norm(slope) - 1) <= 1e-8
 
@@ -70,9 +71,11 @@ def test_bures_distance_is_the_wasserstein_distance_of_gaussians():
 
 def test_bures_transport_is_parallel_when_the_points_commute():
     """diag(a) -> diag(b): the exact transport multiplies entry ij by sqrt((b_i+b_j)/(a_i+a_j))."""
-    a, b = torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 0.5]).double()
+    a = torch.tensor([1.0, 2.0]).double()
+    b = torch.tensor([3.0, 0.5]).double()
     v = torch.tensor([[1.0, 2.0], [2.0, -1.0]]).double()
-    pairs_a, pairs_b = a[:, None] + a, b[:, None] + b
+    pairs_a = a[:, None] + a
+    pairs_b = b[:, None] + b
     moved = BURES.transp(torch.diag(a), torch.diag(b), v)
     assert torch.allclose(moved, (pairs_b / pairs_a).sqrt() * v, atol=1e-15)
 

@@ -36,7 +36,8 @@ AT_ONCE = 6
 """Files and tests of one run on the unchanged copy: they share what they import."""
 VERDICT = 100
 """Added to pytest's exit codes, so that no process that ends otherwise gives one."""
-PASSED, FAILED = VERDICT, VERDICT + 1
+PASSED = VERDICT
+FAILED = VERDICT + 1
 NOT_OURS = (
     "pytest", "numpy", "scipy.linalg", "scipy.optimize", "scipy.special",
     "scipy.stats", "torch", "geoopt", "pydantic", "safetensors.torch", "networkx", "sklearn",

@@ -27,7 +27,8 @@ DIGITS = 50
 SCALES = (1e-300, 1e-160, 1e-30, 1e-8, 1.0, 1e4, 1e8, 1e30, 1e153, 1e160, 1e300)
 TILTS = (0.0, 1e-16, 1e-12, 1e-8, 1e-4, 1.0)
 BAD = (float("nan"), float("inf"), -float("inf"))
-D, K = 6, 2
+D = 6
+K = 2
 
 
 # -- the judge -----------------------------------------------------------------------------------
@@ -120,7 +121,8 @@ def log_cholesky_velocity(factor: mp.matrix, inverse: mp.matrix, u: mp.matrix) -
 
 def normal_part(manifold: Manifold, x: Tensor, u: Tensor) -> mp.mpf:
     """The length of what is normal to the manifold at x, in the ambient space; 0 if none can be."""
-    a, v = exact(x), exact(u)
+    a = exact(x)
+    v = exact(u)
     match manifold.name:
         case "Sphere" | "Grassmann":
             return frobenius(a.T * v)

@@ -12,7 +12,8 @@ def rewritten(path, change, *, keep_tags=False):
 
     Tags, also the head's, stay as they were or go: a forger has no key.
     """
-    sha256, lines = "0" * 64, []
+    sha256 = "0" * 64
+    lines = []
     for line in path.read_bytes().splitlines():
         found = json.loads(line)
         tag = found.pop("tag", None) if keep_tags else found.pop("tag", None) and None
@@ -25,7 +26,8 @@ def rewritten(path, change, *, keep_tags=False):
         end = f',"sha256":"{sha256}"' + (f',"tag":"{tag}"' if tag else "") + "}\n"
         lines.append(content[:-1] + end.encode())
     path.write_bytes(b"".join(lines))
-    head, kept = Head(len(lines) - 1, sha256), json.loads(head_file(path).read_bytes())
+    head = Head(len(lines) - 1, sha256)
+    kept = json.loads(head_file(path).read_bytes())
     head.write(path)
     if keep_tags and "tag" in kept:
         said = json.loads(head_file(path).read_bytes()) | {"tag": kept["tag"]}

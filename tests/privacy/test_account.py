@@ -76,7 +76,8 @@ def test_a_cohort_takes_the_shorter_of_ranges_and_bits():
 
 # -- what counts -------------------------------------------------------------------------------
 def test_one_round_is_one_line_and_what_is_live_is_what_the_file_says(tmp_path):
-    path, rng = tmp_path / "ledger.jsonl", random.Random(1)
+    path = tmp_path / "ledger.jsonl"
+    rng = random.Random(1)
     with (account := account_at(path)).ledger as ledger:
         for server_round in range(1, 10):
             account.charge(server_round, 0, rng.sample(range(5), 2))
@@ -86,7 +87,8 @@ def test_one_round_is_one_line_and_what_is_live_is_what_the_file_says(tmp_path):
 
 
 def test_a_crash_counts_the_whole_block_and_an_orderly_end_only_what_was_run(tmp_path):
-    path, crashed = tmp_path / "ledger.jsonl", tmp_path / "crashed.jsonl"
+    path = tmp_path / "ledger.jsonl"
+    crashed = tmp_path / "crashed.jsonl"
     with (account := account_at(path, block=6)).ledger as ledger:
         account.charge(1, 0, (0,))
         account.charge(2, 0, (0, 3))
@@ -95,7 +97,8 @@ def test_a_crash_counts_the_whole_block_and_an_orderly_end_only_what_was_run(tmp
         shutil.copy(f"{path}.head", f"{crashed}.head")
         assert state(audited(crashed)) == state(account.odometer)
         account.settle()
-    worst, real = audited(crashed), audited(path)
+    worst = audited(crashed)
+    real = audited(path)
     assert (worst.rounds_counted, worst.covered) == (6, 6)
     assert worst.participations_by_client().tolist() == [6] * 5
     assert worst.epsilon(SERVER, DELTA) == accountant.epsilon(repeated(SMALL, 6), DELTA)
@@ -130,8 +133,11 @@ def test_a_retry_ends_a_block_and_is_a_coin_of_its_own(tmp_path):
 @given(st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_live_and_audit_agree_after_every_step_whatever_happens(tmp_path_factory, block, seed):
     """Rounds, retries, orderly ends and crashes, in any order; nothing is under-reported."""
-    path, rng = tmp_path_factory.mktemp("any") / "ledger.jsonl", random.Random(seed)
-    account, server_round, released = account_at(path, block=block, last_round=8), 1, []
+    path = tmp_path_factory.mktemp("any") / "ledger.jsonl"
+    rng = random.Random(seed)
+    account = account_at(path, block=block, last_round=8)
+    server_round = 1
+    released = []
     for _ in range(10):
         step = rng.choice(["round", "round", "round", "retry", "crash", "end"])
         if step in ("round", "retry"):
@@ -144,7 +150,8 @@ def test_live_and_audit_agree_after_every_step_whatever_happens(tmp_path_factory
             if step == "end":
                 account.settle()
             account.ledger.close()
-            server_round, odometer = max(1, server_round - rng.randrange(3)), Odometer()
+            server_round = max(1, server_round - rng.randrange(3))
+            odometer = Odometer()
             ledger = Ledger.recover(path, feed=odometer.feed)
             account = Account(PROMISE, ledger, odometer, block=block, last_round=8)
         found = audited(path)
@@ -157,7 +164,8 @@ def test_live_and_audit_agree_after_every_step_whatever_happens(tmp_path_factory
 
 
 def test_without_a_ledger_the_same_is_counted_and_nothing_is_written(tmp_path):
-    written, counted = account_at(tmp_path / "ledger.jsonl", block=3), Account(PROMISE, block=3)
+    written = account_at(tmp_path / "ledger.jsonl", block=3)
+    counted = Account(PROMISE, block=3)
     for account in (written, counted):
         for server_round, cohort in ((1, (0, 1)), (2, ()), (3, (2,)), (4, (3, 4))):
             account.charge(server_round, 0, cohort)
@@ -222,7 +230,8 @@ def of_site(times):
 
 @pytest.mark.parametrize("block", [1, 4])
 def test_a_site_pays_its_own_updates_until_its_own_budget_is_spent(tmp_path, block):
-    promise, path = of_site(6), tmp_path / "ledger.jsonl"
+    promise = of_site(6)
+    path = tmp_path / "ledger.jsonl"
     assert promise.planned_draws == 6
     with (account := account_at(path, promise, block=block)).ledger:
         for server_round in (3, 4, 5, 8, 9, 12):

@@ -51,7 +51,8 @@ def dp_event(releases):
         noise = (
             dp_accounting.LaplaceDpEvent if one.kind == "laplace" else dp_accounting.GaussianDpEvent
         )
-        event, sampling = noise(one.noise_multiplier), one.sampling
+        event = noise(one.noise_multiplier)
+        sampling = one.sampling
         if isinstance(sampling, PoissonSampled):
             event = dp_accounting.PoissonSampledDpEvent(sampling.sampling_probability, event)
         elif isinstance(sampling, SampledWithoutReplacement):
@@ -207,7 +208,8 @@ def test_sampling_never_costs_more_than_taking_everybody(size, epsilon_of_everyb
 @pytest.mark.parametrize("z", [0.7, 2.0])
 def test_a_price_of_a_subset_is_not_below_what_one_record_gives_away(size, z):
     """The record is +1/2 or -1/2 and all others 0: delta by quadrature, unpriced for less."""
-    q, x = size / 1000, np.linspace(-12 * z, 12 * z, 200_001)
+    q = size / 1000
+    x = np.linspace(-12 * z, 12 * z, 200_001)
     one, other = ((1 - q) * _density(x, z) + q * _density(x - s, z) for s in (0.5, -0.5))
     for epsilon in (0.01, 0.1, 0.5, 1.0):
         least = np.trapezoid(np.maximum(one - math.exp(epsilon) * other, 0.0), x)

@@ -14,7 +14,8 @@ from tests.algorithms.test_growing_samples import PRIVATE, experiment
 from tests.privacy.forging import audited, entries_of
 from tests.privacy.releases import release
 
-ROUNDS, DELTA = 60, 1e-4
+ROUNDS = 60
+DELTA = 1e-4
 TARGET = {**PRIVATE, "noise": {"kind": "target", "epsilon": 2.0, "delta": DELTA}}
 
 
@@ -34,7 +35,8 @@ class Watched(StackTransport):
 
     def __init__(self, side, until=None):
         super().__init__(side)
-        self.until, self.left = until, []
+        self.until = until
+        self.left = []
 
     def exchange(self, asked):
         if asked.header.server_round == self.until:

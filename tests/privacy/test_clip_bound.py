@@ -80,7 +80,8 @@ def stacked_oracle(
 
 
 def one_client(problem: Problem, examples: Examples, clip: float) -> Oracle:
-    mechanism, draws = ExampleMechanism(l2_norm_clip=clip), Draws(SOURCE, 0, 1)
+    mechanism = ExampleMechanism(l2_norm_clip=clip)
+    draws = Draws(SOURCE, 0, 1)
     size = len(examples)
     return Oracle(problem, examples, [queries_of(mechanism, size)], draws)
 
@@ -102,7 +103,8 @@ def worst(problem: Problem, x: Tensor, values: Tensor, clip: float) -> mp.mpf:
 
 def worst_of_case(case: Case, seed: int, clips: tuple[float, ...], stride: int) -> mp.mpf:
     """Over every point for a few records of each, or over all of them for stride 1."""
-    problem, found = case.spec.build(), mp.mpf(0)
+    problem = case.spec.build()
+    found = mp.mpf(0)
     for index, x in enumerate(points(problem, case.shape, seed)):
         examples = records(case.spec, x, seed)
         chosen = examples.take(torch.arange(index % stride, len(examples), stride))
@@ -134,10 +136,12 @@ def test_no_record_adds_more_than_any_bound(case, seed):
 @pytest.mark.parametrize("target", [1e300, float("inf"), float("nan")])
 def test_a_linear_gradient_that_is_not_finite_adds_zero_and_changes_nobody_elses(target):
     """Slopes are cut off, so an infinite one would count as one of the bound's length."""
-    rows, values = [[3.0, 4.0], [1e100, 0.0], [0.3, 0.1]], [7.0, target, 0.2]
+    rows = [[3.0, 4.0], [1e100, 0.0], [0.3, 0.1]]
+    values = [7.0, target, 0.2]
     examples = examples_of(feature=float64(rows), target=float64(values))
     finite = examples.take(torch.tensor([0, 2]))
-    x, clip = float64([0.0, 0.0]), 2.0
+    x = float64([0.0, 0.0])
+    clip = 2.0
     each, ordinary = (alone(LeastSquares(), x, some, clip) for some in (examples, finite))
     assert torch.equal(each[1], x)
     assert torch.equal(each[::2], ordinary)
@@ -159,7 +163,8 @@ def test_rows_that_change_in_place_are_clipped_by_the_norms_that_they_have():
 
 @pytest.mark.parametrize("clip", [5e-324, 1e-300, 1e-200])
 def test_a_bound_that_is_not_a_normal_number_lets_nothing_through(clip):
-    problem, generator = PrincipalEigenvector(), torch.Generator().manual_seed(0)
+    problem = PrincipalEigenvector()
+    generator = torch.Generator().manual_seed(0)
     x = Sphere().random(6, generator=generator)
     examples = records(cases()[0].spec, x, 0)
     assert not bool(alone(problem, x, examples, clip).any())
@@ -173,7 +178,8 @@ def find(kind: str) -> Case:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_among_others_a_record_adds_at_most_the_bound_and_leaves_theirs(case):
     """The others are those that add most of their own."""
-    problem, clip = case.spec.build(), 0.03
+    problem = case.spec.build()
+    clip = 0.03
     x = points(problem, case.shape, 0)[0]
     examples = records(case.spec, x, 0)
     examples = examples.take(torch.arange(0, len(examples), stride_of(case, 16)))
@@ -192,9 +198,11 @@ def test_among_others_a_record_adds_at_most_the_bound_and_leaves_theirs(case):
 )
 def test_a_record_without_a_factor_counts_as_zero_and_changes_nothing_for_others(case):
     """Zero, rank one, 1e308 I and NaN end a factorisation or an eigendecomposition."""
-    problem, clip = case.spec.build(), 0.5
+    problem = case.spec.build()
+    clip = 0.5
     x = points(problem, case.shape, 0)[0]
-    v, eye = float64([[1.0], [2.0], [3.0]]), torch.eye(3, dtype=torch.float64)
+    v = float64([[1.0], [2.0], [3.0]])
+    eye = torch.eye(3, dtype=torch.float64)
     bad = [v @ v.mT - eye, 1e308 * (v @ v.mT), 0 * eye, eye * BAD[0]]
     bad += [1e308 * eye] * (problem.manifold.name == "SPD")  # whose factor has a finite logarithm
     z = torch.stack([2 * eye, *bad, 3 * eye])
@@ -229,7 +237,8 @@ def test_nothing_normal_to_the_manifold_leaves_the_oracle(kind):
 @pytest.mark.parametrize("is_one", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_correction_is_at_most_one_bound_or_two(case, is_one):
-    problem, clip = case.spec.build(), 0.03
+    problem = case.spec.build()
+    clip = 0.03
     x = points(problem, case.shape, 0)[0]
     coords = problem.manifold.coords_shape(tuple(x.shape))
     step = problem.manifold.from_coords(x, normal(torch.Generator(), *coords))

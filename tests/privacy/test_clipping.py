@@ -7,7 +7,8 @@ import torch
 
 from manifed.privacy.mechanism import clip_factors, clipped
 
-INF, NAN = math.inf, math.nan
+INF = math.inf
+NAN = math.nan
 NORMS = torch.tensor(
     [0.0, 1e-300, 0.5, 2.0, math.nextafter(2.0, 3.0), 4.0, 1e308], dtype=torch.float64
 )

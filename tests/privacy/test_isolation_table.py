@@ -25,7 +25,8 @@ from manifed.problems.examples import Examples
 from manifed.problems.module_problem import ModuleProblem
 from manifed.problems.problem import Problem
 
-HIDDEN, WIDTH = 1, 21
+HIDDEN = 1
+WIDTH = 21
 DRAWS = Draws(NoiseSource.from_seed(7), 0, 1)
 
 
@@ -91,7 +92,8 @@ def near_kinks(count: int, axes: Tensor, seed: int) -> Tensor:
 
 def relu_module(count: int) -> Callable[[int], tuple[Problem, Tensor, Examples]]:
     def make(seed: int) -> tuple[Problem, Tensor, Examples]:
-        first, last = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(HIDDEN, 2, bias=False)
+        first = nn.Linear(WIDTH, HIDDEN, bias=False)
+        last = nn.Linear(HIDDEN, 2, bias=False)
         with torch.no_grad():
             first.weight.copy_(normal(HIDDEN, WIDTH, seed=seed))
             last.weight.copy_(normal(2, HIDDEN, seed=seed + 1))
@@ -129,14 +131,16 @@ CHAOS = {
 
 
 def test_a_client_moves_no_other_clients_upload_however_many_steps_they_take():
-    side, start = client_side(parse(CHAOS)), functional.normalize(torch.ones(30).double(), dim=0)
+    side = client_side(parse(CHAOS))
+    start = functional.normalize(torch.ones(30).double(), dim=0)
 
     def upload(*others: int) -> Tensor:
         """That of the first client beside others with so many records each."""
         shards = [Examples({"z": normal(n, 30, seed=n)}, {"z": 1}) for n in (37, *others)]
         own = replace(side, shards=shards, num_examples=[37, *others], point_shape=(30,))
         cohort = StackTransport(own, at_once=None, memory_budget_mb=64)
-        header, phase = Header("c", 1, 0, "train", -1), own.setup.training.phases[0]
+        header = Header("c", 1, 0, "train", -1)
+        phase = own.setup.training.phases[0]
         replies = cohort.exchange(Asked(header, phase, Point(start), (0, 1, 2), {}))
         return next(iter(replies.uploads.tensors().values()))[0]
 

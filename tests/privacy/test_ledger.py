@@ -28,7 +28,8 @@ from manifed.privacy.tariff import ClientReleases, Tariff, Terms
 from tests.privacy.forging import OLDER, entries_of, rewritten, write_older
 from tests.privacy.test_spending import SMALL, reserved
 
-KEY, OTHER = b"k" * 32, b"o" * 32
+KEY = b"k" * 32
+OTHER = b"o" * 32
 TERMS = Terms(population=3, updates=(ClientReleases(partitions=(0, 1, 2), releases=SMALL),))
 PROMISE = Promise(Tariff((TERMS,)), 100)
 
@@ -295,9 +296,11 @@ def test_a_write_torn_at_every_byte_counts_all_that_was_acknowledged(
     account.charge(1, 0, (0, 1))
     for server_round in range(2, block + 1):
         account.charge(server_round, 0, (0,))
-    acknowledged, before = path.read_bytes(), head_file(path).read_bytes()
+    acknowledged = path.read_bytes()
+    before = head_file(path).read_bytes()
     account.charge(block + 1, 0, (0, 2))
-    whole, after = path.read_bytes(), head_file(path).read_bytes()
+    whole = path.read_bytes()
+    after = head_file(path).read_bytes()
     account.ledger.close()
     torn = []
     for length in range(len(acknowledged), len(whole) + 1, block):
@@ -362,7 +365,8 @@ def test_a_keyed_ledger_is_verified_with_its_key_and_read_without(tmp_path):
 
 
 def test_a_wrong_a_missing_and_a_needless_key_are_refused(tmp_path):
-    path, plain = written(tmp_path / "a.jsonl", key=KEY), written(tmp_path / "b.jsonl")
+    path = written(tmp_path / "a.jsonl", key=KEY)
+    plain = written(tmp_path / "b.jsonl")
     said = r"line 1: was keyed with key .* give the run's key"
     refused(path, said, Ledger.verify, key=OTHER)
     refused(plain, r"line 1: .* this ledger is not keyed", Ledger.verify, key=KEY)
@@ -383,7 +387,8 @@ def test_a_short_key_is_refused(tmp_path, content):
 
 def test_a_consistent_rewrite_passes_unkeyed_and_fails_keyed(tmp_path):
     """The unkeyed chain detects accidents, not forgers; docs/privacy.md says so."""
-    plain, keyed = written(tmp_path / "a.jsonl"), written(tmp_path / "b.jsonl", key=KEY)
+    plain = written(tmp_path / "a.jsonl")
+    keyed = written(tmp_path / "b.jsonl", key=KEY)
     rewritten(plain, cheaper)
     assert counted(plain) == (0, "unkeyed")
     rewritten(keyed, cheaper, keep_tags=True)
@@ -443,7 +448,8 @@ def test_a_rolled_back_pair_is_found_by_an_anchor_and_by_nothing_else(tmp_path, 
 
 
 def test_an_anchor_of_another_run_is_refused_and_a_head_is_read_as_it_was_printed(tmp_path):
-    one, two = written(tmp_path / "a.jsonl"), written(tmp_path / "b.jsonl")
+    one = written(tmp_path / "a.jsonl")
+    two = written(tmp_path / "b.jsonl")
     anchor = Ledger.verify(two).head
     assert Head.parse(f" {anchor}\n") == anchor
     assert Ledger.verify(one).run_id != Ledger.verify(two).run_id
@@ -465,7 +471,8 @@ def test_verification_writes_nothing(path):
 def test_an_append_is_bounded_in_memory_and_bytes_at_ten_thousand_clients(tmp_path, monkeypatch):
     """Half of 10 000 clients, drawn anew: 98 kB and 0.55 MB of memory a round before."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    clients, rng = 10_000, random.Random(0)
+    clients = 10_000
+    rng = random.Random(0)
     own = (ClientReleases(partitions=tuple(range(clients)), releases=SMALL),)
     promise = Promise(Tariff((Terms(population=clients, updates=own),)), 100)
     path = tmp_path / "ledger.jsonl"
@@ -475,7 +482,8 @@ def test_an_append_is_bounded_in_memory_and_bytes_at_ten_thousand_clients(tmp_pa
         account.charge(1, 0, drawn[0])
         tracemalloc.start()
         account.charge(2, 0, drawn[1])
-        begun, size = tracemalloc.get_traced_memory()[0], path.stat().st_size
+        begun = tracemalloc.get_traced_memory()[0]
+        size = path.stat().st_size
         for server_round in range(3, 33):
             account.charge(server_round, 0, drawn[server_round % 4])
         grown = tracemalloc.get_traced_memory()[0] - begun

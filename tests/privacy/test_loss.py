@@ -26,7 +26,8 @@ def exact_delta(epsilon, z, q):
     if inner > 0:
         x = z**2 * math.log(inner / q) + 0.5
         removed = q * phi((1 - x) / z) - inner * phi(-x / z)
-    added, rest = 0.0, math.exp(-epsilon) - (1 - q)
+    added = 0.0
+    rest = math.exp(-epsilon) - (1 - q)
     if rest > 0:
         x = z**2 * math.log(rest / q) + 0.5
         mixture = (1 - q) * phi(x / z) + q * phi((x - 1) / z)
@@ -50,7 +51,8 @@ def delta_of(loss, epsilon):
 def test_one_release_bounds_the_exact_curve_and_meets_it_on_the_grid(z, q, interval):
     loss = gaussian_loss(z, q, interval)
     for point in range(0, 200, 7):
-        on_grid, between = point * interval, (point + 0.37) * interval
+        on_grid = point * interval
+        between = (point + 0.37) * interval
         assert delta_of(loss, on_grid) == pytest.approx(
             exact_delta(on_grid, z, q), rel=1e-8, abs=1e-14
         )
@@ -120,10 +122,13 @@ def test_rounding_of_transforms_stays_below_what_is_charged_for_it(count):
     size = 1 << (len(found.masses) + len(pmf.masses)).bit_length()
     padded = np.zeros(size, dtype=np.longdouble)
     padded[: len(pmf.masses)] = pmf.masses
-    square, result, left = fft.rfft(padded), np.longdouble(1.0), count
+    square = fft.rfft(padded)
+    result = np.longdouble(1.0)
+    left = count
     while left:
         result = result * square if left & 1 else result
-        square, left = square * square, left >> 1
+        square = square * square
+        left = left >> 1
     low = found.lowest - pmf.lowest * count
     exact = np.roll(fft.irfft(result, size), -(low % size))[: len(found.masses)]
     tail_error = np.abs(np.cumsum((found.masses - exact)[::-1])).max()

@@ -46,7 +46,8 @@ def sources_of(sides, graph):
 
 @pytest.mark.parametrize("graph", [Ring().build(N), Complete().build(N)], ids=["ring", "complete"])
 def test_masks_cancel_and_each_is_a_normal_of_its_own(graph):
-    sources, shape = sources_of(federation(), graph), (40, 50)
+    sources = sources_of(federation(), graph)
+    shape = (40, 50)
     at = [masks(sources[i], i, shape, server_round=3) for i in range(N)]
     size = max(float(m.abs().max()) for m in at)
     assert float(sum(at).abs().max()) <= 1e-14 * N * size
@@ -62,7 +63,8 @@ def test_masks_cancel_and_each_is_a_normal_of_its_own(graph):
 def test_every_address_has_masks_of_its_own():
     """The public code draws its masks once and uses them in every round (spec 004, D1)."""
     sources = sources_of(federation(), Ring().build(N))[0]
-    shape, count = (5000,), 5000
+    shape = (5000,)
+    count = 5000
     places = [{"server_round": r, "attempt": a, "step": s}
               for r in (1, 2) for a in (0, 1) for s in (0, 1)]  # fmt: skip
     drawn = [masks(sources, 0, shape, **place) for place in places]

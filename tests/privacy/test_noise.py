@@ -45,12 +45,15 @@ def block(fields) -> int:
 
 def unpacked(counter: int) -> tuple:
     """The documented layouts, read back: stream, round, attempt, step, partition(s), block."""
-    stream, attempt = counter >> 120, counter >> 104 & 0xFFFF
+    stream = counter >> 120
+    attempt = counter >> 104 & 0xFFFF
     if stream >= 128:
-        step, server_round = counter >> 88 & 0xFFFF, counter >> 64 & 0xFFFFFF
+        step = counter >> 88 & 0xFFFF
+        server_round = counter >> 64 & 0xFFFFFF
         edge = counter >> 44 & 0xFFFFF, counter >> 24 & 0xFFFFF
         return stream, server_round, attempt, step, edge, counter & 0xFFFFFF
-    step, server_round = counter >> 80 & 0xFFFFFF, counter >> 56 & 0xFFFFFF
+    step = counter >> 80 & 0xFFFFFF
+    server_round = counter >> 56 & 0xFFFFFF
     return stream, server_round, attempt, step, counter >> 32 & 0xFFFFFF, counter & 0xFFFFFFFF
 
 

@@ -41,7 +41,9 @@ def test_one_round_scales_delta_and_keeps_epsilon(rho):
 
 def test_many_rounds_are_the_binomial_mixture_of_closed_forms():
     """Participation revealed: delta(eps) = sum_k P[Bin = k] delta(eps; k updates)."""
-    rho, rounds, z = 0.2, 12, 3.0
+    rho = 0.2
+    rounds = 12
+    z = 3.0
     epsilon = external([release(z)], rho, rounds)
     delta = sum(
         stats.binom.pmf(k, rounds, rho) * gaussian_delta(epsilon, mu=math.sqrt(k) / z)
@@ -75,7 +77,8 @@ def a_priori(update, rho, rounds, delta=1e-5):
 
 @given(st.integers(1, 99), st.integers(1, 60), st.integers(8, 40))
 def test_the_external_price_is_monotone_and_below_the_worst_server_price(percent, rounds, tenths):
-    rho, update = percent / 100, [release(tenths / 10)]
+    rho = percent / 100
+    update = [release(tenths / 10)]
 
     base = external(update, rho, rounds)
     assert external(update, min(1.0, rho * 1.02), rounds) >= base * (1 - 1e-9)
@@ -95,7 +98,9 @@ def test_an_update_over_most_examples_costs_no_more_than_one_over_all():
 
 
 def test_the_a_priori_server_price_pays_the_tail_of_the_count():
-    rho, rounds, delta = 0.1, 200, 1e-5
+    rho = 0.1
+    rounds = 200
+    delta = 1e-5
     found = a_priori([release(5.0)], rho, rounds, delta)
     best = min(
         accountant.epsilon([release(5.0, count=k)], delta - tail)
@@ -131,7 +136,9 @@ def test_the_published_bound_is_violated_by_the_counter_example_and_ours_is_not(
     Client 1 answers (1, RR(z)) by randomised response with epsilon; client 2 answers (2, 0). The
     likelihood ratio of the output (1, 1) between z = 1 and z = 0 is e^epsilon, whatever rho is.
     """
-    epsilon, rho, said = 1.0, 0.5, claim(2, 1, 1.0, 0.0, 1e-9)
+    epsilon = 1.0
+    rho = 0.5
+    said = claim(2, 1, 1.0, 0.0, 1e-9)
     keep = math.exp(epsilon) / (1 + math.exp(epsilon))
     law = {
         z: np.array([rho * (keep if z else 1 - keep), rho * (1 - keep if z else keep), 1 - rho])

@@ -32,7 +32,8 @@ from manifed.privacy.tariff import ClientReleases, Tariff, Terms
 from manifed.problems.frechet import FrechetMean
 from tests.privacy.test_spending import DELTA, LARGE, SMALL, odometer_of
 
-ROUNDS, SOURCE = 20, NoiseSource.from_seed(0)
+ROUNDS = 20
+SOURCE = NoiseSource.from_seed(0)
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 EACH = "federation.cohort={kind='poisson-each',probabilities=[0.2,0.9,0.4]}"
 
@@ -123,7 +124,8 @@ def test_terms_say_every_probability_on_disk_and_refuse_others():
 
 # -- cohorts ---------------------------------------------------------------------------------
 def test_every_client_has_its_own_rate():
-    rates, draws = (0.05, 0.5, 0.95, 1.0), 1000
+    rates = (0.05, 0.5, 0.95, 1.0)
+    draws = 1000
     cohort = PoissonEach(probabilities=rates)
     counts = np.zeros(4)
     for r in range(draws):
@@ -146,7 +148,8 @@ NOISE = "noise={kind='multiplier',noise_multiplier=4.0},delta=1e-5"
 def test_a_release_about_clients_is_that_of_the_client_most_often_asked():
     private = f"privacy={{kind='client-level',l2_norm_clip=1.0,{NOISE}}}"
     one = "federation.cohort={kind='poisson',sampling_probability=0.9}"
-    own, alike = quick(private), quick(private, one)
+    own = quick(private)
+    alike = quick(private, one)
     mine, theirs = (promise_of(one.setting, (100, 100, 100)) for one in (own, alike))
     assert mine.terms.aggregate == theirs.terms.aggregate
     assert mine.terms.aggregate[0].sampling == PoissonSampled(sampling_probability=0.9)

@@ -53,7 +53,8 @@ def by_brute_force(graph, noise, gone):
 @given(st.integers(3, 7), st.integers(0, 2**21 - 1), st.floats(0.1, 3), st.floats(0, 10))
 @settings(max_examples=25, deadline=None)
 def test_the_worst_coalition_is_that_of_brute_force(n, bits, own, masks):
-    graph, noise = random_graph(n, bits), Correlated(own, masks)
+    graph = random_graph(n, bits)
+    noise = Correlated(own, masks)
     last = 0.0
     for q in range(n):
         exact = max(
@@ -97,7 +98,8 @@ def test_masks_so_large_that_float64_says_nothing_hide_nothing():
 
 
 def test_one_node_of_many_leaves_by_an_update_of_the_inverse():
-    graph, noise = RandomRegular(degree=4).build(120), Correlated(1.0, 2.0)
+    graph = RandomRegular(degree=4).build(120)
+    noise = Correlated(1.0, 2.0)
     found = worst(graph, noise, 1)
     direct = max(against(graph, noise, (v,)).precision for v in range(120))
     assert direct <= found.precision <= direct * (1 + 1e-6)
@@ -127,7 +129,8 @@ def test_of_large_graphs_the_nodes_around_each_node_bound_its_price(monkeypatch)
 def test_masks_of_a_large_random_graph_count_against_coalitions(monkeypatch):
     """Trees bound it: no star of four masks hides as much."""
     monkeypatch.setattr("manifed.privacy.secldp.MOST_EXACT", 9)
-    graph, noise = RandomRegular(degree=4).build(300), Correlated(1.0, 3.0)
+    graph = RandomRegular(degree=4).build(300)
+    noise = Correlated(1.0, 3.0)
     found = [worst(graph, noise, q).precision for q in range(5)]
     for q in range(4):
         assert found[q] < 1 / (1 + (4 - q) * 9 / 10)
@@ -136,7 +139,8 @@ def test_masks_of_a_large_random_graph_count_against_coalitions(monkeypatch):
 
 
 def test_updates_that_lose_digits_of_a_large_graph_are_priced_with_what_they_lose(monkeypatch):
-    graph, noise = ErdosRenyi(probability=0.3).build(60), Correlated(3.0, 60.0)
+    graph = ErdosRenyi(probability=0.3).build(60)
+    noise = Correlated(3.0, 60.0)
     each = max((against(graph, noise, (v,)) for v in range(60)), key=lambda w: w.precision)
     monkeypatch.setattr("manifed.privacy.secldp._DIRECT", 10)
     found = worst(graph, noise, 1)
@@ -145,7 +149,8 @@ def test_updates_that_lose_digits_of_a_large_graph_are_priced_with_what_they_los
 
 
 def test_a_bound_for_coalitions_that_cannot_be_enumerated():
-    graph, noise = RandomRegular(degree=20).build(40), Correlated(1.0, 1.0)
+    graph = RandomRegular(degree=20).build(40)
+    noise = Correlated(1.0, 1.0)
     found = worst(graph, noise, 6)
     assert not found.is_exact
     rng = np.random.default_rng(1)

@@ -101,7 +101,8 @@ CASES = {
 
 @pytest.mark.parametrize("releases", CASES.values(), ids=CASES)
 def test_the_total_is_bracketed_from_few_terms_and_from_many(releases):
-    few, many = releases.series(SHORT), releases.series(TERMS)
+    few = releases.series(SHORT)
+    many = releases.series(TERMS)
     assert few.total_low <= many.total_low * (1 + 1e-9)
     assert many.total <= few.total * (1 + 1e-9)
     assert few.partial_low <= few.partial <= few.partial_low * (1 + 1e-6)
@@ -172,7 +173,8 @@ def test_the_command_prices_schedules_and_refuses_in_one_line(tmp_path):
     done = invoke("privacy", "series", path, "--rounds", "1000", "--json")
     found = json.loads(done.stdout)
     assert found["epsilon_K"] == pytest.approx(epsilon_of_rho(found["rho_K"], 1e-5))
-    empty, falling = tmp_path / "empty.toml", tmp_path / "falling.toml"
+    empty = tmp_path / "empty.toml"
+    falling = tmp_path / "falling.toml"
     empty.touch()
     falling.write_text(CONFIG.replace("0.7", "-0.7"))
     for arguments in (
@@ -200,10 +202,13 @@ def test_the_script_of_infinitely_many_rounds_judges_conditions_and_budgets(
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 @pytest.mark.parametrize("lipschitz", [0.0, 0.7])
 def test_one_record_at_a_time_is_the_recursion_with_all_others_alike(noise, lipschitz):
-    releases, rounds = with_("output", noise, lipschitz, eta=0.1), 25
-    s, worst = releases.schedules, 0.0
+    releases = with_("output", noise, lipschitz, eta=0.1)
+    rounds = 25
+    s = releases.schedules
+    worst = 0.0
     for used in range(rounds):
-        moved, cost = 0.0, 0.0
+        moved = 0.0
+        cost = 0.0
         for k in range(rounds):
             kept = 1 - s.mixing(k) + lipschitz * s.step_size(k)
             fresh = releases.sensitivity * s.step_size(k) / s.size(k) if k == used else 0.0

@@ -26,7 +26,8 @@ from tests.privacy.releases import release
 DELTA = 1e-5
 
 
-SMALL, LARGE = (release(5.0, count=2),), (release(9.0, count=2),)
+SMALL = (release(5.0, count=2),)
+LARGE = (release(9.0, count=2),)
 UPDATES = (
     ClientReleases(partitions=(0, 1, 2), releases=SMALL),
     ClientReleases(partitions=(3, 4), releases=LARGE),

@@ -19,7 +19,8 @@ def with_labels(examples, *labels):
 
 
 def test_an_example_moves_the_mean_of_its_class_alone():
-    examples, x = CASE.examples(0, 3), CASE.point(0)
+    examples = CASE.examples(0, 3)
+    x = CASE.point(0)
     blocks = CASE.problem.rgrads(x, examples).flatten(2).abs().amax(-1)
     assert torch.equal(blocks > 0, torch.eye(3, dtype=torch.bool))
 
@@ -33,7 +34,8 @@ def test_the_nearest_mean_names_the_class():
 
 @pytest.mark.parametrize("label", [float("nan"), float("inf"), -1.0, 3.0, 0.5])
 def test_a_record_of_no_class_is_refused_and_counts_for_nothing(label):
-    examples, x = CASE.examples(0, 4), CASE.point(0)
+    examples = CASE.examples(0, 4)
+    x = CASE.point(0)
     wrong = with_labels(examples, 0.0, label, 1.0, 2.0)
     with pytest.raises(InvalidRecord, match="record 1: expected a class number"):
         CASE.problem.check_records(wrong)

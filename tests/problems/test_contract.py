@@ -11,7 +11,8 @@ SEEDS = [0, 1, 2]
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gradients_are_the_riemannian_gradients_of_autograd(case, seed):
-    examples, x = case.examples(seed, 7), case.point(seed)
+    examples = case.examples(seed, 7)
+    x = case.point(seed)
     manifold = case.problem.manifold
     gradients = case.problem.rgrads(x, examples)
     for j in range(7):
@@ -24,7 +25,8 @@ def test_gradients_are_the_riemannian_gradients_of_autograd(case, seed):
 
 
 def test_norms_and_sums_are_those_of_the_gradients(case):
-    examples, x = case.examples(3, 8), case.point(3)
+    examples = case.examples(3, 8)
+    x = case.point(3)
     manifold = case.problem.manifold
     weights = torch.rand(8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     gradients = case.problem.rgrads(x, examples)
@@ -43,7 +45,8 @@ def test_a_stacked_cohort_equals_a_loop_over_its_clients(case):
     weights = torch.rand((4, 6), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     problem = case.problem
     for i, shard in enumerate(clients):
-        together, alone = problem.gradients(x, cohort), problem.gradients(x[i], shard)
+        together = problem.gradients(x, cohort)
+        alone = problem.gradients(x[i], shard)
         pairs = [
             (problem.losses(x, cohort), problem.losses(x[i], shard)),
             (problem.rgrads(x, cohort), problem.rgrads(x[i], shard)),
@@ -55,7 +58,9 @@ def test_a_stacked_cohort_equals_a_loop_over_its_clients(case):
 
 
 def test_nothing_changes_its_arguments(case):
-    shard, x, problem = case.examples(0, 6), case.point(0), case.problem
+    shard = case.examples(0, 6)
+    x = case.point(0)
+    problem = case.problem
     held = [x, *shard.tensors.values()]
     before = [tensor.clone() for tensor in held]
     found = problem.gradients(x, shard)
@@ -66,7 +71,8 @@ def test_nothing_changes_its_arguments(case):
 
 
 def test_objective_and_gradient_are_the_weighted_means_over_clients(case):
-    shards, x = [case.examples(0, 6), case.examples(1, 3)], case.point(0)
+    shards = [case.examples(0, 6), case.examples(1, 3)]
+    x = case.point(0)
     share = torch.tensor([0.25, 0.75], dtype=torch.float64)
     values = [case.problem.losses(x, s).mean() for s in shards]
     expected = 0.25 * values[0] + 0.75 * values[1]

@@ -127,7 +127,8 @@ def test_the_mammals_closure_has_one_root_and_1170_synsets():
 def test_descriptors_are_the_covariances_of_the_nine_features():
     image = np.random.default_rng(0).integers(0, 256, (40, 52, 3)).astype(np.uint8)
     options = {"patch": 16, "stride": 12, "ridge": 0.0}
-    found, features = photos.descriptors(image, **options), photos.pixel_features(image)
+    found = photos.descriptors(image, **options)
+    features = photos.pixel_features(image)
     assert found.shape == (3 * 4, 9, 9)
     patch = features[12:28, 24:40].reshape(-1, 9)
     assert np.allclose(found[1 * 4 + 2], np.cov(patch.T), rtol=1e-10, atol=1e-12)

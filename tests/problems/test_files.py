@@ -82,7 +82,8 @@ def test_a_bad_csv_is_refused_with_line_and_column_and_without_its_values(tmp_pa
 @pytest.mark.parametrize("data", [ROWS, CLASSES, NUMBERS, GAPS], ids=lambda d: d.examples)
 def test_a_blank_example_has_the_shapes_and_types_of_a_read_one(tmp_path, data):
     text = "age,bmi,dx,y,a,b,c\n1,2,no,0.5,1,2,3\n4,5,yes,0.5,1,,3\n"
-    blank, found = data.blank(), data.read(written(tmp_path, text))
+    blank = data.blank()
+    found = data.read(written(tmp_path, text))
     assert len(blank) == 1
     assert blank.feature_ndim == found.feature_ndim
     for key, tensor in found.tensors.items():

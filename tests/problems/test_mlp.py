@@ -23,7 +23,8 @@ def examples(count: int, p: int, k: int) -> Examples:
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_losses_are_those_of_the_same_network_of_torch_functions(activation):
-    problem, shard = MLP(5, 4, activation), examples(9, 7, 4)
+    problem = MLP(5, 4, activation)
+    shard = examples(9, 7, 4)
     x = 0.7 * normal(0, *problem.point_shape(shard))
     w1, b1, w2, b2 = x.split([35, 5, 20, 4])
     hidden = getattr(torch, activation)(linear(shard["z"], w1.reshape(5, 7), b1))
@@ -33,7 +34,8 @@ def test_losses_are_those_of_the_same_network_of_torch_functions(activation):
 
 
 def test_a_record_of_no_class_counts_for_nothing():
-    problem, shard = MLP(3, 2), examples(4, 2, 2)
+    problem = MLP(3, 2)
+    shard = examples(4, 2, 2)
     shard.tensors["label"][1] = 0.5
     norms = problem.gradients(normal(0, *problem.point_shape(shard)), shard).norms
     assert torch.isnan(norms[1])

@@ -51,7 +51,8 @@ def test_a_frechet_mean_refuses_a_manifold_without_logarithm():
 @pytest.mark.parametrize(("width", "scale"), [("printed", 4 * 0.09), ("rbf", 2 * 0.09)])
 @pytest.mark.parametrize(("rule", "gamma"), [("printed", 1e-3), ("times-examples", 12e-3)])
 def test_kernel_weights_solve_the_stated_system(width, rule, scale, gamma):
-    features, query = normal(0, 12, 3), normal(1, 3)
+    features = normal(0, 12, 3)
+    query = normal(1, 3)
     problem = HyperbolicPrediction(bandwidth=0.3, ridge=1e-3, kernel_width=width, ridge_rule=rule)
     shard = Examples.of_columns({"feature": features, "target": normal(2, 12, 3)})
     alpha = problem.prepare(shard, {"query_feature": query})["weight"]

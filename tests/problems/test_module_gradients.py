@@ -195,13 +195,15 @@ def test_norms_and_sums_are_those_of_the_gradients_one_by_one(name):
     few = shard.take(torch.arange(3))
     x = moved(problem)
     weights = torch.rand(5, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    found, each = problem.gradients(x, shard), problem.rgrads(x, shard)
+    found = problem.gradients(x, shard)
+    each = problem.rgrads(x, shard)
     norms = problem.manifold.norm(x.expand(each.shape), each)
     torch.testing.assert_close(found.norms, norms, rtol=1e-10, atol=1e-13)
     torch.testing.assert_close(found.sum(weights), weights @ each, rtol=0, atol=1e-12)
     if name in DIFFERENTIATED:
         assert set(problem.shapes) - read_of(problem, shard) == DIFFERENTIATED[name]
-    stacked, points = Examples.stack([shard, few]), torch.stack([x, problem.start])
+    stacked = Examples.stack([shard, few])
+    points = torch.stack([x, problem.start])
     cohort = problem.gradients(points, stacked)
     alone_ = problem.gradients(problem.start, few)
     losses = problem.losses(points, stacked)[1, :3]
@@ -366,7 +368,8 @@ def positions():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("made", [leaky, canonical, positions])
 def test_no_record_adds_more_than_the_bound_whatever_type_the_model_computes_in(made, dtype):
-    problem, shard = ModuleProblem(made(), dtype=dtype), labelled(hostile_features(6))
+    problem = ModuleProblem(made(), dtype=dtype)
+    shard = labelled(hostile_features(6))
     with mp.workdps(DIGITS):
         pairs = zip(frames(problem), (0.03, 1e-6, 1e6), strict=True)
         found = [worst(problem, x, alone(problem, x, shard, clip), clip) for x, clip in pairs]
@@ -405,7 +408,8 @@ def grouped(shares=SHARES):
 def test_each_group_is_clipped_to_its_share_of_the_bound_and_all_together_to_the_bound():
     problem = grouped()
     feature = normals(7, 6) * torch.logspace(-3, 3, 7, dtype=torch.float64).unsqueeze(-1)
-    x, clip = moved(problem), 0.3
+    x = moved(problem)
+    clip = 0.3
     values = alone(problem, x, labelled(feature), clip)
     parts = problem.manifold.unpack(values)
     for share, names in {0.6: ["0.frame", "0.bias"], 0.8: ["2.weight", "2.bias"]}.items():
@@ -417,8 +421,10 @@ def test_each_group_is_clipped_to_its_share_of_the_bound_and_all_together_to_the
 @pytest.mark.parametrize("shares", [SHARES, {"": 1.0}, {"0.frame": 1e-3, "0.bias": 1.0, "2": 1e3}])
 def test_the_worst_example_of_a_group_clip_reaches_the_bound_and_none_exceeds_it(shares):
     """What the mechanism is charged for is the joint bound: the root of the shares' squares."""
-    problem, shard = grouped(shares), labelled(hostile_features(6))
-    x, clip = moved(problem), 1e-3
+    problem = grouped(shares)
+    shard = labelled(hostile_features(6))
+    x = moved(problem)
+    clip = 1e-3
     with mp.workdps(DIGITS):
         found = worst(problem, x, alone(problem, x, shard, clip), clip)
         assert mp.mpf("0.999999") < found <= TOLERANCE
@@ -440,7 +446,8 @@ def test_groups_that_do_not_fit_the_model_are_refused_in_one_line(shares, said):
 
 def test_a_model_that_fails_for_every_record_says_so_once_in_the_log_and_adds_nothing(caplog):
     say_that_nothing_counts.cache_clear()
-    problem, feature = ModuleProblem(leaky()), torch.full((4, 6), float("nan")).double()
+    problem = ModuleProblem(leaky())
+    feature = torch.full((4, 6), float("nan")).double()
     shard = labelled(feature)
     for _ in range(2):
         assert not bool(one_client(problem, shard, 1.0).gradient(problem.start).any())

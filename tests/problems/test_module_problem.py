@@ -19,7 +19,8 @@ from manifed.problems.module_problem import ModuleProblem, NotPrivate
 from manifed.setting import ExampleLevel, Multiplier
 from manifed.torch import load
 
-WIDTH, CLASSES = 5, 3
+WIDTH = 5
+CLASSES = 3
 
 
 class Net(nn.Module):
@@ -54,7 +55,8 @@ def examples(n=6, seed=2):
 
 
 def test_the_point_holds_what_is_trained_and_gives_it_back():
-    problem, model = ModuleProblem(Net()), Net()
+    problem = ModuleProblem(Net())
+    model = Net()
     names = set(problem.shapes)
     assert names == {"frame", "ball", "shift.weight", "scale"}
     assert problem.manifold.check_point_on_manifold(problem.start)
@@ -181,7 +183,8 @@ def test_an_evaluated_dropout_is_allowed():
 def test_unknown_manifolds_losses_and_sites_are_named():
     with pytest.raises(ValueError, match=r"'point'.*Stiefel"):
         ModuleProblem(Unknown())
-    tiny, model = geoopt.Scaled(geoopt.Sphere(), 1e-20), Unknown()
+    tiny = geoopt.Scaled(geoopt.Sphere(), 1e-20)
+    model = Unknown()
     model.point = geoopt.ManifoldParameter(torch.eye(3)[0], manifold=tiny)
     with pytest.raises(ValueError, match=r"'point'.*scale: expected a number from 1e-10"):
         ModuleProblem(model)

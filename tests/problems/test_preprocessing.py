@@ -66,7 +66,8 @@ def test_preparing_a_shard_treats_each_record_by_itself_or_says_that_it_does_not
         {key: torch.cat([two.examples[key][:1], rows[1:]]) for key, rows in shard.tensors.items()},
         shard.feature_ndim,
     )
-    before, after = spec.prepare(shard, one.meta), spec.prepare(mixed, one.meta)
+    before = spec.prepare(shard, one.meta)
+    after = spec.prepare(mixed, one.meta)
     is_alone = all(torch.equal(before[key][1:], after[key][1:]) for key in before.tensors)
     assert is_alone == (spec.mixes_records() is None)
 
@@ -78,7 +79,8 @@ def moved(overrides: str, monkeypatch, record: int = 700) -> list[int]:
     def gradients() -> list[torch.Tensor]:
         forget()
         config = read(overrides + " privacy={kind='none'}")
-        found, x = assembly.load_shards(config), assembly.initial_point(config)
+        found = assembly.load_shards(config)
+        x = assembly.initial_point(config)
         return [found.problem.rgrads(x, shard) for shard in found.examples]
 
     with monkeypatch.context() as patch:

@@ -100,14 +100,16 @@ def forget() -> None:
 def start_and_swapped(config: Experiment, monkeypatch) -> tuple[torch.Tensor, torch.Tensor]:
     """x^(0), and x^(0) after every example of every client was replaced by another."""
     forget()
-    before, shards = assembly.initial_point(config), assembly.load_shards(config).examples
+    before = assembly.initial_point(config)
+    shards = assembly.load_shards(config).examples
     load = type(config.data).load
     with monkeypatch.context() as patch:
         patch.setattr(
             type(config.data), "load", lambda me, folder, seed: load(me, folder, seed + 1)
         )
         forget()
-        after, others = assembly.initial_point(config), assembly.load_shards(config).examples
+        after = assembly.initial_point(config)
+        others = assembly.load_shards(config).examples
     forget()
     assert all(
         not torch.equal(mine[key], other[key])

@@ -16,7 +16,8 @@ from manifed.problems.examples import Examples, Stream
 from manifed.runs.driver import _Run, rounds_over, run
 
 CONFIG = "configs/examples/long_stream.toml"
-NODES, BLOCK = 3, 256
+NODES = 3
+BLOCK = 256
 LATE = (  # as from round 10^4 on, so that rounds cost about the same
     "training.schedules.sample_size={kind='ceil-polynomial',scale=1.0,offset=1e4,exponent=0.35}",
     "training.schedules.noise_scale={kind='polynomial',scale=1.0,offset=1e4,exponent=0.2}",

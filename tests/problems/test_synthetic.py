@@ -42,7 +42,8 @@ def test_low_rank_columns_are_what_they_say():
     sizes = {"num_clients": 3, "columns": 20, "dimension": 9,
              "oversampling": 9 * 60 / (2 * (9 + 60 - 2))}  # fmt: skip
     full, _, found = drawn(recipes.LowRank, **sizes)
-    basis, column = found.meta["true_basis"].numpy(), full["column"]
+    basis = found.meta["true_basis"].numpy()
+    column = full["column"]
     assert full["mask"].all()
     assert np.abs(column.T - basis @ (basis.T @ column.T)).max() < 1e-12
 

@@ -32,7 +32,8 @@ class Browser:
         os.close(theirs)
         os.close(answers)
         self._back, self._read, self._numbers = os.fdopen(back, "rb"), b"", itertools.count(1)
-        self.events, self._page = [], {}
+        self.events = []
+        self._page = {}
         try:
             target = self("Target.createTarget", url="about:blank")["targetId"]
             made = self("Target.attachToTarget", targetId=target, flatten=True)

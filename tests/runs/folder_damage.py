@@ -18,9 +18,13 @@ from safetensors.torch import load_file, save_file
 from manifed.runs import checkpoint
 from tests.privacy.forging import rewritten
 
-MANIFEST, METRICS, EXPERIMENT = "manifest.json", "metrics.csv", "experiment.toml"
-LEDGER, HEAD = "ledger.jsonl", "ledger.jsonl.head"
-CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"
+MANIFEST = "manifest.json"
+METRICS = "metrics.csv"
+EXPERIMENT = "experiment.toml"
+LEDGER = "ledger.jsonl"
+HEAD = "ledger.jsonl.head"
+CHECKPOINT = "checkpoint.safetensors"
+MODEL = "model.safetensors"
 Change = Callable[[Path], object]
 Damage = tuple[str, str, Change]
 Keys = tuple[str | int, ...]

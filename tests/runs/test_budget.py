@@ -19,7 +19,9 @@ from manifed.privacy.account import opened
 from manifed.privacy.accountant import external_epsilon
 from tests.runs.running import QUICKSTART, ROOT
 
-MULTIPLIER, DELTA, RATE = 0.8, 1e-3, 0.3
+MULTIPLIER = 0.8
+DELTA = 1e-3
+RATE = 0.3
 SIZES = (400, 400)
 COMMON = (
     "federation.num_clients=2",
@@ -74,9 +76,11 @@ class FollowsTheCoins:
 
     def __init__(self, experiment):
         (clients,) = promise_of(experiment.setting, SIZES).terms.updates
-        cohort, self._update = experiment.federation.cohort, clients.releases
+        cohort = experiment.federation.cohort
+        self._update = clients.releases
         self._budget, self._rate = experiment.privacy.max_epsilon, cohort.rate(2)
-        self._counts, self._draws = Counter(), 0
+        self._counts = Counter()
+        self._draws = 0
 
     def opened(self, path):
         return nullcontext(self)
@@ -85,7 +89,8 @@ class FollowsTheCoins:
         after = self._counts + Counter(cohort)
         if self._budget and after and delta_of(max(after.values()), self._budget) > DELTA:
             raise BudgetExhausted
-        self._counts, self._draws = after, self._draws + 1
+        self._counts = after
+        self._draws = self._draws + 1
 
     def statement(self):
         epsilon = external_epsilon(((tuple(self._update), self._rate, self._draws),), DELTA)
@@ -96,10 +101,8 @@ class Honest:
     """What a run does: an account whose filter is the config's, and the promise's statement."""
 
     def __init__(self, experiment):
-        self._promise, self._last = (
-            promise_of(experiment.setting, SIZES),
-            experiment.federation.num_rounds,
-        )
+        self._promise = promise_of(experiment.setting, SIZES)
+        self._last = experiment.federation.num_rounds
 
     @contextmanager
     def opened(self, path):
@@ -114,7 +117,8 @@ def run_rounds(spending, experiment, ledger, cohorts, is_accepted):
     """Charges as federation/rounds.py does; (printed epsilon, participations of client 0)."""
     policy = experiment.federation.replies
     tries = policy.max_attempts if policy.on_failure == "retry" else 1
-    draws, taken = iter(cohorts), 0
+    draws = iter(cohorts)
+    taken = 0
     with spending.opened(ledger) as account:
         for server_round in range(1, experiment.federation.num_rounds + 1):
             for attempt in range(tries):
@@ -132,7 +136,8 @@ def run_rounds(spending, experiment, ledger, cohorts, is_accepted):
 
 
 def poisson_ends(experiment, tmp_path, spending=Honest):
-    ends, kinds = Ends(), [(), (0,), (1,), (0, 1)]
+    ends = Ends()
+    kinds = [(), (0,), (1,), (0, 1)]
     rounds = experiment.federation.num_rounds
     for number, cohorts in enumerate(itertools.product(kinds, repeat=rounds)):
         present = sum(len(cohort) for cohort in cohorts)

@@ -51,7 +51,8 @@ def test_bad_input_is_one_line_and_code_2_and_writes_nothing(
 def test_a_run_ends_with_the_privacy_statement_and_its_json_is_alone(tmp_path):
     result = invoke("run", QUICKSTART, *SMALL, "--out", tmp_path / "run", "--json")
     assert result.exit_code == 0, result.stderr
-    text, final = result.stderr.splitlines(), json.loads(result.stdout)
+    text = result.stderr.splitlines()
+    final = json.loads(result.stdout)
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert list(manifest)[-1] == "final"
     assert manifest["final"] == {k: v for k, v in final.items() if k != "directory"}

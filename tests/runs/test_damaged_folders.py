@@ -58,7 +58,8 @@ def words_of(command, folder, out):
 
 def verdict(command, folder, out, capsys):
     """None for success; else the one line; raises for anything else."""
-    before, words = everything(folder), words_of(command, folder, out)
+    before = everything(folder)
+    words = words_of(command, folder, out)
     found = ended(main, words, capsys)
     if found[0] == 0:
         return None
@@ -73,9 +74,11 @@ def verdict(command, folder, out, capsys):
 def try_all(command, sound, tmp_path, capsys, cases):
     """The cases that were refused and those that were not; the first failure ends."""
     source = sound / ("killed" if command == "resume" else "finished")
-    refused, passed = [], []
+    refused = []
+    passed = []
     for number, (file, name, change) in enumerate(cases):
-        folder, out = tmp_path / str(number) / "run", tmp_path / str(number) / "out"
+        folder = tmp_path / str(number) / "run"
+        out = tmp_path / str(number) / "out"
         shutil.copytree(source, folder)
         change(folder / file)
         try:
@@ -163,7 +166,8 @@ def test_a_sound_folder_is_read(command, sound, tmp_path, capsys):
 
 
 def mutations():
-    place, byte = st.integers(0, 1 << 16), st.binary(max_size=3)
+    place = st.integers(0, 1 << 16)
+    byte = st.binary(max_size=3)
     return st.lists(st.tuples(place, st.integers(0, 9), byte), min_size=1, max_size=4)
 
 

@@ -227,7 +227,8 @@ def test_what_cannot_be_excluded_without_a_key_is_said_by_every_reader(
 
 
 def test_a_key_refutes_what_nothing_else_does(tmp_path, monkeypatch, capsys):
-    key, folder = tmp_path / "key", tmp_path / "run"
+    key = tmp_path / "key"
+    folder = tmp_path / "run"
     key.write_text("ab" * 32)
     monkeypatch.setenv("MANIFED_LEDGER_KEY_FILE", str(key))
     run_in(folder, *SETS)

@@ -53,9 +53,11 @@ def kill_after(folder, updates, milliseconds):
 
 @pytest.mark.slow
 def test_runs_that_are_killed_from_outside_are_gone_on_with_without_an_anomaly(tmp_path):
-    moments, killed = random.Random(0), 0
+    moments = random.Random(0)
+    killed = 0
     for trial in range(KILLS):
-        folder, kills = tmp_path / f"run-{trial}", 0
+        folder = tmp_path / f"run-{trial}"
+        kills = 0
         for _ in range(1 + trial % 2):  # every second run is killed twice
             if not crash_points.is_finished(folder):
                 updates = moments.randrange(2 * ROUNDS)

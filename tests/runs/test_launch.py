@@ -117,7 +117,8 @@ def test_what_flwr_run_carries_is_a_file_and_lines_of_toml():
 
 def test_a_deployed_run_is_gone_on_with_by_the_config_that_names_its_files(tmp_path, monkeypatch):
     sites = Path(QUICKSTART).parent / "examples" / "three_sites.toml"
-    asked, rounds = [], [0]
+    asked = []
+    rounds = [0]
 
     class Stops(InlineGrid):
         def send_and_receive(self, messages, *, timeout=None):

@@ -26,7 +26,9 @@ class Tree(HTMLParser):
 
     def __init__(self, page):
         super().__init__()
-        self.tags, self.text, self.open = [], [], []
+        self.tags = []
+        self.text = []
+        self.open = []
         self.feed(page)
         assert not self.open
 
@@ -117,7 +119,8 @@ def test_what_a_folder_says_is_text_and_never_markup(tmp_path):
 
 
 def test_every_value_of_a_curve_stands_in_a_table(pages, private):
-    run, text = read(private), Tree(pages["one"]).text
+    run = read(private)
+    text = Tree(pages["one"]).text
     assert all(said(float(value)) in text for value in run.columns["cost"])
 
 
@@ -153,7 +156,8 @@ def test_a_browser_opens_the_page_and_a_keyboard_and_a_dark_screen_will_do(pages
             browser.press(key)
             found.append(browser.value(spoken))
         assert found[0] == found[2] != found[1]
-        style, colours = "getComputedStyle(document.body)", []
+        style = "getComputedStyle(document.body)"
+        colours = []
         for scheme in ("light", "dark"):
             media = [{"name": "prefers-color-scheme", "value": scheme}]
             browser("Emulation.setEmulatedMedia", features=media)

@@ -48,7 +48,8 @@ def neighbours(tmp_path_factory):
     folder = tmp_path_factory.mktemp("neighbours")
     first = launched(folder / "first")
     with pytest.MonkeyPatch.context() as patch:
-        honest, found = assembly.shards, assembly.dataset
+        honest = assembly.shards
+        found = assembly.dataset
 
         def replaced(*arguments):
             parts = list(honest(*arguments))
@@ -250,8 +251,8 @@ def test_a_tag_that_is_not_the_keys_is_found_before_anything_is_shown(
 @pytest.mark.parametrize(
     ("name", "planted"),
     [
-        ("MANIFEST", ("started", "command_line", "replies")),
-        ("COLUMNS", ("bytes_up", "participants", "seconds")),
+        ("_MANIFEST", ("started", "command_line", "replies")),
+        ("_COLUMNS", ("bytes_up", "participants", "seconds")),
     ],
 )
 def test_a_list_that_lets_the_servers_facts_out_is_noticed(

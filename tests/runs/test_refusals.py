@@ -27,8 +27,11 @@ SETS = (
     "privacy.noise={kind='multiplier',noise_multiplier=5.0}",
     "privacy.delta=1e-5",
 )
-LEDGER, HEAD, MANIFEST = "ledger.jsonl", "ledger.jsonl.head", "manifest.json"
-CHECKPOINT, EXPERIMENT = "checkpoint.safetensors", "experiment.toml"
+LEDGER = "ledger.jsonl"
+HEAD = "ledger.jsonl.head"
+MANIFEST = "manifest.json"
+CHECKPOINT = "checkpoint.safetensors"
+EXPERIMENT = "experiment.toml"
 
 
 @pytest.fixture(scope="module")

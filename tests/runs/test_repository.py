@@ -13,7 +13,8 @@ from manifed.experiment.load import parse
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LIBRARY, APPLICATION = {"manifed"}, {"app", "strategies", "clients"}
+LIBRARY = {"manifed"}
+APPLICATION = {"app", "strategies", "clients"}
 BESIDE = {"tests", "benchmarks", "reproduction", "extras", "manifed_extras"}
 PACKAGES = {path.parent.name for path in ROOT.glob("*/__init__.py")}
 

@@ -71,7 +71,8 @@ def test_checkpoints_by_time_take_their_share_and_no_more(monkeypatch):
 
     def saves(seconds_a_round, cost, rounds=400):
         now[0] = 0.0
-        pace, count = checkpoint.Pace("auto"), 0
+        pace = checkpoint.Pace("auto")
+        count = 0
         for server_round in range(1, rounds + 1):
             now[0] += seconds_a_round
             if pace.is_due(server_round):

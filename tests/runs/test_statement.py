@@ -96,7 +96,8 @@ def test_pricing_opens_no_file_of_a_client_whose_size_is_declared(command, tmp_p
 def test_the_statement_counts_what_stands_in_the_ledger_and_nothing_else(tmp_path):
     """A ledger whose charges cost more than the config's is seen and stated."""
     config = load(ROOT / QUICKSTART, [*SETS, *CASES["fixed-size"]])
-    promise, path = promise_of(config.setting, (300,) * 6), tmp_path / "ledger.jsonl"
+    promise = promise_of(config.setting, (300,) * 6)
+    path = tmp_path / "ledger.jsonl"
     noisier = Release(unit="example", neighboring_relation="add-or-remove", noise_multiplier=0.5)
     update = ClientReleases(partitions=tuple(range(6)), releases=(noisier,))
     terms = promise.terms.model_copy(update={"updates": (update,)})

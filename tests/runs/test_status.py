@@ -68,7 +68,8 @@ def test_every_half_written_folder_is_read_or_refused_in_one_line(killed, tmp_pa
 
 
 def test_the_last_error_and_who_is_missing_are_kept_until_the_run_goes_on(tmp_path, monkeypatch):
-    charge, folder = Account.charge, tmp_path / "run"
+    charge = Account.charge
+    folder = tmp_path / "run"
 
     def fail(self, server_round, *more):
         if server_round == 3:

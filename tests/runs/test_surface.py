@@ -36,7 +36,8 @@ def launched(tmp_path, *sets):
 
 def test_a_release_prints_nothing_that_is_computed_on_all_data(tmp_path, capsys):
     folder = launched(tmp_path, OS)
-    final, shown = folder.manifest()["final"], capsys.readouterr().err
+    final = folder.manifest()["final"]
+    shown = capsys.readouterr().err
     assert not ORACLE & set(folder.metrics())
     assert (final["relative_cost_gap"], final["gradient_norm"]) == (None, None)
     assert final["epsilon"] == pytest.approx(2.0, rel=0.01)
@@ -122,7 +123,8 @@ def test_a_seeded_config_reads_as_no_release_whatever_its_clients_declare():
 @pytest.mark.parametrize("declared", [None, "OS", 1, "os "])
 def test_a_reply_that_declares_nothing_known_is_undeclared(declared):
     said = Header("c" * 64, 1, 0, "train", 0), Point(torch.zeros(2))
-    asked, content = pack(*said), pack(*said)
+    asked = pack(*said)
+    content = pack(*said)
     if declared is not None:
         content.config_records[HEADER][NOISE_ORIGIN] = declared
     assert read_reply(content, asked, Point, (2,), torch.float32)[1] == "undeclared"
@@ -135,7 +137,8 @@ def test_a_derived_source_keeps_its_origin():
 
 def test_what_an_earlier_process_drew_from_counts_after_a_resume(tmp_path):
     config = load(ROOT / QUICKSTART, [*SETS, OS])
-    promise, path = promise_of(config.setting, (450, 449, 449, 449)), tmp_path / "ledger.jsonl"
+    promise = promise_of(config.setting, (450, 449, 449, 449))
+    path = tmp_path / "ledger.jsonl"
     with opened(path, promise, header={}, last_round=3) as account:
         account.charge(1, 0, (0, 1, 2, 3))
         account.note_origins(1, frozenset({"seed"}))

@@ -75,7 +75,8 @@ def report_of(server_round, failures):
 def test_failures_are_counted_by_client_and_reason_within_bounds():
     tally = Tally.of_nothing()
     for server_round in range(1, 31):
-        late, other = Failure("late", "boom"), Failure("absent", f"reason {server_round}")
+        late = Failure("late", "boom")
+        other = Failure("absent", f"reason {server_round}")
         tally.add(report_of(server_round, {1: late, 3: other}))
     row = tally.take(30)
     assert row == {
@@ -91,11 +92,9 @@ def test_failures_are_counted_by_client_and_reason_within_bounds():
 
 
 def test_the_rounds_that_a_client_missed_are_listed_by_kind_within_bounds():
-    tally, gone, odd = (
-        Tally.of_nothing(),
-        Failure("unavailable", "gone"),
-        Failure("unusable", "odd"),
-    )
+    tally = Tally.of_nothing()
+    gone = Failure("unavailable", "gone")
+    odd = Failure("unusable", "odd")
     for server_round in (3, 4, 5, 9, 10):
         tally.add(report_of(server_round, {1: gone}))
     tally.add(report_of(11, {1: odd}))

@@ -96,7 +96,8 @@ def test_a_wheel_from_the_sdist_is_the_wheel_from_the_tree(wheel, tmp_path):
     subprocess.run([sys.executable, "-m", "hatchling", *words], check=True, cwd=ROOT)
     (sdist,) = tmp_path.glob("manifed-*.tar.gz")
     assert sdist.name == f"manifed-{_version()}.tar.gz"
-    found, expected = ZipFile(_wheel_of(sdist, tmp_path)), ZipFile(wheel)
+    found = ZipFile(_wheel_of(sdist, tmp_path))
+    expected = ZipFile(wheel)
     assert found.namelist() == expected.namelist()
     assert all(found.read(name) == expected.read(name) for name in expected.namelist())
 

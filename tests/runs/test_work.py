@@ -76,18 +76,26 @@ class CountingKPCA(KPCA):
 
 def one_round(training, strategy):
     """(calls of one client, calls of the server, matrices up, matrices down) in round 1."""
-    problem, shards = CountingKPCA(3), pca_shards()
-    setup, manifold = ClientSetup(problem, training, ExampleMechanism()), problem.manifold
+    problem = CountingKPCA(3)
+    shards = pca_shards()
+    setup = ClientSetup(problem, training, ExampleMechanism())
+    manifold = problem.manifold
     x = start(KPCA(3), shards)
-    state, client, server = strategy.start(x), Counter(), Counter()
-    memory, up, down = training.initial_memory(x), 0, 0
+    state = strategy.start(x)
+    client = Counter()
+    server = Counter()
+    memory = training.initial_memory(x)
+    up = 0
+    down = 0
     for phase in training.phases:
         sent = strategy.down(state, phase.name)
         manifold.calls = client
         seat = Seat(0, 1, 0, phase.name)
         done = run_update(setup, seat, sent, memory, shards[0], 8, NoiseSource.from_seed(0))
         client["gradients"] += sum(done.queries.values())
-        memory, up, down = done.memory, up + len(done.up.names()), down + len(sent.names())
+        memory = done.memory
+        up = up + len(done.up.names())
+        down = down + len(sent.names())
         manifold.calls = server
         stacked = type(done.up).stack([done.up])
         mean = {name: u.mean(0) for name, u in stacked.tensors().items()}
@@ -103,9 +111,12 @@ def test_the_account_is_the_table_of_the_paper():
 
     One inverse retraction is the client's here, who sends log_x(x_i), and the server's there.
     """
-    fast, mean = {**ARGUMENTS, **FAST}, TangentMean(**FAST)
-    ours, svrg = Projected(**ARGUMENTS), RFedSVRG(**fast)
-    rsgd, prox = RSGD(minibatch=Full(), **fast), RFedProx(penalty_weight=1.0, **fast)
+    fast = {**ARGUMENTS, **FAST}
+    mean = TangentMean(**FAST)
+    ours = Projected(**ARGUMENTS)
+    svrg = RFedSVRG(**fast)
+    rsgd = RSGD(minibatch=Full(), **fast)
+    prox = RFedProx(penalty_weight=1.0, **fast)
     rows = [
         (ours, ours, (TAU, TAU, 0, 0, 0), (1, 1, 1)),
         (rsgd, mean, (TAU, 0, TAU, 1, 0), (1, 1, 1)),

@@ -46,7 +46,8 @@ def of(alpha=0.9, beta=0.6, gamma=1.1, eta=0.05, **constants):
 )
 def test_a_schedule_is_its_power_law_and_comes_from_a_table(table):
     schedule = TypeAdapter(AnySchedule).validate_python(table)
-    power, values = power_of(schedule), schedule.values(K)
+    power = power_of(schedule)
+    values = schedule.values(K)
     expected = power.scale * (K + power.offset) ** power.exponent
     if table["kind"] == "ceil-polynomial":
         expected = np.maximum(1, np.ceil(expected - 1e-9))
@@ -76,7 +77,8 @@ def test_schedules_that_cannot_work_are_refused(change, match):
 
 
 def test_the_checker_says_which_condition_of_the_examples_fails_and_by_how_much():
-    one, two = EXAMPLES[1].schedules, EXAMPLES[2].schedules
+    one = EXAMPLES[1].schedules
+    two = EXAMPLES[2].schedules
     assert theorem_2(one).holds
     assert theorem_2(one).source == "Theorem 2 (iii)"
     assert not corollary_1(one).holds  # beta < 2/3

@@ -33,7 +33,8 @@ def lived(folder, path, crash):
     """(how the site ended, what it had answered) of one site in a process of its own."""
     folder.mkdir(exist_ok=True)
     reader, writer = os.pipe()
-    pid, write_ = os.fork(), os.write
+    pid = os.fork()
+    write_ = os.write
     if pid == 0:
         code = 70
         try:

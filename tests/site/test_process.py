@@ -32,7 +32,9 @@ from tests.site.sites import DELTA, write
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-N, STEP, MULTIPLIER = 20, 0.5, 4.0
+N = 20
+STEP = 0.5
+MULTIPLIER = 4.0
 FILE = f"""
 name = "rows"
 problem = {{ kind = "principal-eigenvector" }}
@@ -144,11 +146,13 @@ def test_a_hostile_bundle_gets_as_many_noised_answers_as_the_limit_pays(tmp_path
     rows(tmp_path / "site.csv", N)
     config = write(tmp_path, FILE + NOISED)
     louder = load(write(tmp_path, FILE + NOISED.replace("4.0", "0.001"), "louder.toml"))
-    x, most = initial_point(load(config)), 5
+    x = initial_point(load(config))
+    most = 5
 
     def attack(seed: int):
         """Run after run, round after round, wrong and right, as fast as can be."""
-        rng, got = random.Random(seed), []
+        rng = random.Random(seed)
+        got = []
         for i in range(12):
             wrong = rng.choice([
                 {"x": 2 * x}, {"x": x * float("nan")}, {"phase": "steal"}, {"partition_id": 1},
@@ -195,7 +199,8 @@ def update_without_noise(folder, x):
 
 
 def test_replies_follow_the_noise_law_on_neighbours_and_refusals_are_the_same(tmp_path):
-    asked, told = 150, []
+    asked = 150
+    told = []
     x = initial_point(load(write(tmp_path, FILE + NOISED)))
     for count in (N, N + 1):  # one row more: N_i is declared, and stays
         folder = tmp_path / str(count)

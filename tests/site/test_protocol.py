@@ -71,7 +71,8 @@ def test_whatever_bytes_come_are_a_question_or_refused(noise, seed):
         data[place : place + len(noise)] = noise
         changed = (bytes(data), body) if part == 0 else (own, bytes(data))
         try:
-            found, down = read_question(changed[0]), read_tensors(changed[1])
+            found = read_question(changed[0])
+            down = read_tensors(changed[1])
         except BadFrame:
             continue
         assert isinstance(found, Question)
@@ -124,7 +125,8 @@ def test_a_body_beyond_what_is_expected_is_refused_unread_and_its_sender_learns_
 
 def test_a_slow_peer_has_one_deadline_for_a_whole_frame(pair):
     ours, theirs = pair
-    frame, stop = frame_of(QUESTION, {}), threading.Event()
+    frame = frame_of(QUESTION, {})
+    stop = threading.Event()
 
     def drip():
         for i in range(len(frame)):

@@ -95,7 +95,8 @@ def test_seeded_noise_is_drawn_once_whatever_run_or_config_the_question_names(tm
     path = write(tmp_path, SEEDED)
     other = write(tmp_path, SEEDED.replace("step_size = 0.5", "step_size = 0.1"), "other.toml")
     with site_of(tmp_path, path, other, is_rehearsal=True) as site:
-        first, second = Peer(site, path), Peer(site, other)
+        first = Peer(site, path)
+        second = Peer(site, other)
         assert first.is_answered(1)
         x = first.x.roll(1, 0)
         for peer in (first, second):
@@ -112,7 +113,8 @@ def test_a_round_of_several_phases_is_paid_with_the_first_and_goes_through_them_
         place = Place("7", "a" * 64, 0, now, 0, phase)
         account.charge(place, (ROUND,), is_first=phase == 0)
 
-    folder, limits = tmp_path / "site", Limits(price(2) + 1e-9, DELTA)
+    folder = tmp_path / "site"
+    limits = Limits(price(2) + 1e-9, DELTA)
     folder.mkdir()
     with SiteAccount(folder, limits) as account:
         steps = zip((1, 0, 2, 1, 1, 0), "-+-+--", strict=True)
@@ -184,7 +186,8 @@ def test_experiments_that_are_not_on_the_list_are_refused_unread(tmp_path, monke
     path = write(tmp_path)
     other = load(write(tmp_path, CONFIG.replace("4.0", "0.01"), "other.toml"))
     with site_of(tmp_path, path) as site:
-        peer, text = Peer(site, path), canonical(other)
+        peer = Peer(site, path)
+        text = canonical(other)
         reply, _ = peer.send(Question(sha256(other), text), {})
         assert reply == Refusal("this experiment is not on this site's list")
     with site_of(tmp_path, hashes=(peer.digest,)) as site:  # the site has no copy, and reads it
@@ -235,7 +238,9 @@ def test_a_text_that_is_listed_and_no_experiment_is_refused(part, said, tmp_path
 
 
 def test_while_one_experiment_is_read_others_are_answered(tmp_path, monkeypatch):
-    begun, answered, real = threading.Event(), threading.Event(), parse
+    begun = threading.Event()
+    answered = threading.Event()
+    real = parse
 
     def slowly(*given):
         begun.set()
@@ -405,7 +410,8 @@ def test_an_option_that_cannot_be_is_one_line(option, more, tmp_path):
 
 def test_a_folder_whose_ledger_is_gone_begins_no_new_one(tmp_path, caplog):
     """Also where no data file and no memory of a client is beside it."""
-    folder, heads = tmp_path / "site", ()
+    folder = tmp_path / "site"
+    heads = ()
     for is_new in (True, False):
         caplog.clear()
         with peer_of(tmp_path, epsilon=50.0 + is_new) as peer:
@@ -497,7 +503,8 @@ def test_a_ledger_that_is_not_in_its_place_stops_the_site_before_the_next_answer
 
 
 def test_a_swapped_file_is_noticed_and_its_digest_stays_in_the_folder(tmp_path):
-    folder, data = tmp_path / "site", tmp_path / "site.csv"
+    folder = tmp_path / "site"
+    data = tmp_path / "site.csv"
     folder.mkdir()
     data.write_text("1,2\n")
     assert not claim(folder, data, is_accepted=False)

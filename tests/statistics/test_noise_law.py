@@ -34,7 +34,8 @@ def chi_square_accepts(z: np.ndarray) -> bool:
 
 def kolmogorov_accepts(z: np.ndarray, cdf=stats.norm.cdf) -> bool:
     """sup |F_n - F| <= t unless an event of probability 2 exp(-2 n t^2) (Massart 1990)."""
-    levels, n = cdf(np.sort(z)), z.size
+    levels = cdf(np.sort(z))
+    n = z.size
     steps = np.arange(n + 1) / n
     distance = max((steps[1:] - levels).max(), (levels - steps[:-1]).max())
     return bool(distance <= math.sqrt(math.log(2 / ALPHA) / (2 * n)))

@@ -23,7 +23,8 @@ def loot(message: Message, context: Context) -> Message:
     if "data-path" in own:  # no site process: nothing is between this code and the file
         found["rows"] = len(Path(str(own["data-path"])).read_text().splitlines()) - 1
     else:
-        door, wanted = Path(str(own["site-socket"])), str(context.run_config["experiment"])
+        door = Path(str(own["site-socket"]))
+        wanted = str(context.run_config["experiment"])
         _plunder(door, wanted, int(str(own["partition-id"])), found)
     record = ConfigRecord({"json": json.dumps(found)})
     return Message(RecordDict({"loot": record}), reply_to=message)
@@ -33,7 +34,8 @@ def _plunder(door: Path, wanted: str, partition: int, found: dict[str, Any]) -> 
     config = load(wanted)
     bare = load(wanted, ["privacy={kind='none'}"])
     quiet = load(wanted, ["privacy.noise={kind='multiplier',noise_multiplier=1e-90}"])
-    x, phase = initial_point(config), config.training.phases[0].name
+    x = initial_point(config)
+    phase = config.training.phases[0].name
     tries = [(one, sha256(one), x, now) for one in (bare, quiet) for now in (1, 2)]
     tries += [(config, sha256(config), point, 1) for point in (2 * x, x * float("nan"))]
     rounds = [(now, i) for now in range(1, config.federation.num_rounds + 1) for i in range(4)]
