@@ -41,12 +41,8 @@ def sampling_variance(problem, x, shards, batch):
 
 @pytest.mark.slow
 def test_the_bound_of_theorem_4_3_holds_with_sampling_on_average():
-    problem = KPCA(3)
-    shards = pca_shards()
-    batch = 2
-    rounds = 10
-    x = start(problem, shards)
-    constants = client_constants(shards, 3)
+    problem, shards, batch, rounds = KPCA(3), pca_shards(), 2, 10
+    x, constants = start(problem, shards), client_constants(shards, 3)
     eta, server = theory_stepsize(constants, 6, 5)
     update = Projected(
         step_size=eta,
@@ -56,11 +52,9 @@ def test_the_bound_of_theorem_4_3_holds_with_sampling_on_average():
     )
     gap = float(problem.objective(x, shards)) - problem.optimum(shards).value
     omega = initial_gap(gap, local_gradients(problem, x, shards), eta, server, 5)
-    squares = []
-    variance = 0.0
+    squares, variance = [], 0.0
     for seed in range(20):
-        here = x
-        source = NoiseSource.from_seed(seed)
+        here, source = x, NoiseSource.from_seed(seed)
         for played in federate(problem, shards, update, update, x, rounds, source=source):
             g = optimality_measure(
                 here, problem.gradient(here, shards), eta * server * 5, problem.manifold
@@ -74,21 +68,15 @@ def test_the_bound_of_theorem_4_3_holds_with_sampling_on_average():
 
 def test_drift_inside_a_round_is_bounded():
     """(28) with the constants doubled as its proof needs (spec 001, A13), without sampling."""
-    problem = KPCA(3)
-    shards = pca_shards()
+    problem, shards = KPCA(3), pca_shards()
     constants = client_constants(shards, 3)
-    eta = theory_stepsize(constants, 6, 5)[0]
-    tau = 5
-    n = 6
-    update = Projected(step_size=eta, local_steps=tau)
-    x = start(problem, shards)
+    eta, tau, n = theory_stepsize(constants, 6, 5)[0], 5, 6
+    update, x = Projected(step_size=eta, local_steps=tau), start(problem, shards)
     before = torch.zeros(n, *x.shape, dtype=torch.float64)
     for played in federate(problem, shards, update, update, x, 10):
         full = problem.gradient(x, shards)
         lag = eta * tau * (full + before.mean(0) - before)
-        c = before.mean(0) - before
-        z_hat = x.expand_as(before)
-        drift = 0.0
+        c, z_hat, drift = before.mean(0) - before, x.expand_as(before), 0.0
         for _ in range(tau):
             z = problem.manifold.projx(z_hat)
             drift += float((z - x).square().sum())
@@ -96,5 +84,4 @@ def test_drift_inside_a_round_is_bounded():
         own = lag - lag.mean(0)
         first = 3 * n * constants.growth**2 * tau**3 * eta**2 * float(full.square().sum())
         assert drift <= first + 18 * tau * float(own.square().sum())
-        x = played.state["anchor"]
-        before = played.memory.mean_gradient
+        x, before = played.state["anchor"], played.memory.mean_gradient
