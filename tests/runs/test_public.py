@@ -251,7 +251,7 @@ def test_a_tag_that_is_not_the_keys_is_found_before_anything_is_shown(
 @pytest.mark.parametrize(
     ("name", "planted"),
     [
-        ("_MANIFEST", ("started", "command_line", "replies")),
+        ("_MANIFEST", ("ledger_head", "command_line", "replies")),
         ("_COLUMNS", ("bytes_up", "participants", "seconds")),
     ],
 )
