@@ -30,7 +30,6 @@ from manifed.manifolds import (
     Sphere,
     Stiefel,
 )
-from manifed_extras.log_cholesky import SPDLogCholesky
 from reproduction import printed_samplers as paper
 from reproduction.bures_wasserstein import SPDBuresWasserstein
 from reproduction.tangent_samplers import Basis, Metropolis, normals_from
@@ -65,7 +64,6 @@ CASES = [
     Case("spd_100", SPD(), (100, 100), (50, 50), paper.corrected_affine_invariant),
     Case("spd_bw_50", SPDBuresWasserstein(), (50, 50), eigh=paper.corrected_bures_wasserstein),
     Case("spd_le_50", SPDLogEuclidean(), (50, 50), eigh=paper.corrected_log_euclidean),
-    Case("spd_lc_50", SPDLogCholesky(), (50, 50)),
     Case("lorentz_11", Lorentz(), (11,)),
     Case("lorentz_101", Lorentz(), (101,)),
     Case("lorentz_1001", Lorentz(), (1001,)),
