@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CATALOGUE = Path(__file__).with_name("catalogue.toml")
 SECONDS = 180.0
 """What one run of a fault's tests may take."""
-AT_ONCE = 6
+AT_ONCE = 4
 """Files and tests of one run on the unchanged copy: they share what they import."""
 VERDICT = 100
 """Added to pytest's exit codes, so that no process that ends otherwise gives one."""
