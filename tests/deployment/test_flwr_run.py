@@ -4,9 +4,11 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +18,8 @@ from app.superlink import start_superlink, submit
 from manifed.errors import EngineFailed
 from manifed.experiment.load import load
 from manifed.flower.run_config import run_config_of
-from manifed.runs.manifest import LIBRARY, source_sha256
+from manifed.problems.data import source_sha256
+from manifed.runs.manifest import LIBRARY
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart.toml"
@@ -92,7 +95,9 @@ def _newest_manifest(folder):
 @pytest.mark.deployment
 @pytest.mark.slow
 @pytest.mark.usefixtures("leaves_nothing")
-def test_a_node_whose_process_imported_another_version_first_is_refused(project, tmp_path):
+def test_a_node_whose_process_imported_another_version_first_is_refused(
+    project, tmp_path, monkeypatch
+):
     installed = tmp_path / "installed"
     shutil.copytree(LIBRARY, installed / "manifed", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in ("strategies", "clients"):  # as a wheel has them
@@ -114,8 +119,14 @@ def test_a_node_whose_process_imported_another_version_first_is_refused(project,
                 flower, run_config_of(config), (), timeout=300.0, on_line=lambda _: None,
                 check=link.check,
             )  # fmt: skip
-    ours = source_sha256(project / "manifed")
-    theirs = source_sha256(installed / "manifed")
+
+    def sha256_of(folder):
+        module = SimpleNamespace(__file__=str(folder / "manifed" / "__init__.py"))
+        monkeypatch.setitem(sys.modules, "planted", module)
+        return source_sha256("planted")
+
+    ours = sha256_of(project)
+    theirs = sha256_of(installed)
     assert refused.value.status == "finished:failed"
     said = f"the server runs manifed '{ours[:12]}', this process '{theirs[:12]}'"
     assert said in refused.value.details
