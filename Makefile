@@ -38,15 +38,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v < (3, 11) and sys.exit("Expected Python >= 3.11, got %d.%d; name one: make PYTHON=python3.11" % v[:2])'
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(PIP) '$(TORCH)+cpu' -c constraints.txt 2>/dev/null || $(PIP) '$(TORCH)' --index-url $(TORCH_INDEX)
-	$(PIP) --editable . -c constraints.txt
+	$(PIP) --editable '.[all]' -c constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) --editable '.[dev]' -c constraints.txt
+	$(PIP) --editable '.[all,dev]' -c constraints.txt
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
-	$(PIP) --editable '.[docs]' -c constraints.txt
+	$(PIP) --editable '.[all,docs]' -c constraints.txt
 	@touch $@
 
 .PHONY: install dev

@@ -1,11 +1,11 @@
-"""Flower's door to a client: a query that introduces the node, and a client update."""
+"""The ClientApp that Flower starts: it answers a query about the node, and client updates."""
 
 from pathlib import Path
 
 from manifed.flower.client import client_app_of
 from manifed.flower.run_config import experiment_of
 
-FOLDER = Path(__file__).resolve().parents[1]
-"""Where the app was unpacked, with its configs."""
-
-app = client_app_of(lambda context: experiment_of(context.run_config, FOLDER))
+# The folder is where the app was unpacked, with its configs.
+app = client_app_of(
+    lambda context: experiment_of(context.run_config, Path(__file__).resolve().parents[1])
+)

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from typer import Argument, Option, echo
 
 from manifed.cli.main import call_alone
@@ -38,14 +38,12 @@ from manifed.durable import make_folder
 from manifed.errors import ConfigError
 
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1")
-_DAYS = 365
 _CURVE = ec.SECP384R1()
-_HOST = re.compile(r"[A-Za-z0-9*._:-]+")
 
 
 @dataclass(frozen=True)
 class TLSFiles:
-    """Where the credentials of a deployment lie; all paths are absolute.
+    """The paths of a deployment's credentials; all are absolute.
 
     Attributes:
         ca_certificate: PEM; the SuperLink, the SuperNodes and ``flwr`` need it.
@@ -62,7 +60,7 @@ class TLSFiles:
 
 
 def generate(
-    folder: Path, num_supernodes: int, hosts: Sequence[str] = _LOOPBACK_HOSTS, days: int = _DAYS
+    folder: Path, num_supernodes: int, hosts: Sequence[str] = _LOOPBACK_HOSTS, days: int = 365
 ) -> TLSFiles:
     """Writes new credentials into ``folder`` and returns where they lie.
 
@@ -76,14 +74,14 @@ def generate(
         ConfigError: a host that is none, or a file is there already.
     """
     for host in hosts:
-        if not _HOST.fullmatch(host):
+        if not re.fullmatch(r"[A-Za-z0-9*._:-]+", host):
             raise ConfigError(f"--host: expected a host's name or address, got {host!r}")
     files = _files(folder.absolute(), num_supernodes)
     make_folder(folder)
     ca_key, server_key = (ec.generate_private_key(_CURVE) for _ in range(2))
-    authority = _name("manifed certificate authority")
+    authority = "manifed certificate authority"
     ca = _certificate(authority, ca_key.public_key(), ca_key, days)
-    server = _certificate(_name(hosts[0]), server_key.public_key(), ca_key, days, authority, hosts)
+    server = _certificate(hosts[0], server_key.public_key(), ca_key, days, authority, hosts)
     _write(files.ca_certificate, ca.public_bytes(Encoding.PEM), 0o644)
     _write(files.ca_certificate.with_suffix(".key"), _private(ca_key, PrivateFormat.PKCS8))
     _write(files.server_certificate, server.public_bytes(Encoding.PEM), 0o644)
@@ -104,7 +102,7 @@ def _new_key(
 
 
 def found_or_made(folder: Path, num_supernodes: int) -> TLSFiles:
-    """The credentials in ``folder``, checked; new ones for the loopback when it holds none.
+    """Returns the credentials in ``folder``, checked, or makes new ones for the loopback.
 
     Raises:
         ConfigError: some are missing, others may read a private key, or the certificate is over.
@@ -146,10 +144,6 @@ def _files(folder: Path, num_supernodes: int) -> TLSFiles:
     )
 
 
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
 def _alternative(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
@@ -158,28 +152,42 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _certificate(
-    subject: x509.Name,
+    subject: str,
     public_key: ec.EllipticCurvePublicKey,
     ca_key: ec.EllipticCurvePrivateKey,
     days: int,
-    issuer: x509.Name | None = None,
+    issuer: str | None = None,
     hosts: Sequence[str] = (),
 ) -> x509.Certificate:
     """The authority's own certificate, or one that it issues to a server with these ``hosts``."""
     now = dt.datetime.now(dt.UTC)
-    ca_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     builder = (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer or subject)
+        .subject_name(x509.Name.from_rfc4514_string(f"CN={subject}"))
+        .issuer_name(x509.Name.from_rfc4514_string(f"CN={issuer or subject}"))
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(minutes=5))  # clocks differ
         .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .add_extension(_usage(is_authority=issuer is None), critical=True)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=issuer is not None,
+                key_cert_sign=issuer is None,
+                crl_sign=issuer is None,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            critical=True,
+        )
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-        .add_extension(ca_id, critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
     )
     if issuer is not None:
         names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
@@ -187,20 +195,6 @@ def _certificate(
         builder = builder.add_extension(names, critical=False)
         builder = builder.add_extension(purpose, critical=False)
     return builder.sign(ca_key, hashes.SHA384())
-
-
-def _usage(*, is_authority: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not is_authority,
-        key_cert_sign=is_authority,
-        crl_sign=is_authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
@@ -231,7 +225,7 @@ def _everything(
     host: Annotated[
         list[str] | None, Option(help="Name or address of the SuperLink; repeatable.")
     ] = None,
-    days: Annotated[int, Option(min=1, help="Validity of the certificates.")] = _DAYS,
+    days: Annotated[int, Option(min=1, help="Validity of the certificates.")] = 365,
 ) -> None:
     """Write an authority, a SuperLink's certificate, and keys; ``key FILE`` writes one key."""
     hosts = list(dict.fromkeys([*(host or ()), *_LOOPBACK_HOSTS]))
@@ -242,8 +236,7 @@ def _everything(
 def main(arguments: Sequence[str]) -> NoReturn:
     """``python -m app.credentials``."""
     is_key = arguments[:1] == ["key"]
-    command = _new_key if is_key else _everything
-    call_alone(command, arguments[is_key:], "python -m app.credentials")
+    call_alone(_new_key if is_key else _everything, arguments[is_key:], "python -m app.credentials")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The engines of Flower's own: real SuperNodes on this machine's loopback, or its simulation.
+"""The engines that are Flower's own: real SuperNodes on this machine's loopback, or simulation.
 
 In a deployment everything runs as in a federation of several machines: separate processes, HTTP
 between them, one new Python process for each message to a client. What travels is encrypted, and a
@@ -9,7 +9,7 @@ check that the app behaves under Ray as it does inline; for speed use the inline
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from app.credentials import TLSFiles, found_or_made
@@ -18,12 +18,7 @@ from app.superlink import START_SECONDS, start_superlink, submit
 from manifed.errors import ConfigError
 from manifed.flower.run_config import SIMULATION
 
-_NODE_START_SECONDS = 20.0
 RESTART_SECONDS = 5.0
-INSECURE = (
-    "insecure: no TLS and no SuperNode authentication: whoever reaches this machine's loopback can "
-    "read and change what travels, and take part as a node"
-)
 
 
 def run(
@@ -60,22 +55,26 @@ def run(
     configs = node_configs(num_supernodes, data_paths)
     with private_flower(project, {SIMULATION: "1"} if is_simulation else None) as flower:
         if is_simulation:
-            alone = ["--insecure", "--simulation", "--isolation", "subprocess"]
-            link, address = start_superlink(flower, alone)
+            link, address = start_superlink(
+                flower, ["--insecure", "--simulation", "--isolation", "subprocess"]
+            )
             flower.connect(address)
             nodes = f"num-supernodes={num_supernodes} client-resources-num-cpus=1"
             options = ["--federation-config", nodes]
             checks = [link.check]
         else:
             if is_insecure:
-                on_line(INSECURE)
+                on_line(
+                    "insecure: no TLS and no SuperNode authentication: whoever reaches this "
+                    "machine's loopback can read and change what travels, and take part as a node"
+                )
             folder = credentials or flower.home / "credentials"
             tls = None if is_insecure else found_or_made(folder, num_supernodes)
             link, address = start_superlink(flower, link_options(tls))
             flower.connect(address, tls.ca_certificate if tls else None)
             for key in tls.supernode_keys if tls else ():
                 flower.call("flwr", "supernode", "register", str(key) + ".pub", CONNECTION)
-            nodes = start_nodes(flower, address, configs, tls, on_line)
+            nodes = SuperNodes(flower, address, configs, tls, on_line)
             options = []
             checks = [link.check, nodes.restart_those_that_ended]
 
@@ -87,7 +86,7 @@ def run(
 
 
 def node_configs(num_supernodes: int, data_paths: Sequence[Path] | None) -> list[str]:
-    """Flower's ``--node-config`` of each SuperNode."""
+    """Returns Flower's ``--node-config`` of each SuperNode."""
     configs = [f"partition-id={i} num-partitions={num_supernodes}" for i in range(num_supernodes)]
     if data_paths is None:
         return configs
@@ -100,7 +99,7 @@ def node_configs(num_supernodes: int, data_paths: Sequence[Path] | None) -> list
 
 
 def link_options(tls: TLSFiles | None) -> list[str]:
-    """The options of a SuperLink with these credentials."""
+    """Returns the options of a SuperLink with these credentials."""
     common = ["--isolation", "subprocess", "--disable-runtime-dependency-installation"]
     if tls is None:
         return ["--insecure", *common]
@@ -119,24 +118,27 @@ ACCEPTED = "SuperNode ID:"
 
 @dataclass
 class SuperNodes:
-    """The SuperNodes of a run; one that ends is started again, as a site's own supervisor does.
+    """The SuperNodes of a run, which are started again when one ends.
 
     What it was asked meanwhile comes back as an error, and the reply policy decides. Flower refuses
     a key that it believes online, for up to 60 s after a crash, so one start may not be enough.
     """
 
     flower: PrivateFlower
-    commands: Sequence[Sequence[str]]
+    address: str
+    """Of the SuperLink."""
+    configs: Sequence[str]
+    tls: TLSFiles | None
     on_line: Callable[[str], None]
-    services: list[Service] = field(default_factory=list[Service])
-    _ended: dict[int, float] = field(default_factory=dict[int, float])
-    """Services that are out, by number, and when they were last found so."""
 
-    def start(self) -> None:
-        """All of them, accepted by the SuperLink."""
-        self.services += [self._start(i) for i in range(len(self.commands))]
+    def __post_init__(self) -> None:
+        """Start all of them; the SuperLink has accepted them afterwards."""
+        self._ports = free_ports(len(self.configs))
+        self._ended: dict[int, float] = {}
+        """Services that are out, by number, and when they were last found so."""
+        self.services = list(map(self._start, range(len(self.configs))))
         for node in self.services:
-            node.wait_for(ACCEPTED, START_SECONDS + _NODE_START_SECONDS * len(self.services))
+            node.wait_for(ACCEPTED, START_SECONDS + 20.0 * len(self.services))
 
     def restart_those_that_ended(self) -> None:
         """Start each one that ended `RESTART_SECONDS` ago, and say who left and who is back."""
@@ -158,26 +160,14 @@ class SuperNodes:
                 self.services[i] = self._start(i)
 
     def _start(self, partition: int) -> Service:
-        return self.flower.start(f"supernode-{partition}", *self.commands[partition])
-
-
-def start_nodes(
-    flower: PrivateFlower,
-    address: str,
-    configs: Sequence[str],
-    tls: TLSFiles | None,
-    on_line: Callable[[str], None],
-) -> SuperNodes:
-    """SuperNodes that the SuperLink has accepted."""
-    commands: list[list[str]] = []
-    for partition, (config, port) in enumerate(zip(configs, free_ports(len(configs)), strict=True)):
         keys = ["--insecure"]
-        if tls is not None:
-            private = str(tls.supernode_keys[partition])
-            keys = ["--root-certificates", str(tls.ca_certificate)]
+        if self.tls is not None:
+            private = str(self.tls.supernode_keys[partition])
+            keys = ["--root-certificates", str(self.tls.ca_certificate)]
             keys += ["--auth-supernode-private-key", private]
-        where = ["--superlink", address, "--host", LOOPBACK, "--port", str(port)]
-        commands.append(["flower-supernode", *where, "--node-config", config, *keys])
-    nodes = SuperNodes(flower, commands, on_line)
-    nodes.start()
-    return nodes
+        return self.flower.start(
+            f"supernode-{partition}",
+            *("flower-supernode", "--superlink", self.address),
+            *("--host", LOOPBACK, "--port", str(self._ports[partition])),
+            *("--node-config", self.configs[partition], *keys),
+        )

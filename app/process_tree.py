@@ -21,16 +21,12 @@ from contextlib import suppress
 from pathlib import Path
 
 _PROC = Path("/proc")
-_HEIRS_GRACE_SECONDS = 1.5
-"""For processes whose run was killed."""
-
-
 _ProcessId = tuple[int, str]
 """A process id together with its start time: ids are used again, pairs are not."""
 
 
 def process_table() -> dict[_ProcessId, int]:
-    """Every living process of this machine and the id of its parent."""
+    """Returns every living process of this machine and the id of its parent."""
     table: dict[_ProcessId, int] = {}
     for entry in _PROC.glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
@@ -48,7 +44,7 @@ def _carries(pid: int, mark: bytes) -> bool:
 
 
 def family(mark: str, roots: Iterable[int], seen: Iterable[_ProcessId] = ()) -> set[_ProcessId]:
-    """The living processes of one run; never this process itself.
+    """Returns the living processes of one run; never this process itself.
 
     Members carry ``mark`` (``NAME=value``), are in ``roots`` or ``seen``, or descend from a member.
     """
@@ -93,7 +89,7 @@ def end_family(
 
 
 def heir(mark: str, home: Path) -> subprocess.Popen[bytes]:
-    """A process that outlives this one to end the family of ``mark`` and remove ``home``.
+    """Starts a process that outlives this one, ends the family of ``mark`` and removes ``home``.
 
     Whoever has seen to both kills it. It is in a session of its own, holds nothing of this process
     open, and does not carry the mark.
@@ -108,7 +104,7 @@ def heir(mark: str, home: Path) -> subprocess.Popen[bytes]:
 def _inherit(parent: int, mark: str, home: Path) -> None:
     while os.getppid() == parent:
         time.sleep(0.1)
-    end_family(mark, (), _HEIRS_GRACE_SECONDS)
+    end_family(mark, (), 1.5)
     time.sleep(0.2)  # what was just being started then has its mark by now
     end_family(mark, (), 0.0)
     shutil.rmtree(home, ignore_errors=True)

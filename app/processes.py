@@ -30,7 +30,6 @@ MARK = "MANIFED_ENGINE_MARK"
 LOOPBACK = "127.0.0.1"
 CONNECTION = "manifed"
 """What Flower's commands call the SuperLink of a run."""
-_GRACE_SECONDS = 4.0
 _FLOWER_SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -46,19 +45,19 @@ _FLOWER_SETTINGS = {
 
 
 def environment(home: Path, mark: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of every process of one run.
+    """Returns the environment of every process of one run.
 
     The user's own ``FLWR_*`` and ``RAY_*`` variables are dropped, so that a run does not depend
     on them; everything else (``PATH``, ``MANIFED_DATA``, ...) is kept.
     """
     kept = {k: v for k, v in inherited.items() if not k.startswith(("FLWR_", "RAY_"))}
-    no_proxy = [v for k, v in kept.items() if k.lower() == "no_proxy" and v]
-    direct = ",".join([*no_proxy, LOOPBACK, "localhost"])
-    scripts = str(Path(sys.executable).parent)
+    direct = ",".join(
+        [*(v for k, v in kept.items() if k.lower() == "no_proxy" and v), LOOPBACK, "localhost"]
+    )
     return {
         **kept,
         **_FLOWER_SETTINGS,
-        "PATH": os.pathsep.join([scripts, kept.get("PATH", os.defpath)]),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]),
         "FLWR_HOME": str(home / "flwr"),
         "RAY_TMPDIR": str(home),
         "TMPDIR": str(home),
@@ -69,14 +68,14 @@ def environment(home: Path, mark: str, inherited: Mapping[str, str]) -> dict[str
 
 
 def free_ports(count: int) -> list[int]:
-    """``count`` distinct ports on the loopback interface that nothing listens on now."""
+    """Returns ``count`` distinct loopback ports on which nothing listens now."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
         return [probe.getsockname()[1] for probe in probes]
 
 
 def tail(log_file: Path, lines: int = 15) -> str:
-    """The last ``lines`` lines of a log file."""
+    """Returns the last ``lines`` lines of a log file."""
     return "\n".join(log_file.read_text(errors="replace").splitlines()[-lines:])
 
 
@@ -131,7 +130,7 @@ class PrivateFlower:
         return service
 
     def call(self, *arguments: str, timeout: float = 180.0) -> str:
-        """The standard output of a short Flower command; EngineFailed when it fails or hangs."""
+        """Runs a short Flower command and returns its output; EngineFailed if it fails or hangs."""
         try:
             process = subprocess.run(
                 arguments, env=self.env, stdin=subprocess.DEVNULL, text=True,
@@ -158,7 +157,7 @@ class PrivateFlower:
 
 
 def stage(project: Path, target: Path) -> Path:
-    """The folder to build the FAB from: a copy of the files that ``fab-include`` names.
+    """Makes the folder to build the FAB from: a copy of the files that ``fab-include`` names.
 
     Building in the repository itself would walk through ``.venv``, ``.git`` and all run folders,
     and would take up edits made while the run is under way.
@@ -177,7 +176,7 @@ def stage(project: Path, target: Path) -> Path:
 def private_flower(
     project: Path, variables: Mapping[str, str] | None = None
 ) -> Generator[PrivateFlower, None, None]:
-    """A private Flower for one run of the app in ``project``; nothing of it is left afterwards.
+    """Makes a private Flower for one run of the app in ``project``; nothing of it is left.
 
     Its processes have ``variables`` in their environment. SIGTERM and SIGHUP end the block like
     Ctrl-C does (`Ended`); a second signal does not interrupt the cleaning up.
@@ -190,16 +189,18 @@ def private_flower(
         flower = None
         watch = heir(f"{MARK}={mark}", home)
         try:
-            app = stage(project.resolve(), home / "app")
-            env = environment(home, mark, os.environ) | dict(variables or {})
-            flower = PrivateFlower(home, app, env)
+            flower = PrivateFlower(
+                home,
+                stage(project.resolve(), home / "app"),
+                environment(home, mark, os.environ) | dict(variables or {}),
+            )
             yield flower
         finally:
             with suppress(ValueError):  # outside the main thread no signal has a handler of ours
                 for number in ENDING:
                     signal.signal(number, signal.SIG_IGN)
             started = [service.process for service in flower.services] if flower else []
-            end_family(f"{MARK}={mark}", started, _GRACE_SECONDS)
+            end_family(f"{MARK}={mark}", started, 4.0)
             shutil.rmtree(home, ignore_errors=True)
             watch.kill()
             watch.wait()

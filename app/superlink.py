@@ -1,4 +1,4 @@
-"""A run on a SuperLink, submitted, followed to its end, and its true status.
+"""Submits a run to a SuperLink, follows it to its end, and reads its true status.
 
 ``flwr run --stream`` exits 0 when the ServerApp raises; the truth is in ``flwr list``. It becomes
 an exception here (``submit``) or an exit code (``python -m app.superlink``).
@@ -34,20 +34,15 @@ from manifed.flower.run_config import find, run_config_of
 from manifed.runs.driver import named_directory
 from manifed.runs.evidence import held_or_refused, read_past
 
-COMPLETED = "finished:completed"
 _LOST = "lost"
 """Our status of a run whose SuperLink does not answer."""
-_LOST_SECONDS = 120.0
-"""Longer than a SuperLink takes to come back, and than it waits for a dead ServerApp (60 s)."""
 START_SECONDS = 90.0
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_RUN_ID = re.compile(r"Successfully started run (\d+)")
 
 
 def start_superlink(
     flower: PrivateFlower, options: Sequence[str], attempts: int = 3
 ) -> tuple[Service, str]:
-    """A SuperLink of this run's own on a free loopback port, and its address.
+    """Starts this run's own SuperLink on a free loopback port, and returns it with its address.
 
     It counts as started when *it* says that it serves, so a stranger's program on the same port is
     never taken for it; a port that was lost to another program meanwhile is replaced.
@@ -101,7 +96,7 @@ def submit(
     deadline = time.monotonic() + timeout
     run_id = None
     for line in _follow(stream, check, deadline, timeout):
-        run_id = run_id or next(iter(_RUN_ID.findall(line)), None)
+        run_id = run_id or next(iter(re.findall(r"Successfully started run (\d+)", line)), None)
         on_line(line)
     if run_id is None:
         raise EngineFailed("not-started", tail(stream.log_file))
@@ -118,7 +113,7 @@ def _follow(
             has_ended = stream.process.poll() is not None
             *lines, rest = (rest + log.read()).split("\n")
             for line in [*lines, *([rest] if has_ended else [])]:
-                if text := _ESCAPES.sub("", line).rstrip():
+                if text := re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip():
                     yield text
             if has_ended:
                 return
@@ -141,9 +136,10 @@ def _wait_for_completion(
         status, details = _status_of(flower, run_id)
         if status != _LOST:
             answered = time.monotonic()
-        elif time.monotonic() > answered + _LOST_SECONDS:
+        # longer than a SuperLink takes to come back, and than it waits for a dead ServerApp (60 s)
+        elif time.monotonic() > answered + 120.0:
             raise EngineFailed(_LOST, details)
-        if status == COMPLETED:
+        if status == "finished:completed":
             return
         if status.startswith("finished"):
             raise EngineFailed(status, details)

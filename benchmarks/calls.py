@@ -12,7 +12,6 @@ messages, client updates, replies, server update) to its return, the report. Sta
 and checkpoint lie outside. The client update is the first call of `run_update` in it.
 """
 
-import argparse
 import contextlib
 import json
 import logging
@@ -24,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from benchmarks.common.page import Page
 from benchmarks.common.quiet import flower_says_only
 from benchmarks.common.stopwatch import table
 
@@ -112,7 +112,6 @@ def measure() -> dict[str, Window]:
         f"federation.num_clients={CLIENTS}",
         "federation.num_rounds=2",
         "evaluation.is_enabled=false",
-        "output.plots=false",
         "output.quiet=true",
     )
     sets = [part for value in values for part in ("--set", value)]
@@ -138,38 +137,35 @@ def report(kept: dict[str, dict[str, dict[str, int]]]) -> str:
     return table(header, rows)
 
 
-def write(found: dict[str, dict[str, int]], folder: Path) -> None:
-    """Replace what stands for now in calls.json and calls.md; what stands for before stays."""
-    path = folder / "calls.json"
-    kept = (json.loads(path.read_text()) if path.exists() else {}) | {"now": found}
-    path.write_text(json.dumps(kept, indent=1) + "\n")
-    page = (
-        "# Calls across modules\n\n`python benchmarks/calls.py --out benchmarks/results`\n\n"
-        f"One round of the quickstart with {CLIENTS} clients and messages in one process, and one "
-        "client update in it. Before: the last commit before the house was halved (4718394).\n\n"
-    )
-    (folder / "calls.md").write_text(page + report(kept) + "\n")
-
-
 def main() -> None:
-    """Print the table; with --list each crossing, with --json the numbers as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", action="store_true", help="every pair of modules with its calls")
-    parser.add_argument("--out", type=Path, help="folder whose calls.json and calls.md to update")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    """Print the table; with --list each crossing, with --json the numbers as the last line.
+
+    With --out what stands for now in calls.json and calls.md is replaced; what stands for before
+    stays.
+    """
+    page = Page(__doc__, "calls.md")
+    page.parser.add_argument("--list", action="store_true", help="pairs of modules with calls")
+    given = page.parser.parse_args()
     windows = measure()
     found = {name: window.numbers() for name, window in windows.items()}
-    if arguments.list:
+    if given.list:
         for name, window in windows.items():
             print(f"{name}:")
             for (caller, callee, function), times in Counter(window.crossings).most_common():
                 print(f"  {times:3d}  {caller} -> {callee}.{function}")
-    print(report({"now": found}))
-    if arguments.out is not None:
-        write(found, arguments.out)
-    if arguments.json:
-        print(json.dumps(found))
+    kept = {}
+    if given.out is not None and (given.out / "calls.json").exists():
+        kept = json.loads((given.out / "calls.json").read_text())
+    kept["now"] = found
+    page.say(
+        "# Calls across modules\n\n`python benchmarks/calls.py --out benchmarks/results`\n\n"
+        f"One round of the quickstart with {CLIENTS} clients and messages in one process, and one "
+        "client update in it. Before: the last commit before the house was halved (4718394).\n\n"
+        + report(kept)
+    )
+    page.save(given, found)
+    if given.out is not None:
+        (given.out / "calls.json").write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

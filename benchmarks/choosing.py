@@ -9,15 +9,27 @@ the spectrum of the data in place of the guess, which no planner may use: what i
 is the guess.
 """
 
-import argparse
-import json
 import math
+import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from benchmarks.common.cases import rounds_of
+from benchmarks.common.page import Page
+from benchmarks.common.stopwatch import table as markdown
+from manifed.experiment import planner
+from manifed.experiment.assembly import load_shards
+from manifed.experiment.load import load, parse, table_of
+from manifed.experiment.predictions import Components, Descent, guess_of
+from manifed.problems.pca import second_moment
+from manifed.runs.report import COLORS, DASHES, STYLE
 
 ROOT = Path(__file__).resolve().parent.parent
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -48,19 +60,11 @@ class Row:
     @property
     def mean(self) -> float:
         """Over seeds."""
-        return sum(self.gaps) / len(self.gaps)
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation over seeds."""
-        return float(np.std(self.gaps, ddof=1)) if len(self.gaps) > 1 else math.nan
+        return statistics.mean(self.gaps)
 
 
 def gap_of(config) -> float:
     """Relative gap of one run in this process, without a folder."""
-    from benchmarks.common.cases import rounds_of
-    from manifed.experiment.assembly import load_shards
-
     plan, rounds = rounds_of(config)
     *_, last = rounds
     data = load_shards(config)
@@ -71,14 +75,6 @@ def gap_of(config) -> float:
 
 def landscapes(problem: str):
     """(guessed, with the spectrum of the digits in the place of the guess)."""
-    import torch
-
-    from manifed.experiment import planner
-    from manifed.experiment.assembly import load_shards
-    from manifed.experiment.load import load
-    from manifed.experiment.predictions import Components, guess_of
-    from manifed.problems.pca import second_moment
-
     config = load(ROOT / "configs" / "best.toml", [PROBLEMS[problem], "federation.num_rounds=1"])
     shape = planner.public_numbers(config).point_shape
     guess = guess_of(config, 1.0, shape, None)
@@ -92,10 +88,6 @@ def landscapes(problem: str):
 
 def methods(problem: str, epsilon: float) -> Iterator[tuple[str, dict, float, float]]:
     """(name, table, predicted, predicted from the true spectrum) of what is compared."""
-    from manifed.experiment import planner
-    from manifed.experiment.load import parse, table_of
-    from manifed.experiment.predictions import Descent
-
     sets = [PROBLEMS[problem], f"privacy.noise.epsilon={epsilon}"]
     table = table_of(ROOT / "configs" / "best.toml", sets)
     found = {o.name: o for o in planner.planned(table, parse)}
@@ -112,7 +104,7 @@ def methods(problem: str, epsilon: float) -> Iterator[tuple[str, dict, float, fl
         yield name, row, *(float(one.descent_gaps(settings, once)[0]) for one in both)
     for name, option in found.items():
         row = planner.with_option(table, option)
-        if option.name == "second-moment":
+        if name == "second-moment":
             yield name, row, *(float(one.one_shot_gap(once)) for one in both)
             continue
         falls = getattr(option.training, "noise_multipliers", None)
@@ -123,14 +115,11 @@ def methods(problem: str, epsilon: float) -> Iterator[tuple[str, dict, float, fl
             1.0 if falls is None else falls.ratio,
             getattr(getattr(option.strategy, "average", None), "from_round", None),
         )
-        noise = once * option.clip
-        yield name, row, *(float(one.descent_gaps(settings, noise)[0]) for one in both)
+        yield name, row, *(float(one.descent_gaps(settings, once * option.clip)[0]) for one in both)
 
 
-def measure(seeds: int, epsilons: tuple[float, ...] = EPSILONS) -> Iterator[Row]:
+def measure(seeds: int, epsilons: Sequence[float]) -> Iterator[Row]:
     """Every problem, epsilon and method."""
-    from manifed.experiment.load import parse
-
     for problem in PROBLEMS:
         for epsilon in epsilons:
             for name, table, predicted, informed in methods(problem, epsilon):
@@ -146,11 +135,6 @@ def measure(seeds: int, epsilons: tuple[float, ...] = EPSILONS) -> Iterator[Row]
 
 def plot(rows: list[Row], path: Path) -> None:
     """One panel a problem: measured means with the range over seeds, and the predictions."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    from manifed.runs.report import COLORS, DASHES, STYLE
-
     with rc_context(rc=STYLE):
         figure = Figure(figsize=(9.6, 5.2), layout="constrained")
         panels = figure.subplots(1, len(PROBLEMS), sharey=True)
@@ -180,8 +164,6 @@ def plot(rows: list[Row], path: Path) -> None:
 
 def text_of(rows: list[Row], seeds: int) -> str:
     """The tables."""
-    from benchmarks.common.stopwatch import table
-
     parts = [
         "# Which method makes most of a budget",
         "",
@@ -195,7 +177,8 @@ def text_of(rows: list[Row], seeds: int) -> str:
         cells = [
             [
                 f"{r.epsilon:g}", r.method, str(r.rounds), "-" if r.step is None else f"{r.step:g}",
-                f"{r.mean:.3g}", f"{r.spread:.2g}", f"{min(r.gaps):.3g} to {max(r.gaps):.3g}",
+                f"{r.mean:.3g}", f"{np.std(r.gaps, ddof=1):.2g}",
+                f"{min(r.gaps):.3g} to {max(r.gaps):.3g}",
                 f"{r.predicted:.3g}", f"{r.predicted / r.mean:.2f}", f"{r.informed / r.mean:.2f}",
             ]
             for r in rows
@@ -205,28 +188,20 @@ def text_of(rows: list[Row], seeds: int) -> str:
             "epsilon", "method", "rounds", "step", "gap", "sd", "range", "predicted",
             "predicted / measured", "informed / measured",
         ]  # fmt: skip
-        parts += ["", f"## {problem}", "", table(head, cells)]
-    return "\n".join([*parts, ""])
+        parts += ["", f"## {problem}", "", markdown(head, cells)]
+    return "\n".join(parts)
 
 
 def main() -> None:
     """Print the tables; with --json the means as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, help="folder for choosing.md and choosing.png")
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    rows = list(measure(given.seeds, tuple(given.epsilon)))
-    text = text_of(rows, given.seeds)
-    sys.stdout.write(text)
+    page = Page(__doc__, "choosing.md", seeds=20)
+    page.parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
+    given = page.parser.parse_args()
+    rows = list(measure(given.seeds, given.epsilon))
+    page.say(text_of(rows, given.seeds))
+    page.save(given, {f"{r.problem}, epsilon {r.epsilon:g}, {r.method}": r.mean for r in rows})
     if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / "choosing.md").write_text(text)
         plot(rows, given.out / "choosing.png")
-    if given.json:
-        found = {f"{r.problem}, epsilon {r.epsilon:g}, {r.method}": r.mean for r in rows}
-        sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

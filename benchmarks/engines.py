@@ -10,7 +10,6 @@ its fixed part; 1 is linear. Memory is the growth of a process of its own during
 the shards (Linux).
 """
 
-import argparse
 import ctypes
 import json
 import statistics
@@ -29,9 +28,9 @@ from manifed.algorithms.payloads import Point
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import parse, save
 from manifed.experiment.schema import Experiment
-from manifed.federation.replies import Header
+from manifed.federation.exchange import Asked, Header, Transport
 from manifed.federation.rounds import run_rounds
-from manifed.federation.stack import Asked, StackTransport, Transport
+from manifed.federation.stack import StackTransport
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from reproduction.findings import log_slope
@@ -81,8 +80,7 @@ def _transport(config: Experiment, folder: Path) -> Transport:
     if config.engine.execution == "cohort":
         return StackTransport(client_side(config), at_once=None, memory_budget_mb=1024)
     from app.client_app import app
-    from manifed.flower.inline import InlineGrid
-    from manifed.flower.transport import MessageTransport
+    from manifed.flower.transport import InlineGrid, MessageTransport
 
     save(config, folder / "experiment.toml")
     run_config = {"experiment": str(folder / "experiment.toml"), "overrides": ""}
@@ -231,25 +229,18 @@ def memory(page: Page) -> dict[str, float]:
 
 def main() -> None:
     """Print the tables; with --json the ratios as the last line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parts = ("times", "growth", "memory")
-    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
-    parser.add_argument("--ray", action="store_true", help="Flower's engine too, 1000 clients")
-    parser.add_argument("--out", type=Path, help="folder for engines.md")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    page = Page()
+    page = Page(__doc__, "engines.md")
+    page.parser.add_argument("--ray", action="store_true", help="Flower's engine too")
+    parts = {
+        "times": lambda page: times(page, with_ray=given.ray), "growth": growth, "memory": memory,
+    }  # fmt: skip
+    page.parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    given = page.parser.parse_args()
     found = {}
     page.say(f"# What a round costs\n\n{circumstances()} Wall time.\n")
-    if "times" in given.only:
-        found |= times(page, with_ray=given.ray)
-    if "growth" in given.only:
-        found |= growth(page)
-    if "memory" in given.only:
-        found |= memory(page)
-    page.save(given.out, "engines.md")
-    if given.json:
-        print(json.dumps(found))
+    for part in given.only:
+        found |= parts[part](page)
+    page.save(given, found)
 
 
 if __name__ == "__main__":

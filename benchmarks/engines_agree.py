@@ -34,7 +34,7 @@ def compare_engines(
     with tempfile.TemporaryDirectory(prefix="manifed-engines-") as root:
         for engine in engines:
             began = time.perf_counter()
-            sets = (*overrides, *oracle, "output.plots=false", "evaluation.every=1")
+            sets = (*overrides, *oracle, "evaluation.every=1")
             folder = launch(Request(config, sets, engine, Path(root) / engine, plain=True))
             seconds[engine] = time.perf_counter() - began
             models.append(folder.load_tensors("model")["x"])

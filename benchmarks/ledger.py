@@ -8,7 +8,6 @@ process's resident set over the appends. The audit verifies the chain and prices
 from the file alone, in a process of its own.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,20 +18,21 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.page import Page
 from manifed.privacy.account import Account
 from manifed.privacy.events import Release, SampledWithoutReplacement
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import ClientReleases, Tariff, Terms
 
-DELTA = 1e-5
 AUDIT = """
 import json, sys, time
 from pathlib import Path
 from manifed.privacy.statement import audit_ledger
 begun = time.perf_counter()
-found = audit_ledger(Path(sys.argv[1]), 1e-5)
-print(json.dumps([time.perf_counter() - begun, [v["epsilon"] for v in found["adversaries"]]]))
+found = audit_ledger(Path(sys.argv[1]), float(sys.argv[2]))
+print(json.dumps({"audit seconds": time.perf_counter() - begun, "charges": found["charges"],
+                  "epsilons": [v["epsilon"] for v in found["adversaries"]]}))
 """
 
 
@@ -73,16 +73,13 @@ def append(path: Path, clients: int, rounds: int) -> dict[str, float]:
     """Milliseconds, bytes and resident bytes of an append."""
     promise = Promise(Tariff((terms_of(clients),)), rounds)
     account = Account(promise, Ledger.create(path, {}))
-    drawn = cohorts(clients, rounds + 10)
     seconds = []
-    before = 0
-    last = 0
-    for server_round in range(1, rounds + 11):
+    for server_round, cohort in enumerate(cohorts(clients, rounds + 10), 1):
         if server_round == 11:  # the first ten pay for imports and for the terms
             before = resident_bytes()
             last = path.stat().st_size
         begun = time.perf_counter()
-        account.charge(server_round, 0, drawn[server_round - 1])
+        account.charge(server_round, 0, cohort)
         seconds.append(time.perf_counter() - begun)
     grown = resident_bytes() - before
     account.settle()
@@ -95,35 +92,28 @@ def append(path: Path, clients: int, rounds: int) -> dict[str, float]:
     }
 
 
-def audit(path: Path) -> dict[str, Any]:
+def audit(path: Path, delta: float) -> dict[str, Any]:
     """Seconds of an audit in a fresh process, imports not counted, and what it says."""
-    done = subprocess.run(
-        [sys.executable, "-c", AUDIT, str(path)], check=True, capture_output=True, text=True
-    )
-    seconds, epsilons = json.loads(done.stdout.splitlines()[-1])
-    return {"audit seconds": seconds, "epsilons": epsilons}
+    command = [sys.executable, "-c", AUDIT, str(path), str(delta)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000])
-    parser.add_argument("--folder", type=Path, default=None)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+    page = Page(__doc__, "ledger.md", rounds=2000)
+    page.parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000])
+    page.parser.add_argument("--folder", type=Path)
+    given = page.parser.parse_args()
     found = {}
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        for clients in args.clients:
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        for clients in given.clients:
             path = Path(folder) / f"{clients}.jsonl"
-            row = append(path, clients, args.rounds) | audit(path)
-            found[f"{clients} clients, {args.rounds} rounds"] = row
-    if args.json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
-        return
-    for name, row in found.items():
-        shown = "  ".join(f"{k} {v:.4g}" for k, v in row.items() if isinstance(v, float))
-        sys.stdout.write(f"{name}\n    {shown}\n")
+            row = append(path, clients, given.rounds) | audit(path, 1e-5)
+            found[name := f"{clients} clients, {given.rounds} rounds"] = row
+            shown = "  ".join(f"{k} {v:.4g}" for k, v in row.items() if isinstance(v, float))
+            page.say(f"{name}\n    {shown}")
+    page.save(given, found)
 
 
 if __name__ == "__main__":

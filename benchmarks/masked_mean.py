@@ -10,8 +10,6 @@ and standard error over seeds of data and noise. Digits on the sphere and on Sti
 components), log-normal matrices on SPD.
 """
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ import torch
 
 from benchmarks.common.cases import rounds_of
 from benchmarks.common.page import Page
-from benchmarks.common.stopwatch import circumstances, table
+from benchmarks.common.stopwatch import circumstances, mean_and_error, table
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import parse
 
@@ -88,12 +86,8 @@ def gap(place: str, way: str, epsilon: float, seed: int, rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--out", type=Path, help="folder whose masked_mean.md to write")
-    given = parser.parse_args()
-    page = Page()
+    page = Page(__doc__, "masked_mean.md", seeds=8, rounds=40)
+    given = page.parser.parse_args()
     torch.set_num_threads(1)
     page.say(f"# The masked mean on manifolds\n\n{circumstances()}\n")
     rows = []
@@ -102,12 +96,11 @@ def main() -> None:
             row = [place, f"{epsilon:g}"]
             for way in WAYS:
                 found = [gap(place, way, epsilon, s, given.rounds) for s in range(given.seeds)]
-                error = np.std(found, ddof=1) / len(found) ** 0.5
-                row.append(f"{np.mean(found):.3g} ± {error:.1g}")
+                row.append(mean_and_error(np.array(found)))
             rows.append(row)
     page.say(table(["manifold", "epsilon", *WAYS], rows))
-    page.say("\n" + __doc__.split("\n", 4)[4].strip())
-    page.save(given.out, "masked_mean.md")
+    page.explain()
+    page.save(given)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@
 The same Euclidean networks, clip, steps, Poisson rates and (epsilon, delta); each library finds
 its own noise. Every rival draws its batches; Opacus (left out where it is not installed) by its own
 loader, as people run it, and once more with batches that lie ready. Digits: 1280 images train, 517
-judge. MNIST's test set, where --data or MANIFED_DATA names a folder with mnist/: 8192 and 1808.
+judge. The last 10 000 images of MNIST that a folder mnist/ has, which --data or MANIFED_DATA names:
+8192 and 1808.
 CPU time of a step on one thread, median of interleaved runs. Nothing of this folder is imported:
 Opacus installs a package of its name.
 """
 
 import argparse
 import copy
-import gzip
 import importlib
 import importlib.util
 import itertools
@@ -23,13 +23,13 @@ import platform
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import manifed
@@ -42,12 +42,14 @@ from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.module_problem import ModuleProblem, made
+from manifed.problems.real import Digits, Mnist
 from manifed.runs.fit import federate
 from manifed.torch import examples_of
 
 BATCH = 256
 CLIP = 1.0
 NOISE = 1.0
+EPSILON = 2.0
 DELTA = 1e-4
 TYPES = {"float32": torch.float32, "float64": torch.float64}
 Work = Callable[[], object]
@@ -78,21 +80,10 @@ def tutorial_cnn() -> nn.Module:
     )  # fmt: skip
 
 
-def digits() -> Pairs:
-    """1797 images of 64 numbers."""
-    feature, label = load_digits(return_X_y=True)
-    return torch.tensor(feature / 16), torch.tensor(label)
-
-
-def mnist(folder: Path) -> Pairs:
-    """10 000 images of 784 numbers."""
-
-    def read(name: str, offset: int) -> np.ndarray:
-        data = gzip.decompress((folder / "mnist" / name).read_bytes())
-        return np.frombuffer(data, np.uint8, offset=offset)
-
-    feature = read("t10k-images-idx3-ubyte.gz", 16).reshape(-1, 784) / 255.0
-    return torch.tensor(feature), torch.tensor(read("t10k-labels-idx1-ubyte.gz", 8).astype(int))
+def images_of(kind: type[Digits | Mnist], folder: Path | None = None) -> Pairs:
+    """Images as rows of numbers, and labels; at most the last 10 000."""
+    found = kind(is_unit_norm=False).load(folder, 0)
+    return found.examples["z"][-10_000:], torch.tensor(found.labels[-10_000:])
 
 
 # -- one step --------------------------------------------------------------------------------
@@ -117,6 +108,15 @@ def ours(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int) -> Work:
     return run
 
 
+def descend(module: nn.Module, optimizer: Any, batches: Iterable[Pairs]) -> None:
+    """A step of the optimizer for every batch."""
+    loss = nn.CrossEntropyLoss()
+    for rows, classes in batches:
+        optimizer.zero_grad()
+        loss(module(rows), classes).backward()
+        optimizer.step()
+
+
 def opacus(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int, *, bare: bool) -> Work:
     """The same; ``bare``: on a batch that lies ready."""
     found = importlib.import_module("opacus")
@@ -131,14 +131,10 @@ def opacus(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int, *, bar
         torch.utils.data.TensorDataset(feature, label), sample_rate=BATCH / len(label)
     )
     batches = [(feature[:BATCH], label[:BATCH])] if bare else loader
-    loss = nn.CrossEntropyLoss()
 
     def run() -> None:
         endless = itertools.chain.from_iterable(itertools.repeat(batches))
-        for rows, classes in itertools.islice(endless, steps):
-            optimizer.zero_grad()
-            loss(module(rows), classes).backward()
-            optimizer.step()
+        descend(module, optimizer, itertools.islice(endless, steps))
 
     return run
 
@@ -146,32 +142,27 @@ def opacus(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int, *, bar
 def plain(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int) -> Work:
     """Without privacy: draws a batch, and moves."""
     module = copy.deepcopy(model).to(dtype)
-    loss = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     feature = data[0].to(dtype)
     label = data[1]
     generator = torch.Generator().manual_seed(0)
 
     def run() -> None:
-        for _ in range(steps):
-            rows = torch.randint(len(label), (BATCH,), generator=generator)
-            optimizer.zero_grad()
-            loss(module(feature[rows]), label[rows]).backward()
-            optimizer.step()
+        drawn = (torch.randint(len(label), (BATCH,), generator=generator) for _ in range(steps))
+        descend(module, optimizer, ((feature[rows], label[rows]) for rows in drawn))
 
     return run
 
 
-def medians(rivals: Mapping[str, Work], runs: int, steps: int) -> dict[str, float]:
-    """Milliseconds of CPU time a step, of interleaved runs."""
-    for work in rivals.values():
-        work()
+def medians(rivals: Mapping[str, Work], runs: int) -> dict[str, float]:
+    """Milliseconds of CPU time of interleaved runs, after a warm-up."""
     seen = {name: [] for name in rivals}
-    for _ in range(runs):
+    for number in range(runs + 1):
         for name, work in rivals.items():
             began = time.process_time()
             work()
-            seen[name].append((time.process_time() - began) / steps * 1e3)
+            if number:
+                seen[name].append((time.process_time() - began) * 1e3)
     return {name: statistics.median(values) for name, values in seen.items()}
 
 
@@ -184,7 +175,7 @@ def step_times(model: nn.Module, data: Pairs, runs: int, steps: int) -> dict[str
         if has_opacus():
             rivals[f"opacus {name}"] = opacus(model, data, dtype, steps, bare=False)
             rivals[f"opacus bare {name}"] = opacus(model, data, dtype, steps, bare=True)
-    return medians(rivals, runs, steps)
+    return {name: spent / steps for name, spent in medians(rivals, runs).items()}
 
 
 def has_opacus() -> bool:
@@ -194,39 +185,33 @@ def has_opacus() -> bool:
 
 # -- accuracy at equal epsilon ---------------------------------------------------------------
 def our_accuracy(
-    model: nn.Module, train: Pairs, test: Pairs, seed: int, epochs: int, epsilon: float, rate: float
+    model: nn.Module, train: Pairs, test: Pairs, seed: int, epochs: int, rate: float
 ) -> float:
     """Of one site whose rounds are epochs."""
     found = manifed.fit(
         model=model, sites=[train], test=test, rounds=epochs, batch_size=BATCH, step_size=rate,
         local_steps=len(train[1]) // BATCH, seed=seed,
-        privacy=manifed.ExampleLevel(epsilon=epsilon, delta=DELTA, noise_source="seed"),
+        privacy=manifed.ExampleLevel(epsilon=EPSILON, delta=DELTA, noise_source="seed"),
     )  # fmt: skip
     return float(found.curves["test_accuracy"][-1] or 0.0)
 
 
 def their_accuracy(
-    model: nn.Module, train: Pairs, test: Pairs, seed: int, epochs: int, epsilon: float, rate: float
+    model: nn.Module, train: Pairs, test: Pairs, seed: int, epochs: int, rate: float
 ) -> float:
     """Of Opacus' engine with its own calibration."""
     engine = importlib.import_module("opacus").PrivacyEngine()
-    feature = train[0].float()
-    label = train[1]
-    dataset = torch.utils.data.TensorDataset(feature, label)
+    dataset = torch.utils.data.TensorDataset(train[0].float(), train[1])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # noqa: TID251  # Opacus draws from no other generator
         plain_ = copy.deepcopy(model).float()
         module, optimizer, loader = engine.make_private_with_epsilon(
             module=plain_, optimizer=torch.optim.SGD(plain_.parameters(), lr=rate),
             data_loader=torch.utils.data.DataLoader(dataset, batch_size=BATCH),
-            target_epsilon=epsilon, target_delta=DELTA, epochs=epochs, max_grad_norm=CLIP,
+            target_epsilon=EPSILON, target_delta=DELTA, epochs=epochs, max_grad_norm=CLIP,
         )  # fmt: skip
-        loss = nn.CrossEntropyLoss()
         for _ in range(epochs):
-            for rows, classes in loader:
-                optimizer.zero_grad()
-                loss(module(rows), classes).backward()
-                optimizer.step()
+            descend(module, optimizer, loader)
     with torch.no_grad():
         right = module(test[0].float()).argmax(-1) == test[1]
     return float(right.double().mean())
@@ -238,19 +223,20 @@ def accuracies(
     """Both, from the same starts."""
     first = (data[0][:train], data[1][:train])
     rest = (data[0][train:], data[1][train:])
-    found = {"ours": [], "opacus": []}
+    ways = {"ours": our_accuracy, "opacus": their_accuracy}
+    found = {name: [] for name in ways}
     for seed in range(seeds):
         model = made(factory, seed)
-        found["ours"].append(our_accuracy(model, first, rest, seed, epochs, 2.0, rate))
-        if has_opacus():
-            found["opacus"].append(their_accuracy(model, first, rest, seed, epochs, 2.0, rate))
+        for name, way in ways.items():
+            if name == "ours" or has_opacus():
+                found[name].append(way(model, first, rest, seed, epochs, rate))
     return found
 
 
 # -- a cohort --------------------------------------------------------------------------------
 def cohort_times(clients: int, rounds: int) -> dict[str, float]:
     """Milliseconds of a round of all clients at once, and of one message after the other."""
-    feature, label = digits()
+    feature, label = images_of(Digits)
     problem = ModuleProblem(made(lambda: mlp(64, 64), 0))
     shards = [
         examples_of(pair, "site")
@@ -260,26 +246,15 @@ def cohort_times(clients: int, rounds: int) -> dict[str, float]:
     training = RSGD(
         step_size=0.1, local_steps=5, minibatch=Poisson(batch_size=8), maps="retraction"
     )
-
-    def stacked(side: Any) -> StackTransport:
-        return StackTransport(side, at_once=None, memory_budget_mb=1024)
-
-    ways = {"stacked": stacked, "messages": StackTransport}
+    stacked = partial(StackTransport, at_once=None, memory_budget_mb=1024)
     running = {
         name: federate(
             problem, shards, (training, TangentMean()), rounds=rounds + 1, privacy=privacy,
             start=problem.start, transport=way,
-        )
-        for name, way in ways.items()
+        ).__next__
+        for name, way in {"stacked": stacked, "messages": StackTransport}.items()
     }  # fmt: skip
-    seen = {name: [] for name in ways}
-    for number in range(rounds + 1):
-        for name, federation in running.items():
-            began = time.process_time()
-            next(federation)
-            if number:  # the first also tries the model out
-                seen[name].append((time.process_time() - began) * 1e3)
-    return {name: statistics.median(values) for name, values in seen.items()}
+    return medians(running, rounds)
 
 
 # -- telling ---------------------------------------------------------------------------------
@@ -328,14 +303,14 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     load = f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores"
-    small = digits()
+    small = images_of(Digits)
     cases = {
         # factory, data, images that train, epochs, seeds, steps a run, step size
         "MLP 64-64-10, digits": (lambda: mlp(64, 64), small, 1280, 20, given.seeds, 10, 1.0),
         "CNN, digits": (cnn, small, 1280, 20, given.seeds, 10, 1.0),
     }
     if given.data is not None and (Path(given.data) / "mnist").is_dir():
-        large = mnist(Path(given.data))
+        large = images_of(Mnist, Path(given.data))
         few = max(1, given.seeds // 3)
         cases |= {
             "MLP 784-128-10, MNIST": (lambda: mlp(784, 128), large, 8192, 3, few, 3, 0.5),

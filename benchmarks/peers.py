@@ -10,44 +10,48 @@ map that it calls the canonical exponential and its wrong canonical projection a
 is a peer that answers a stack with one number for all its points.
 """
 
-import argparse
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.common.geometry_cases import PLACES, PYMANOPT_NAMES, Inputs, Place, rivals
-from benchmarks.common.stopwatch import cpu_seconds, prepare, race, table
+from benchmarks.common.geometry_cases import (
+    ILL_CONDITIONED,
+    PLACES,
+    PYMANOPT_NAMES,
+    Inputs,
+    Place,
+)
+from benchmarks.common.page import Page
+from benchmarks.common.stopwatch import Work, cpu_seconds, prepare, race, table
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean
-from manifed.problems.synthetic import lognormal_spd
+from manifed.problems.synthetic import LogNormalSPD
 
 PEERS = ("geoopt", "pymanopt", "geomstats", "pyriemann")
 BATCHES = (1, 32)
 MATRICES = 100
 TOLERANCE = 1e-8
-Work = Callable[[], object]
 
 
 def contestants(place: Place, operation: str, inputs: Inputs, peers: list[str]) -> dict[str, Work]:
     """Ours and every peer's implementation of one operation, bound to the same inputs."""
     tensors = inputs.arguments(operation)
+    operation = "projx" if operation == ILL_CONDITIONED else operation
+    ours = getattr(place.ours, operation)
+    found: dict[str, Work] = {"ours": lambda: ours(*tensors)}
+    if place.geoopt is not None and "geoopt" in peers:
+        theirs = getattr(place.geoopt, operation)
+        clones = tuple(one.clone() for one in tensors)  # Lorentz writes into them
+        found["geoopt"] = lambda: theirs(*clones)
     arrays = [np.ascontiguousarray(one.numpy()) for one in tensors]
-    of_numpy = numpy_methods(place, operation, inputs, peers)
-    found = {
-        name: work
-        for name, work in rivals(place, operation, inputs).items()
-        if name == "ours" or (name in peers and name not in of_numpy)
-    }
-    for name, method in of_numpy.items():
+    for name, method in numpy_methods(place, operation, inputs, peers).items():
         found[name] = lambda method=method: method(*arrays)
         found[f"{name} on tensors"] = lambda method=method: torch.as_tensor(
             method(*[one.numpy() for one in tensors])
@@ -68,10 +72,11 @@ def numpy_methods(
         if "geomstats" in peers:
             geometry = importlib.import_module("geomstats.geometry.spd_matrices")
             metric = geometry.SPDAffineMetric(geometry.SPDMatrices(inputs.x.shape[-1], equip=False))
-            of_points = {"expmap": metric.exp, "logmap": metric.log}.get(operation)
-            found["geomstats"] = (
-                metric.dist if of_points is None else lambda x, other: of_points(other, x)
-            )
+            found["geomstats"] = {
+                "expmap": lambda x, u: metric.exp(u, x),
+                "logmap": lambda x, y: metric.log(y, x),
+                "dist": metric.dist,
+            }[operation]
         if "pyriemann" in peers and operation == "dist":
             distance = importlib.import_module("pyriemann.geometry.distance")
             found["pyriemann"] = distance.distance_riemann
@@ -84,7 +89,8 @@ def mean_seconds(size: int) -> dict[str, float]:
     Theirs stops where the whitened mean logarithm is at most 1e-8 long, ours at 1e-12.
     """
     theirs = importlib.import_module("pyriemann.geometry.mean").mean_riemann
-    z = torch.tensor(lognormal_spd(MATRICES, size, np.random.default_rng(size), condition=20.0))
+    source = LogNormalSPD(num_examples=MATRICES, dimension=size, condition=20.0)
+    z = source.draw(np.random.default_rng(size)).examples["z"]
     shards = [Examples({"z": z}, {"z": 2})]
     problem = FrechetMean()
     array = z.numpy()
@@ -99,49 +105,38 @@ def mean_seconds(size: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print the ratios as JSON last")
-    parser.add_argument("--only", default="", help="only places whose name contains this, or mean")
-    parser.add_argument("--out", type=Path, help="folder in which to write peers.md")
-    given = parser.parse_args()
+    page = Page(__doc__, "peers.md", only="")
+    given = page.parser.parse_args()
     warnings.simplefilter("ignore")
-    text = prepare("Geometry, ours beside its peers")
+    page.say(prepare("Geometry, ours beside its peers"))
     peers = [name for name in PEERS if importlib.util.find_spec(name) is not None]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in peers)
     columns = [*peers, *(f"{name} on tensors" for name in peers if name != "geoopt")]
     ratios = {}
     rows = []
+
+    def enter(place: str, operation: str, batch: int, seconds: dict[str, float]) -> None:
+        mine = seconds.pop("ours")
+        over = {name: mine / spent for name, spent in seconds.items()}
+        key = f"{place}_{operation}_{batch}_ours_over"
+        ratios.update({f"{key}_{name}": ratio for name, ratio in over.items()})
+        cells = [f"{over[n]:.2f}" if n in over else "" for n in columns]
+        rows.append([place, operation, str(batch), f"{mine / batch * 1e6:.3g}", *cells])
+
     for place in PLACES:
-        for batch in (b for b in BATCHES if b in place.batches and given.only in place.name):
+        for batch in (b for b in BATCHES if given.only in place.name):
             inputs = Inputs.draw(place, batch)
             for operation in place.operations:
                 entered = contestants(place, operation, inputs, peers)
-                if len(entered) == 1:
-                    continue
-                seconds = race(entered, rounds=16, slice_=0.004)
-                mine = seconds.pop("ours")
-                key = f"{place.name}_{operation}_{batch}_ours_over"
-                ratios |= {f"{key}_{name}": mine / spent for name, spent in seconds.items()}
-                cells = [f"{mine / seconds[n]:.2f}" if n in seconds else "" for n in columns]
-                rows.append(
-                    [place.name, operation, str(batch), f"{mine / batch * 1e6:.3g}", *cells]
-                )
+                if len(entered) > 1:
+                    seconds = race(entered, rounds=16, slice_=0.004)
+                    enter(place.name, operation, batch, seconds)
     if "pyriemann" in peers and given.only in "mean":
         for size in (10, 15, 60):
-            seconds = mean_seconds(size)
-            ratio = ratios[f"mean_{size}_ours_over_pyriemann"] = (
-                seconds["ours"] / seconds["pyriemann"]
-            )
-            cells = [f"{ratio:.2f}" if name == "pyriemann" else "" for name in columns]
-            spent = f"{seconds['ours'] / MATRICES * 1e6:.3g}"
-            rows.append([f"spd_{size}", "mean", str(MATRICES), spent, *cells])
+            enter(f"spd_{size}", "mean", MATRICES, mean_seconds(size))
     header = ["place", "operation", "batch", "ours us/item", *(f"ours / {p}" for p in columns)]
-    text += f"\n{versions}.\n\n{table(header, rows)}\n"
-    print(text)
-    if given.out is not None:
-        (given.out / "peers.md").write_text(text)
-    if given.json:
-        print(json.dumps(ratios))
+    page.say(f"\n{versions}.\n\n{table(header, rows)}")
+    page.save(given, ratios)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ A problem and epsilon that was measured is a file below --cells, and is measured
 plan is another one.
 """
 
-import argparse
 import hashlib
 import json
 import statistics
@@ -25,7 +24,9 @@ from typing import Any
 import torch
 
 from benchmarks.choosing import gap_of
+from benchmarks.common.page import Page
 from benchmarks.common.stopwatch import table
+from benchmarks.leaderboard.tasks import COMPLETION, LOW_RANK, mean_on, private_table
 from manifed.durable import write_atomically
 from manifed.errors import BudgetExhausted, RoundFailed
 from manifed.experiment import planner
@@ -47,25 +48,14 @@ class Case:
 
     def table(self, epsilon: float) -> dict[str, Any]:
         """The config, left to the planner."""
-        return {
-            "name": "predicted",
-            "problem": self.problem,
-            "data": self.data,
-            "federation": {
-                "num_clients": 10, "num_rounds": 100, "seed": 0,
-                "partition": {"kind": "equal"},
-            },
-            "training": {"kind": "auto"},
-            "privacy": {
-                "kind": "example-level", "l2_norm_clip": self.l2_norm_clip,
-                "noise": {"kind": "target", "epsilon": epsilon, "delta": self.delta},
-            },
-            "evaluation": {"is_enabled": False},
-        }  # fmt: skip
+        found = private_table(
+            "predicted", self.problem, self.data, self.l2_norm_clip, epsilon, self.delta, 0, 10
+        )
+        found["federation"]["num_rounds"] = 100
+        return found | {"training": {"kind": "auto"}}
 
 
 _SPD = {"kind": "spd-lognormal", "num_examples": 1000, "dimension": 5, "condition": 4}
-_ORIGIN = {"start": {"kind": "origin"}}
 CASES = (
     Case("one component, digits", {"kind": "principal-eigenvector"}, {"kind": "digits"}, 1.0),
     Case(
@@ -74,20 +64,19 @@ CASES = (
     ),
     Case(
         "matrix completion, rank 2 of 30",
-        {"kind": "reproduction.matrix_completion:MatrixCompletion", "rank": 2, "scaling": "mean"},
-        {"kind": "reproduction.recipes:LowRank", "num_clients": 10, "columns": 500, "dimension": 30,
-         "noise_stddev": 0.01}, 1.0,
+        COMPLETION,
+        LOW_RANK, 1.0,
     ),
     Case(
         "log-Euclidean mean, 5 x 5",
-        {"kind": "frechet-mean", "manifold": "spd-log-euclidean", **_ORIGIN}, _SPD, 6.0,
+        mean_on("spd-log-euclidean"), _SPD, 6.0,
     ),
     Case(
-        "affine-invariant mean, 5 x 5", {"kind": "frechet-mean", "manifold": "spd", **_ORIGIN},
+        "affine-invariant mean, 5 x 5", mean_on("spd"),
         _SPD, 6.0,
     ),
     Case(
-        "hyperbolic mean, d = 10", {"kind": "frechet-mean", "manifold": "lorentz", **_ORIGIN},
+        "hyperbolic mean, d = 10", mean_on("lorentz"),
         {"kind": "reproduction.recipes:HyperbolicCloud", "num_examples": 1000,
          "dimension": 10, "spread": 0.3}, 3.0,
     ),
@@ -185,7 +174,7 @@ def text_of(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]  # fmt: skip
     head = ["problem", "epsilon", "method", "predicted", "measured", "predicted / measured"]
-    return "\n".join([*parts, table(head, cells), ""])
+    return "\n".join([*parts, table(head, cells)])
 
 
 def _firsts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -218,16 +207,10 @@ def _shown(ratio: float | None) -> str:
 
 def main() -> None:
     """Measure what is not there yet, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--epsilon", type=float, nargs="+", default=[0.5, 2.0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--limit", type=float, metavar="SECONDS", help="of processor time")
-    parser.add_argument("--cells", type=Path, default=Path("runs/plan_predictions"))
-    parser.add_argument("--out", type=Path, help="folder for plan_predictions.md")
-    parser.add_argument("--json", action="store_true", help="the rows as the last line")
-    given = parser.parse_args()
+    page = Page(__doc__, "plan_predictions.md", seeds=3, cells=Path("runs/plan_predictions"))
+    page.parser.add_argument("--epsilon", type=float, nargs="+", default=[0.5, 2.0])
+    page.parser.add_argument("--limit", type=float, metavar="SECONDS", help="of processor time")
+    given = page.parser.parse_args()
     torch.set_num_threads(1)
     given.cells.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -238,11 +221,8 @@ def main() -> None:
             if given.limit and time.process_time() > given.limit:
                 print("the time is up; the same command goes on from here", flush=True)
                 return
-    if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / "plan_predictions.md").write_text(text_of(rows), encoding="utf-8")
-    if given.json:
-        print(json.dumps(rows))
+    page.say(text_of(rows))
+    page.save(given, rows)
 
 
 if __name__ == "__main__":

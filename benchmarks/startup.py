@@ -9,8 +9,6 @@ system, as the kernel counts it (Linux alone) when the line is printed. The aim 
 first two, and 0.3 s for the third.
 """
 
-import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -19,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.common.page import Page
 from benchmarks.common.stopwatch import circumstances, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,14 +66,12 @@ def measure(kind: str, folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     """Print the table; with --json the medians as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    page = Page(__doc__, "startup.md", runs=5)
+    given = page.parser.parse_args()
     found = {kind: [] for kind in LAST}
-    print(circumstances())
+    page.say(circumstances())
     with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
-        for number in range(arguments.runs + 1):
+        for number in range(given.runs + 1):
             for kind in LAST:
                 seconds = measure(kind, Path(root) / str(number))
                 if number:  # the first reads the files from the disk
@@ -82,22 +79,16 @@ def main() -> None:
     rows = []
     flat = {}
     for kind, pairs in found.items():
-        wall, processor = ([pair[i] for pair in pairs] for i in (0, 1))
-        flat[kind] = {"wall": statistics.median(wall), "processor": statistics.median(processor)}
+        cells = []
+        flat[kind] = {}
+        for key, spent in zip(("wall", "processor"), zip(*pairs, strict=True), strict=True):
+            flat[kind][key] = statistics.median(spent)
+            cells += [f"{flat[kind][key]:.2f}", f"{min(spent):.2f} to {max(spent):.2f}"]
+        rows.append([kind, *cells])
     over = {key: flat[STATEMENT][key] - flat[TORCH][key] for key in flat[TORCH]}
-    flat["beyond torch"] = over
-    for kind, medians in flat.items():
-        spread = [
-            f"{min(p[i] for p in found[kind]):.2f} to {max(p[i] for p in found[kind]):.2f}"
-            if kind in found
-            else ""
-            for i in (0, 1)
-        ]
-        values = [f"{medians[key]:.2f}" for key in ("wall", "processor")]
-        rows.append([kind, values[0], spread[0], values[1], spread[1]])
-    print(table(["", "wall s", "from, to", "processor s", "from, to"], rows))
-    if arguments.json:
-        print(json.dumps(flat))
+    rows.append(["beyond torch", *(cell for one in over.values() for cell in (f"{one:.2f}", ""))])
+    page.say(table(["", "wall s", "from, to", "processor s", "from, to"], rows))
+    page.save(given, flat | {"beyond torch": over})
 
 
 if __name__ == "__main__":

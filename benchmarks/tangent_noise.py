@@ -12,14 +12,13 @@ for one draw and for a cohort of 32 draws at 32 points, as the federated code ma
 else is one draw. CPU time, one thread; all rivals of a row are interleaved.
 """
 
-import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from benchmarks.common.stopwatch import milliseconds, prepare, race, table
+from benchmarks.common.page import Page
+from benchmarks.common.stopwatch import Work, prepare, race, table
 from manifed.manifolds import (
     SPD,
     Grassmann,
@@ -74,17 +73,15 @@ CASES = [
 ]
 
 
-def draw(
-    strategy: Basis | Metropolis, case: Case, shape: tuple[int, ...], seed: int = 1
-) -> Callable[[], object]:
+def draw(strategy: Basis | Metropolis, case: Case, shape: tuple[int, ...]) -> Work:
     """One draw of ``strategy`` at a random point of ``shape``."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     x = case.manifold.random(*shape, generator=generator)
     normals = normals_from(generator)
     return lambda: strategy.sample(case.manifold, x, 1.0, normals)
 
 
-def isometry(case: Case, *lead: int) -> Callable[[], object]:
+def isometry(case: Case, *lead: int) -> Work:
     """Normals through ``from_coords`` at ``lead`` points."""
     m = case.manifold
     generator = torch.Generator().manual_seed(1)
@@ -93,14 +90,14 @@ def isometry(case: Case, *lead: int) -> Callable[[], object]:
     return lambda: m.from_coords(x, torch.randn(size, generator=generator, dtype=torch.float64))
 
 
-def floor(case: Case, *lead: int) -> Callable[[], object]:
+def floor(case: Case, *lead: int) -> Work:
     """As many normals as ``lead`` stored points have entries."""
     generator = torch.Generator().manual_seed(1)
     size = (*lead, *case.shape)
     return lambda: torch.randn(size, generator=generator, dtype=torch.float64)
 
 
-def eigendecomposition(case: Case) -> Callable[[], object]:
+def eigendecomposition(case: Case) -> Work:
     """The paper's sampler, corrected, in torch."""
     generator = torch.Generator().manual_seed(1)
     x = case.manifold.random(*case.shape, generator=generator)
@@ -108,21 +105,17 @@ def eigendecomposition(case: Case) -> Callable[[], object]:
     return lambda: case.eigh(x, torch.randn(size, generator=generator, dtype=torch.float64))
 
 
-def chain(case: Case) -> Callable[[], object]:
-    """100 Metropolis steps, none of which is ever refused."""
-    steps = MEASURED_STEPS - 1
-    unguarded = Metropolis(burn_in=steps, thinning=1, step=1.0, min_acceptance_rate=-1.0)
-    return draw(unguarded, case, case.shape)
-
-
 def measure(case: Case) -> dict[str, float]:
-    """CPU seconds of one draw by every rival."""
+    """CPU seconds of one draw by every rival; none of the chain's steps is ever refused."""
     basis_shape = case.basis_shape or case.shape
+    unguarded = Metropolis(
+        burn_in=MEASURED_STEPS - 1, thinning=1, step=1.0, min_acceptance_rate=-1.0
+    )
     rivals = {
         "randn": floor(case),
         "ours": isometry(case),
         "basis": draw(Basis(), case, basis_shape),
-        "mcmc": chain(case),
+        "mcmc": draw(unguarded, case, case.shape),
     }
     if case.eigh is not None:
         rivals["eigh"] = eigendecomposition(case)
@@ -134,41 +127,39 @@ def measure(case: Case) -> dict[str, float]:
     return seconds | {f"cohort_{name}": value for name, value in many.items()}
 
 
-def row(case: Case, seconds: dict[str, float]) -> list[str]:
-    """One line of the table: milliseconds of ours, then ratios."""
-    ours = seconds["ours"]
-    basis = f"{seconds['basis'] / ours:,.3g}"
-    cells = [case.name, str(case.manifold.dim(case.shape)), milliseconds(ours)]
-    cells += [f"{ours / seconds['randn']:.2f}"]
-    cells += [f"{seconds['cohort_ours'] / seconds['cohort_randn']:.2f}"]
-    cells += [("~" if case.basis_shape else "") + basis]
-    cells.append(f"~{seconds['mcmc'] / ours:,.2g}")
-    return [*cells, f"{seconds['eigh'] / ours:.2f}" if "eigh" in seconds else ""]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
-    parser.add_argument("--quick", action="store_true", help="only dimensions below 600")
-    arguments = parser.parse_args()
-    print(prepare("Cost of one draw of the tangent Gaussian"))
+    page = Page(__doc__, "tangent_noise.md")
+    page.parser.add_argument("--quick", action="store_true", help="only dimensions below 600")
+    given = page.parser.parse_args()
+    page.say(prepare("Cost of one draw of the tangent Gaussian"))
     rows = []
     result = {}
     for case in CASES:
-        if arguments.quick and case.manifold.dim(case.shape) > 600:
+        dim = case.manifold.dim(case.shape)
+        if given.quick and dim > 600:
             continue
         seconds = measure(case)
-        rows.append(row(case, seconds))
-        result[f"{case.name}_over_randn"] = seconds["cohort_ours"] / seconds["cohort_randn"]
-        result[f"{case.name}_single_over_randn"] = seconds["ours"] / seconds["randn"]
-        for rival in ("basis", "mcmc", "eigh"):
-            if rival in seconds:
-                result[f"{case.name}_{rival}_over_ours"] = seconds[rival] / seconds["ours"]
+        ours = seconds["ours"]
+        many = result[f"{case.name}_over_randn"] = seconds["cohort_ours"] / seconds["cohort_randn"]
+        one = result[f"{case.name}_single_over_randn"] = ours / seconds["randn"]
+        over = {r: seconds[r] / ours for r in ("basis", "mcmc", "eigh") if r in seconds}
+        result |= {f"{case.name}_{rival}_over_ours": ratio for rival, ratio in over.items()}
+        rows.append(
+            [
+                case.name,
+                str(dim),
+                f"{ours * 1e3:.3g}",
+                f"{one:.2f}",
+                f"{many:.2f}",
+                f"{'~' if case.basis_shape else ''}{over['basis']:,.3g}",
+                f"~{over['mcmc']:,.2g}",
+                f"{over['eigh']:.2f}" if "eigh" in over else "",
+            ]
+        )
     header = ["case", "dim", "ours ms", "ours/randn, 1", f"ours/randn, {COHORT}"]
-    print(table([*header, "basis/ours", "mcmc/ours", "eigh/ours"], rows))
-    print(f"\n{__doc__.split(chr(10), 4)[4].strip()}")
-    if arguments.json:
-        print(json.dumps(result))
+    page.say(table([*header, "basis/ours", "mcmc/ours", "eigh/ours"], rows))
+    page.explain()
+    page.save(given, result)
 
 
 if __name__ == "__main__":

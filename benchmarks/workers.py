@@ -39,8 +39,9 @@ from benchmarks.common.stopwatch import circumstances, table
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
+from manifed.federation.exchange import Transport
 from manifed.federation.rounds import run_rounds
-from manifed.federation.stack import StackTransport, Transport
+from manifed.federation.stack import StackTransport
 from manifed.federation.workers import RayTransport
 from manifed.runs.driver import cohort_transport
 
@@ -184,24 +185,21 @@ class Independent:
     def __init__(self, given: dict[str, Any], path: Path) -> None:
         path.write_text(json.dumps(given))
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.workers", "--half", str(path)]
+        pipe = subprocess.PIPE
         self.both = [
-            subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+            subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
             for _ in range(2)
         ]
         self._hear("ready")
 
     def _hear(self, word: str) -> None:
         for process in self.both:
-            assert process.stdout is not None
             if (said := process.stdout.readline().strip()) != word:
                 raise RuntimeError(f"Expected {word!r} of an independent process, got {said!r}")
 
     def __call__(self) -> None:
         """A round of both."""
         for process in self.both:
-            assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
         self._hear("done")
@@ -209,7 +207,6 @@ class Independent:
     def close(self) -> None:
         """End both."""
         for process in self.both:
-            assert process.stdin is not None
             process.stdin.close()
             process.wait()
 
@@ -292,10 +289,8 @@ def owners(repeats: int) -> dict[str, Any]:
     """10 000 nodes on a ring over workers: mixed in the driver, and by those who own the nodes."""
     found = {}
     for workers in (1, 2):
-        given = {"server": gossip("gossip", 10_000)}
-        given["decor"] = gossip("decor", 10_000)
-        for name, one in given.items():
-            with stepping(one, workers) as step:
+        for name, kind in (("server", "gossip"), ("decor", "decor")):
+            with stepping(gossip(kind, 10_000), workers) as step:
                 spent = interleaved({"round": step}, repeats, 5)["round"]
             found[f"{name}, {workers}"] = {"round ms": spent * 1e3, "clients/s": 10_000 / spent}
     return found
@@ -327,40 +322,31 @@ def shown(numbers: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
-    parser.add_argument("--json", action="store_true", help="the numbers alone")
-    parser.add_argument("--out", type=Path, help="folder of workers.json and workers.md")
-    parser.add_argument("--half", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    page = Page(__doc__, "workers.md", repeats=5)
+    page.parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
+    page.parser.add_argument("--half", help=argparse.SUPPRESS)
+    given = page.parser.parse_args()
     if given.half:
         half(given.half)
         return
     torch.set_num_threads(1)
-    kept = given.out / "workers.json" if given.out else None
+    found = {}
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
-    found = json.loads(kept.read_text()) if kept and kept.exists() else {}
+        kept = given.out / "workers.json"
+        found = json.loads(kept.read_text()) if kept.exists() else {}
     for name in given.only:
         said = circumstances().splitlines()[-1]
         found[name] = {**RUNS[name](given.repeats), "on": said}
-        if kept:
+        if given.out:
             kept.write_text(json.dumps(found, indent=1) + "\n")
-    if given.json:
-        print(json.dumps(found))
-        return
-    page = Page()
     page.say("# The stacked cohort over Ray workers\n\n`python benchmarks/workers.py`\n")
     page.say("Wall time, one thread a process, medians of interleaved repeats.")
     for name in RUNS:
         if name in found:
             numbers = {k: v for k, v in found[name].items() if k != "on"}
-            page.say(f"\n**{name}**: {found[name]['on']}\n")
-            page.say(shown(numbers))
-    page.save(given.out, "workers.md")
+            page.say(f"\n**{name}**: {found[name]['on']}\n\n{shown(numbers)}")
+    page.save(given, found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A client in a ClientApp: open the message, take the local steps, write the memory last.
+"""A ClientApp around a client update: it opens the message, takes the local steps, replies.
 
 `app_of` is the ClientApp that every run of manifed has. `client_app` makes one of one's own: a
 problem, a client update, one's own data, one's own privacy. Its nodes load their shard once in a
@@ -11,30 +11,40 @@ unless a seeded source is given.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from logging import ERROR
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 from torch import Tensor
 
 from manifed.algorithms.algorithm import ClientUpdate
+from manifed.algorithms.payloads import BadBroadcast
 from manifed.errors import ConfigError
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, Node, answer
+from manifed.federation.exchange import BadMessage, Header
 from manifed.federation.plan import Plan
-from manifed.federation.replies import Header
 from manifed.flower import client
-from manifed.flower.client import SITE_SOCKET, absent_if_it_fails
-from manifed.flower.records import HEADER, facts_from_record, pack, read_payload, shown
-from manifed.flower.strategy import Privacy, is_target, keyed_by
+from manifed.flower.client import SITE_SOCKET
+from manifed.flower.handshake import Introduction, check_code
+from manifed.flower.records import (
+    CODE_SHA256,
+    HEADER,
+    facts_from_record,
+    facts_to_record,
+    pack,
+    read_payload,
+    shown,
+)
+from manifed.flower.strategy import keyed_by
 from manifed.plan import digest, example_mechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.problem import InvalidRecord, Problem
-from manifed.setting import Federation, Setting
-
-_LoadShard = Callable[[Context], Examples | Mapping[str, Tensor]]
-"""This node's examples; each tensor of shape (n, *feature)."""
+from manifed.runs.manifest import code_sha256
+from manifed.setting import Federation, Privacy, Setting
 
 
 def _no_site(context: Context) -> Experiment:
@@ -45,36 +55,69 @@ def _no_site(context: Context) -> Experiment:
     )
 
 
+class Absent(RuntimeError):
+    """Error: the node cannot take part; the server learns that it is absent, and no more."""
+
+    def __init__(self) -> None:
+        super().__init__("this node is absent; its own log says why")
+
+
+def absent_if_it_fails(
+    handle: Callable[[Message, Context], Message],
+) -> Callable[[Message, Context], Message]:
+    """Raises `Absent` for an error, whose text may hold data and stays in this node's own log.
+
+    A BadMessage or BadBroadcast, which say what came alone, stay as they are.
+    """
+
+    def handled(message: Message, context: Context) -> Message:
+        try:
+            return handle(message, context)
+        except (BadMessage, BadBroadcast):
+            raise
+        except Exception as error:
+            log(ERROR, "this node is absent: %s: %s", type(error).__name__, error)
+            raise Absent from None
+
+    return handled
+
+
 def app_of(
     find: client.FindNode, experiment: Callable[[Context], Experiment] = _no_site
 ) -> ClientApp:
-    """The ClientApp of the nodes that ``find`` makes, or of sites, asked about ``experiment``."""
+    """Makes the ClientApp of the nodes that ``find`` makes, or of sites, for ``experiment``."""
     app = ClientApp()
 
     @app.query()
+    @absent_if_it_fails
     def query(message: Message, context: Context) -> Message:
         """Which partition this node holds and how many examples (a public size)."""
-        with absent_if_it_fails():
-            client.check_server(message)
-            if SITE_SOCKET in context.node_config:
-                return client.introduced(message, context, experiment(context))
-            return client.introduction(client.opened(find, context), message)
+        asked = message.content.config_records.get(HEADER, ConfigRecord())
+        check_code("the server", asked.get(CODE_SHA256))
+        if SITE_SOCKET in context.node_config:
+            own = client.site_introduction(context, experiment(context))
+        else:
+            node = client.opened(find, context)
+            own = Introduction(node.partition, node.num_examples, node.digest, code_sha256())
+        return Message(RecordDict({HEADER: facts_to_record(own)}), reply_to=message)
 
     @app.train()
+    @absent_if_it_fails
     def train(message: Message, context: Context) -> Message:
         """One client update on this node's own records, clipped and noised here."""
-        with absent_if_it_fails():
-            if SITE_SOCKET in context.node_config:
-                return client.answered(message, context, experiment(context))
-            node = client.opened(find, context)
-            header = facts_from_record(Header, message.content.get(HEADER))
-            down = partial(read_payload, message.content)
-            made = answer(node, header, down, client.kept_of(context, node))  # the local steps
-            up = pack(header, made.up, noise_origin=made.noise_origin)
-            reply = Message(up, reply_to=message)
-            if made.kept is not None:
-                client.keep(made.kept, context, node)
-            return reply
+        header = facts_from_record(Header, message.content.get(HEADER))
+        if SITE_SOCKET in context.node_config:
+            up = client.site_answer(message.content, header, context, experiment(context))
+            return Message(up, reply_to=message)
+        node = client.opened(find, context)
+        memory = client.Memory(context, node)
+        down = partial(read_payload, message.content)
+        made = answer(node, header, down, memory.kept)  # the local steps
+        up = pack(header, made.up, noise_origin=made.noise_origin)
+        reply = Message(up, reply_to=message)
+        if made.kept is not None:
+            memory.keep(made.kept)
+        return reply
 
     return app
 
@@ -82,17 +125,18 @@ def app_of(
 def client_app(
     problem: Problem,
     update: ClientUpdate,
-    load_shard: _LoadShard,
+    load_shard: Callable[[Context], Examples | Mapping[str, Tensor]],
     *,
     privacy: Privacy | None = None,
     source: NoiseSource | None = None,
     plan: Plan | None = None,
 ) -> ClientApp:
-    """The ClientApp of nodes that run ``update`` on the examples that ``load_shard`` gives them.
+    """Makes the ClientApp of nodes that run ``update`` on the examples of ``load_shard``.
 
-    A node's ``partition-id`` (of its node config) says which client it is. ``privacy`` must be what
-    the server's strategy states; under `ClientLevel` the server adds the noise. ``source`` is a
-    seeded one in tests. A ``plan`` that this side made itself takes the place of ``privacy``.
+    ``load_shard`` gives a node's examples, each tensor of shape (n, *feature). A node's
+    ``partition-id`` (of its node config) says which client it is. ``privacy`` must be what the
+    server's strategy states; under `ClientLevel` the server adds the noise. ``source`` is a seeded
+    one in tests. A ``plan`` that this side made itself takes the place of ``privacy``.
 
     Raises:
         ConfigError: noise that depends on what a client alone does not know.
@@ -100,7 +144,7 @@ def client_app(
     if plan is None:
         own = keyed_by(privacy, source)
         one = Federation(num_clients=1, num_rounds=1)
-        if is_target(own):
+        if own.noise.kind == "target":
             raise ConfigError(
                 "privacy.noise.kind: the noise of a 'target' depends on all rounds and sizes, "
                 "which a client alone does not know; give plan=manifed.plan.plan(setting, sizes)"
@@ -122,7 +166,7 @@ def client_app(
             loaded[partition] = _checked(problem, load_shard(context))
         shard = loaded[partition]
         shape = problem.point_shape(shard)
-        return Node(setup, shard, partition, agreed, shape, lambda: source or fresh())
+        return Node(setup, shard, len(shard), partition, agreed, shape, lambda: source or fresh())
 
     return app_of(find)
 
@@ -138,7 +182,7 @@ def _checked(problem: Problem, found: Examples | Mapping[str, Tensor]) -> Exampl
     else:
         tensors = {name: torch.as_tensor(tensor) for name, tensor in found.items()}
         try:
-            shard = Examples.of_columns(tensors)
+            shard = Examples(tensors)
         except ValueError as error:
             raise ConfigError(f"load_shard: {error}") from None
     if len(shard) < 1:

@@ -27,7 +27,7 @@ from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.flower.apps import server_app_of
 from manifed.flower.client import client_app_of
-from manifed.flower.inline import InlineGrid
+from manifed.flower.transport import InlineGrid
 from manifed.runs.folder import RunFolder
 
 EPSILONS = (1.0, 4.0, None)
@@ -67,7 +67,7 @@ noise_source = "os"
     text = f"""
 problem = {{ kind = "kpca", num_components = {DIRECTIONS}, on = "grassmann", scaling = "mean" }}
 training = {{ kind = "rsgd", step_size = 2.0, minibatch = {{ kind = "full" }} }}
-output = {{ directory = "{folder / "run"}", quiet = true, plots = false }}
+output = {{ directory = "{folder / "run"}", quiet = true }}
 evaluation = {{ is_enabled = false }}
 [federation]
 num_clients = {sites}

@@ -1,11 +1,15 @@
 """Federated and decentralised learning on Riemannian manifolds with differential privacy."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+if sys.platform == "win32":
+    raise ImportError("manifed runs on Linux, got Windows: use its Linux subsystem (WSL 2)")
+
 if TYPE_CHECKING:
     from manifed.algorithms.algorithm import Algorithm
-    from manifed.federation.replies import ReplyPolicy
+    from manifed.federation.exchange import ReplyPolicy
     from manifed.oracles.minibatch import Ask
     from manifed.runs.fit import Result, Round, federate, fit
     from manifed.setting import ClientLevel, ExampleLevel, Multiplier, Target
@@ -27,7 +31,7 @@ __all__ = [
 _HOME = {
     "Algorithm": "algorithms.algorithm",
     "Ask": "oracles.minibatch",
-    "ReplyPolicy": "federation.replies",
+    "ReplyPolicy": "federation.exchange",
     **dict.fromkeys(("ClientLevel", "ExampleLevel", "Multiplier", "Target"), "setting"),
     **dict.fromkeys(("Result", "Round", "federate", "fit"), "runs.fit"),
 }

@@ -1,4 +1,4 @@
-"""Writing files so that a crash at any moment leaves the old bytes or the new ones.
+"""Crash-safe writing and safe reading of files: after a crash there are old bytes or new ones.
 
 New bytes go to a draft in the same folder, are fsynced and given their name at once, and the
 folder's entry is fsynced too. `is_draft` knows a draft that a crash left behind.
@@ -24,19 +24,19 @@ _DRAFT = re.compile(r"\..*\.draft|.*\.jsonl(\.head|\.torn)?\.new-\d+")
 
 
 def is_draft(path: Path) -> bool:
-    """Whether a file is what an unfinished write of this module left behind."""
+    """Whether a file is the remainder of an unfinished write of this module."""
     return _DRAFT.fullmatch(path.name) is not None
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what unfinished writes left; only for who holds the folder (`held`)."""
+    """Removes the remainders of unfinished writes; only for the holder of the folder (`held`)."""
     for path in sorted(folder.iterdir()):
         if is_draft(path):
             path.unlink(missing_ok=True)
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder`` with mode 0700, its missing parents by the umask; one that is there stays.
+    """Makes ``folder`` with mode 0700 and its missing parents; an existing one stays as it is.
 
     Raises:
         OSError: it cannot be made, or is a file.
@@ -49,7 +49,7 @@ def make_folder(folder: Path) -> None:
 
 
 def close_to_writers(folder: Path) -> None:
-    """Let nobody but the owner put files into ``folder`` or take them away; readers stay.
+    """Takes the right to write in ``folder`` from everybody but its owner; readers stay.
 
     A folder of another user stays as it is: that user decides.
     """
@@ -75,7 +75,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def create_atomically(path: Path, content: bytes) -> None:
-    """A new file with all of ``content``, or none.
+    """Creates a new file with all of ``content``, or no file.
 
     Raises:
         FileExistsError: it exists, or another process made it meanwhile.
@@ -91,16 +91,16 @@ def create_atomically(path: Path, content: bytes) -> None:
 
 
 def append_durably(descriptor: int, data: bytes) -> None:
-    """``data`` at the end of an open file, on disk; a crash may leave a part of it."""
+    """Appends ``data`` to an open file and syncs it; a crash may leave a part of it."""
     _write_whole(descriptor, data)
     os.fsync(descriptor)
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Add ``line`` at the end of ``path``, which is made if need be; all of it or nothing.
+    """Appends ``line`` to ``path``, which is made if need be, whole or not at all.
 
     A kill in between may leave a part of the line, without its newline; the caller's reader drops
-    it. Not fsynced: see `sync_file`.
+    it. Not fsynced: see `sync`.
 
     Raises:
         OSError: the disk refuses; the file is as long as before.
@@ -117,15 +117,9 @@ def append_line(path: Path, line: bytes) -> None:
         os.close(descriptor)
 
 
-def sync_file(path: Path) -> None:
-    """Make what was appended to ``path``, and its name, survive a power cut."""
-    sync(path)
-    sync(path.parent)
-
-
 @contextmanager
 def held(folder: Path) -> Generator[None, None, None]:
-    """Hold ``folder`` for this process; nothing is written, and a dead process holds nothing.
+    """Locks ``folder`` for this process without writing; the lock ends with the process.
 
     Raises:
         BlockingIOError: another process holds it.
@@ -153,7 +147,7 @@ def _write_draft(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the entries of a folder (new names, renames), survive a power cut."""
+    """Flushes a file, or the entries of a folder (new names, renames), to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -166,7 +160,7 @@ MOST_BYTES = 1 << 30
 
 
 def check_regular(path: Path, most: int | None = None) -> None:
-    """Refuse what is no regular file of at most ``most`` bytes, before anything opens it.
+    """Refuses, before opening it, a path that is no regular file of at most ``most`` bytes.
 
     Raises:
         OSError: its ``strerror`` says why: no file, a folder, a pipe, a device, a loop of links, a
@@ -185,6 +179,6 @@ def check_regular(path: Path, most: int | None = None) -> None:
 
 
 def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a regular file; errors as `check_regular`, and where it cannot be read."""
+    """Reads a regular file; errors as `check_regular`, and where it cannot be read."""
     check_regular(path, most)
     return path.read_bytes()

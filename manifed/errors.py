@@ -1,11 +1,24 @@
-"""What can go wrong, by whose fault it is: each error is one line with field, value and bound."""
+"""The errors of the library; each is one line with field, value and bound."""
 
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+
+EXTRAS = {
+    "flwr": "flower",
+    "matplotlib": "plot",
+    "pyarrow": "parquet",
+    "ray": "ray",
+    "sklearn": "data",
+    "typer": "cli",
+}
+"""An optional package and the extra of manifed that installs it."""
 LONGEST = 2000
 """Characters of an error, whatever was handed in; one that names what to do has a few hundred."""
 
 
 def one_line(text: str, most: int = 600) -> str:
-    """``text`` on one line of any terminal, without its middle if it is long."""
+    """Puts ``text`` on one line of any terminal, and cuts the middle if it is long."""
     if len(text) > 20 * most:  # what is left out need not be looked at
         text = f"{text[: 10 * most]} ... {text[-10 * most :]}"
     flat = " ".join(text.split())
@@ -14,7 +27,7 @@ def one_line(text: str, most: int = 600) -> str:
 
 
 def short(value: object) -> str:
-    """A value of any size as an error shows it: at most 80 characters on one line."""
+    """Shows a value in an error, in at most 80 characters on one line."""
     if isinstance(value, int) and abs(value) >= 10**18:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, dict | list):
@@ -23,7 +36,7 @@ def short(value: object) -> str:
 
 
 class ConfigError(ValueError):
-    """Input that cannot run; one line of bounded length naming field, value and bound."""
+    """Error: input that cannot run; one line of bounded length naming field, value and bound."""
 
     exit_code = 2
     """The exit code of a command that ends with this error; unforeseen errors have none."""
@@ -32,8 +45,44 @@ class ConfigError(ValueError):
         super().__init__(one_line(text, LONGEST))
 
 
+def check_linux(what: str) -> None:
+    """Refuse, on another platform, a part that reads Linux's /proc or asks a socket for its peer.
+
+    Raises:
+        ConfigError: the platform is another one.
+    """
+    if sys.platform != "linux":
+        raise ConfigError(f"{what}: expected Linux, got {sys.platform!r}; use a Linux machine")
+
+
+class Missing(ImportError):
+    """An optional package that is not installed; one line with the command that installs it."""
+
+    exit_code = 2
+
+    def __init__(self, package: str) -> None:
+        command = f'pip install "manifed[{EXTRAS[package]}]"'
+        super().__init__(f"{package} is not installed: {command}", name=package)
+
+
+@contextmanager
+def optional() -> Generator[None, None, None]:
+    """Name the extra of an optional package whose import fails in the block.
+
+    Raises:
+        Missing: the package is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise Missing(package) from None
+
+
 class RoundFailed(RuntimeError):
-    """A round that has no result; the text names the clients and their reasons."""
+    """Error: a round has no result; the text names the clients and their reasons."""
 
     exit_code = 1
 
@@ -44,14 +93,14 @@ class RoundFailed(RuntimeError):
 
 
 class BudgetExhausted(RuntimeError):
-    """The next round would exceed ``privacy.max_epsilon``; the last paid model stands."""
+    """Error: the next round would exceed ``privacy.max_epsilon``; the last paid model stands."""
 
     noise_origins: frozenset[str] = frozenset()
     """Where noise of that round's attempts before came from; they were paid, and are seen."""
 
 
 class EngineFailed(Exception):
-    """A run that did not end as ``finished:completed``.
+    """Error: a run of Flower did not end as ``finished:completed``.
 
     Attributes:
         status: Flower's own status (``finished:failed``, ``finished:stopped``), or
@@ -68,7 +117,7 @@ class EngineFailed(Exception):
 
 
 class RunEnded(Exception):
-    """A command that ended before its end; the text says how to go on."""
+    """Error: a command was stopped before its end; the text says how to go on."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""Undirected graphs as data, their Laplacians and mixing matrices, and how a config names them.
+"""Communication graphs: Laplacians, mixing matrices, and the tables by which configs name them.
 
 Nodes are 0..n-1; an edge is a pair (i, j) with i < j. Matrices are float64 numpy arrays of shape
 (n, n). Paper: Allouah et al., "The Privacy Power of Correlated Noise in Decentralized Learning"
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -43,12 +44,12 @@ class Graph:
 
     @classmethod
     def of(cls, num_nodes: int, edges: Iterable[tuple[int, int]]) -> "Graph":
-        """The graph of these pairs, in any order and direction; repeated ones count once."""
+        """Makes the graph of these pairs, in any order and direction; repeated ones count once."""
         return cls(num_nodes, tuple(sorted({(min(e), max(e)) for e in edges})))
 
     @cached_property
     def neighbors(self) -> tuple[tuple[int, ...], ...]:
-        """N_i for every node i, in order; i itself is not in it."""
+        """The neighbours N_i of every node i, in order, without i itself."""
         found: list[list[int]] = [[] for _ in range(self.num_nodes)]
         for i, j in self.edges:
             found[i].append(j)
@@ -57,8 +58,8 @@ class Graph:
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
-        """Number of neighbours of each node."""
-        return tuple(len(each) for each in self.neighbors)
+        """The number of neighbours of each node."""
+        return tuple(map(len, self.neighbors))
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
@@ -67,14 +68,14 @@ class Graph:
 
     @cached_property
     def adjacency(self) -> Matrix:
-        """1 where there is an edge, (n, n)."""
+        """The adjacency matrix: 1 where there is an edge, (n, n)."""
         found, (i, j) = np.zeros((self.num_nodes, self.num_nodes)), self.ends
         found[i, j] = found[j, i] = 1.0
         return found
 
     @cached_property
     def laplacian(self) -> Matrix:
-        """Deg - Adj, (n, n)."""
+        """The Laplacian Deg - Adj, (n, n)."""
         return np.diag(self.adjacency.sum(1)) - self.adjacency
 
     @property
@@ -85,27 +86,17 @@ class Graph:
         return found
 
     @cached_property
-    def components(self) -> tuple[tuple[int, ...], ...]:
-        """The connected components, each in order."""
-        left = set(range(self.num_nodes))
-        found = []
-        while left:
-            reached = set[int]()
-            frontier = {min(left)}
-            while frontier:
-                reached |= frontier
-                frontier = {j for i in frontier for j in self.neighbors[i]} - reached
-            left -= reached
-            found.append(tuple(sorted(reached)))
-        return tuple(found)
+    def num_parts(self) -> int:
+        """The number of connected components."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import connected_components
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is a path between any two nodes."""
-        return len(self.components) == 1
+        shape = (self.num_nodes, self.num_nodes)
+        joined: Any = csr_array((np.ones(len(self.edges)), self.ends), shape=shape)
+        return connected_components(joined, directed=False, return_labels=False)
 
     def without(self, nodes: Iterable[int]) -> "Graph":
-        """What is left when ``nodes`` leave; the others keep their order and are counted anew."""
+        """Returns what is left when ``nodes`` leave; the others keep their order, counted anew."""
         gone = set(nodes)
         kept = [i for i in range(self.num_nodes) if i not in gone]
         place = {node: k for k, node in enumerate(kept)}
@@ -113,9 +104,9 @@ class Graph:
         return Graph(len(kept), edges)
 
 
-def algebraic_connectivity(graph: Graph) -> float:
+def _connectivity(graph: Graph) -> float:
     """a(G), the second-smallest eigenvalue of the Laplacian; 0 exactly when G is disconnected."""
-    if graph.num_nodes == 1 or not graph.is_connected:
+    if graph.num_nodes == 1 or graph.num_parts > 1:
         return 0.0
     import scipy.linalg
 
@@ -123,14 +114,10 @@ def algebraic_connectivity(graph: Graph) -> float:
     return float(max(found[0], 0.0))
 
 
-def connectivity_without(graph: Graph, q: int) -> float:
-    """a_q(G): the least algebraic connectivity after any ``q`` nodes have left, by enumeration."""
-    subsets = itertools.combinations(range(graph.num_nodes), q)
-    return min(algebraic_connectivity(graph.without(gone)) for gone in subsets)
-
-
 def connectivity_bound(graph: Graph, q: int) -> tuple[float, bool]:
-    """A lower bound of a_q(G), and whether it is a_q(G) itself.
+    """Returns a lower bound of a_q(G) and whether it is exact.
+
+    a_q(G) is the least a(G) after any ``q`` nodes have left.
 
     Exact for as many nodes as can be enumerated. Each further one takes at most 1 from the
     algebraic connectivity: a(G - v) >= a(G) - 1 (Fiedler, "Algebraic connectivity of graphs",
@@ -145,16 +132,15 @@ def connectivity_bound(graph: Graph, q: int) -> tuple[float, bool]:
     counted = q
     while math.comb(n, counted) > MOST_SUBSETS or (counted and n > 200):
         counted -= 1
-    found = connectivity_without(graph, counted)
+    subsets = itertools.combinations(range(n), counted)
+    found = min(_connectivity(graph.without(gone)) for gone in subsets)
     return max(found - (q - counted), 0.0), counted == q
 
 
-Weights = Any
-"""A `Matrix`, or scipy's csr_array of its entries, which comes without types."""
+def metropolis_hastings(graph: Graph) -> Any:
+    """Returns the Metropolis-Hastings mixing matrix, (n, n).
 
-
-def metropolis_hastings(graph: Graph) -> Weights:
-    """W_ij = 1 / (1 + max(deg i, deg j)) on edges, the rest of each row on the diagonal, (n, n).
+    W_ij = 1 / (1 + max(deg i, deg j)) on edges; the rest of each row stands on the diagonal.
 
     The paper prints 1 / (deg(i) + 1) without a diagonal, which is neither symmetric nor stochastic
     (spec 004 §7-A2); on regular graphs this is what it means: (Adj + I) / (deg + 1).
@@ -162,13 +148,11 @@ def metropolis_hastings(graph: Graph) -> Weights:
     from scipy.sparse import csr_array
 
     n = graph.num_nodes
-    ends = graph.ends
     degrees = np.array(graph.degrees, dtype=np.float64)
-    nodes = np.arange(n)
-    i, j = np.concatenate([ends, ends[::-1]], axis=1)
+    i, j = np.concatenate([graph.ends, graph.ends[::-1]], axis=1)
     values = 1.0 / (1.0 + np.maximum(degrees[i], degrees[j]))
     own = 1.0 - np.bincount(i, values, n)
-    places = np.append(i, nodes), np.append(j, nodes)
+    places = np.append(i, np.arange(n)), np.append(j, np.arange(n))
     found = csr_array((np.append(values, own), places), shape=(n, n))
     found.sort_indices()
     return found
@@ -182,13 +166,13 @@ _LONGEST_FILE = 1 << 26
 
 
 class GraphSource(BaseModel):
-    """What every graph's configuration can do."""
+    """Base of the tables that name a graph in a config."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @abstractmethod
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
-        """The graph of ``num_nodes`` nodes; ``seed`` is read by random graphs only.
+        """Builds the graph of ``num_nodes`` nodes; ``seed`` is read by random graphs only.
 
         Raises:
             ValueError: when there is no such graph, it takes long to build (a config is read before
@@ -208,7 +192,7 @@ class _NamedGraph(GraphSource):
         return num_nodes
 
     @abstractmethod
-    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
+    def drawn(self, nx: Any, num_nodes: int, rng: Generator) -> Any:
         """The graph that the package ``nx`` makes, or one draw of a random one."""
 
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
@@ -228,7 +212,7 @@ class _NamedGraph(GraphSource):
             place = {node: k for k, node in enumerate(built.nodes)}
             edges = [(place[i], place[j]) for i, j in built.edges if i != j]
             found = Graph.of(len(place), edges)
-            if found.is_connected:
+            if found.num_parts == 1:
                 return found
         name, value = next((name, value) for name, value in self if name != "kind")
         raise ValueError(
@@ -239,28 +223,28 @@ class _NamedGraph(GraphSource):
 
 
 class Ring(_NamedGraph):
-    """Node i beside i - 1 and i + 1."""
+    """The ring graph: node i is joined to i - 1 and i + 1."""
 
     kind: Literal["ring"] = "ring"
 
-    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
-        """A cycle."""
+    def drawn(self, nx: Any, num_nodes: int, rng: Generator) -> Any:
+        """Returns a cycle."""
         return nx.cycle_graph(num_nodes)
 
 
 class Torus(_NamedGraph):
-    """A grid whose edges wrap around; a square one unless ``rows`` is given."""
+    """The torus graph: a grid whose edges wrap around, square unless ``rows`` is given."""
 
     kind: Literal["torus"] = "torus"
     rows: int | None = Field(default=None, ge=1)
     """Rows of the grid; None: a square."""
 
     def pairs(self, num_nodes: int) -> int:
-        """Two a node."""
+        """Returns the number of edges, two a node."""
         return 2 * num_nodes
 
-    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
-        """A grid, row by row."""
+    def drawn(self, nx: Any, num_nodes: int, rng: Generator) -> Any:
+        """Returns a grid, row by row."""
         rows = self.rows or math.isqrt(num_nodes)
         if num_nodes % rows or (self.rows is None and rows * rows != num_nodes):
             raise ValueError(
@@ -271,26 +255,26 @@ class Torus(_NamedGraph):
 
 
 class Complete(_NamedGraph):
-    """Everybody beside everybody."""
+    """The complete graph, in which every node is joined to all others."""
 
     kind: Literal["complete"] = "complete"
 
     def pairs(self, num_nodes: int) -> int:
-        """All."""
+        """Returns the number of all pairs."""
         return num_nodes * (num_nodes - 1) // 2
 
-    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
-        """All edges."""
+    def drawn(self, nx: Any, num_nodes: int, rng: Generator) -> Any:
+        """Returns the graph of all edges."""
         return nx.complete_graph(num_nodes)
 
 
 class Star(_NamedGraph):
-    """Node 0 beside all others."""
+    """The star graph: node 0 is joined to all others."""
 
     kind: Literal["star"] = "star"
 
-    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
-        """A hub and its leaves."""
+    def drawn(self, nx: Any, num_nodes: int, rng: Generator) -> Any:
+        """Returns a hub and its leaves."""
         return nx.star_graph(num_nodes - 1)
 
 
@@ -300,40 +284,40 @@ class Exponential(_NamedGraph):
     kind: Literal["exponential"] = "exponential"
 
     def pairs(self, num_nodes: int) -> int:
-        """At most log2(n) a node."""
+        """Returns a bound of the number of edges, log2(n) a node."""
         return num_nodes * num_nodes.bit_length()
 
-    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
-        """A circulant graph of the powers of two."""
+    def drawn(self, nx: Any, num_nodes: int, rng: Generator) -> Any:
+        """Returns a circulant graph of the powers of two."""
         offsets = [1 << k for k in range(max(num_nodes - 1, 1).bit_length()) if 1 << k < num_nodes]
         return nx.circulant_graph(num_nodes, offsets)
 
 
 class ErdosRenyi(_NamedGraph):
-    """Each edge with ``probability``, drawn again until the graph is connected."""
+    """A random graph with each edge by ``probability``, drawn again until it is connected."""
 
     kind: Literal["erdos-renyi"] = "erdos-renyi"
     probability: float = Field(gt=0, le=1)
     """The probability of each edge."""
 
     def pairs(self, num_nodes: int) -> int:
-        """All are looked at."""
+        """Returns the number of all pairs, each of which a draw looks at."""
         return num_nodes * (num_nodes - 1) // 2
 
-    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
-        """A draw of G(n, p)."""
+    def drawn(self, nx: Any, num_nodes: int, rng: Generator) -> Any:
+        """Returns a draw of G(n, p)."""
         return nx.gnp_random_graph(num_nodes, self.probability, seed=rng)
 
 
 class RandomRegular(_NamedGraph):
-    """Everybody has ``degree`` neighbours, drawn again until the graph is connected."""
+    """A random graph with ``degree`` neighbours a node, drawn again until it is connected."""
 
     kind: Literal["random-regular"] = "random-regular"
     degree: int = Field(ge=1)
     """Neighbours of each node."""
 
     def pairs(self, num_nodes: int) -> int:
-        """Half of the degrees."""
+        """Returns the number of edges, half the sum of the degrees."""
         if self.degree >= num_nodes or self.degree * num_nodes % 2:
             raise ValueError(
                 f"graph.degree: expected less than the {num_nodes} nodes and an even product with "
@@ -341,13 +325,13 @@ class RandomRegular(_NamedGraph):
             )
         return self.degree * num_nodes // 2
 
-    def drawn(self, nx: Any, num_nodes: int, rng: np.random.Generator) -> Any:
-        """A draw of a regular graph."""
+    def drawn(self, nx: Any, num_nodes: int, rng: Generator) -> Any:
+        """Returns a draw of a regular graph."""
         return nx.random_regular_graph(self.degree, num_nodes, seed=rng)
 
 
 class EdgeList(GraphSource):
-    """The edges themselves, or a file with a line ``i j`` for each; ``#`` begins a comment."""
+    """A graph by its edges, or by a file with a line ``i j`` for each; ``#`` begins a comment."""
 
     kind: Literal["edges"] = "edges"
     edges: tuple[tuple[int, int], ...] | None = None
@@ -362,15 +346,14 @@ class EdgeList(GraphSource):
         return self
 
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
-        """The graph that is written down."""
-        del seed
-        named = self.edges if self.path is None else _read(self.path)
-        for i, j in named or ():
+        """Builds the graph that is written down."""
+        named = _read(self.path) if self.path else self.edges or ()
+        for i, j in named:
             if i == j or not (0 <= i < num_nodes and 0 <= j < num_nodes):
                 raise ValueError(
                     f"graph.edges: expected two nodes out of 0..{num_nodes - 1}, got ({i}, {j})"
                 )
-        return Graph.of(num_nodes, named or ())
+        return Graph.of(num_nodes, named)
 
 
 GraphSpec = Annotated[

@@ -1,4 +1,4 @@
-"""Torch layers whose parameters live on manifolds, each with its paper, and dropout by address.
+"""Torch layers with parameters on manifolds, each with its paper, and dropout by address.
 
 A linear layer whose weight has orthonormal rows or columns: an isometry, or its adjoint.
 
@@ -48,6 +48,7 @@ from itertools import count
 import torch
 from geoopt import ManifoldParameter
 from torch import Tensor, nn
+from torch.nn.functional import embedding, linear
 
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.hyperbolic import Lorentz, PoincareBall, conformal_gap
@@ -55,6 +56,7 @@ from manifed.manifolds.linalg import (
     LOG,
     ScalarFunction,
     above_zero,
+    length,
     packed,
     quotient,
     sym,
@@ -83,7 +85,7 @@ def _on_manifold(point: Tensor, manifold: Manifold) -> nn.Parameter:
 
 
 class OrthogonalLinear(nn.Module):
-    """x -> x W^T + b with W (out, in); the longer side's vectors are orthonormal.
+    """Linear layer x W^T + b whose W (out, in) has orthonormal vectors along its longer side.
 
     ``frame`` is W^T (in, out) where in >= out, else W (out, in): always of orthonormal columns.
     """
@@ -100,19 +102,19 @@ class OrthogonalLinear(nn.Module):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        sides = max(in_features, out_features), min(in_features, out_features)
-        self.frame = _frame(*sides, metric)
+        narrow, wide = sorted((in_features, out_features))
+        self.frame = _frame(wide, narrow, metric)
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
 
     def forward(self, feature: Tensor) -> Tensor:
         """(..., in) to (..., out)."""
         weight = self.frame.mT if self.in_features >= self.out_features else self.frame
-        return nn.functional.linear(feature, weight, self.bias)
+        return linear(feature, weight, self.bias)
 
 
 # -- adapters ------------------------------------------------------------------------------------
 class StiefelAdapter(nn.Module):
-    """x -> base(x) + x A^T U^T, U^T U = I; the base is frozen."""
+    """Adapter base(x) + x A^T U^T with U^T U = I around a frozen linear layer."""
 
     def __init__(self, linear: nn.Linear, rank: int) -> None:
         """``linear`` becomes ``base`` and takes no gradients any more.
@@ -130,12 +132,12 @@ class StiefelAdapter(nn.Module):
 
     def forward(self, feature: Tensor) -> Tensor:
         """(..., in) to (..., out)."""
-        change = nn.functional.linear(feature, self.coefficients)
-        return self.base(feature) + nn.functional.linear(change, self.frame)
+        change = linear(feature, self.coefficients)
+        return self.base(feature) + linear(change, self.frame)
 
 
 def adapt(model: nn.Module, rank: int, *, names: Sequence[str] | None = None) -> nn.Module:
-    """A copy of the model with all its parameters frozen and adapters around linear layers.
+    """Returns a copy of the model with frozen parameters and adapters around linear layers.
 
     Args:
         model: what was trained before, on data that may be known.
@@ -146,10 +148,10 @@ def adapt(model: nn.Module, rank: int, *, names: Sequence[str] | None = None) ->
         ValueError: a name that is no linear layer of the model, or nothing to adapt.
     """
     copy = deepcopy(model).requires_grad_(requires_grad=False)
-    linear = {name: layer for name, layer in copy.named_modules() if isinstance(layer, nn.Linear)}
-    if unknown := sorted(set(names or ()) - set(linear)):
-        raise ValueError(f"names: expected linear layers among {sorted(linear)}, got {unknown}")
-    chosen = {name: linear[name] for name in (linear if names is None else names)}
+    layers = {name: layer for name, layer in copy.named_modules() if isinstance(layer, nn.Linear)}
+    if unknown := sorted(set(names or ()) - set(layers)):
+        raise ValueError(f"names: expected linear layers among {sorted(layers)}, got {unknown}")
+    chosen = {name: layers[name] for name in (layers if names is None else names)}
     if not chosen:
         raise ValueError("model: expected at least one linear layer to adapt, got none")
     if "" in chosen:  # the model itself
@@ -199,7 +201,7 @@ class ReEig(nn.Module):
 
 
 class LogEig(nn.Module):
-    """The matrix logarithm, where covariance matrices become vectors of an orthonormal basis."""
+    """Layer of the matrix logarithm, which maps covariance matrices to vectors."""
 
     def forward(self, matrix: Tensor) -> Tensor:
         """(..., d, d), positive definite, to (..., d(d+1)/2)."""
@@ -220,11 +222,11 @@ class _Embedding(nn.Module):
         Raises:
             IndexError: there is no such row.
         """
-        return nn.functional.embedding(index.long(), self.points)
+        return embedding(index.long(), self.points)
 
 
 class PoincareEmbedding(_Embedding):
-    """A table of points of the Poincaré ball, (num_embeddings, dim)."""
+    """Embedding of indices as points of the Poincaré ball, (num_embeddings, dim)."""
 
     def __init__(self, num_embeddings: int, dim: int, *, radius: float = 1e-3) -> None:
         """Starts uniform in a cube of half side ``radius``, 1e-3 in section 3 of the paper."""
@@ -232,13 +234,13 @@ class PoincareEmbedding(_Embedding):
 
 
 class LorentzEmbedding(_Embedding):
-    """A table of points of the hyperboloid, (num_embeddings, dim + 1), time first."""
+    """Embedding of indices as points of the hyperboloid, (num_embeddings, dim + 1), time first."""
 
     def __init__(self, num_embeddings: int, dim: int, *, radius: float = 1e-3) -> None:
         """Starts with space parts uniform in a cube of half side ``radius``."""
         space = _in_cube(num_embeddings, dim, radius)
-        time = (1 + space.square().sum(-1, keepdim=True)).sqrt()
-        super().__init__(torch.cat((time, space), -1), Lorentz())
+        points = torch.cat((space[:, :1], space), -1)
+        super().__init__(Lorentz().projx(points), Lorentz())
 
 
 def _in_cube(count: int, dim: int, radius: float) -> Tensor:
@@ -252,7 +254,7 @@ def _in_cube(count: int, dim: int, radius: float) -> Tensor:
 
 
 class DistanceDecoder(nn.Module):
-    """Scores of m candidates by their distance from the first point: -dist(p_0, p_1), ....
+    """Layer that scores m candidates by their negative distance from the first point.
 
     With cross-entropy and label 0, where p_1 is the neighbour and the others are negative samples,
     this is the loss (5) of Nickel and Kiela (2017).
@@ -269,7 +271,7 @@ class DistanceDecoder(nn.Module):
 
 
 class HyperbolicClassifier(nn.Module):
-    """Multinomial logistic regression on the Poincaré ball: scores by hyperplanes ``points`` p_k.
+    """Multinomial logistic regression on the Poincaré ball, by hyperplanes through ``points`` p_k.
 
     score_k = 2 |a_k| asinh( 2 <(-p_k) + x, a_k> / ((1 - |(-p_k) + x|^2) |a_k|) ), (25) with the
     normal of the hyperplane transported from the origin, where it is a_k.
@@ -292,20 +294,21 @@ class HyperbolicClassifier(nn.Module):
         # that the D of Möbius addition, which vanishes where p and x meet at the boundary, cancels.
         apart = x - p
         moved = conformal_gap(p) * apart - apart.square().sum(-1, keepdim=True) * p
-        length = above_zero(torch.linalg.vector_norm(a, dim=-1))
+        size = above_zero(torch.linalg.vector_norm(a, dim=-1))
         gaps = (conformal_gap(p) * conformal_gap(x)).squeeze(-1)
-        return 2 * length * torch.asinh(2 * (moved * a).sum(-1) / (gaps * length))  # (25)
+        return 2 * size * torch.asinh(2 * (moved * a).sum(-1) / (gaps * size))  # (25)
 
 
 def _lifted(u: Tensor) -> Tensor:
     """The exponential map at the origin, tanh|u| u / |u|, with gradients wherever u lies."""
-    length = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
-    return PoincareBall().projx(quotient(torch.tanh, length) * u)
+    return PoincareBall().projx(quotient(torch.tanh, length(u)) * u)
 
 
 # -- dropout -------------------------------------------------------------------------------------
 class KeyedDropout(nn.Module):
-    """Entries are zero with probability p, else divided by 1 - p, where there is a key.
+    """Dropout by key: entries are zero with probability p, else divided by 1 - p.
+
+    Without a key nothing is dropped.
 
     Without one, as where a model is judged or used outside this library, all entries stay.
     """
@@ -325,13 +328,13 @@ class KeyedDropout(nn.Module):
             return feature
         entries = torch.arange(feature.numel(), device=feature.device).reshape(feature.shape)
         bits = _mixed(_mixed(self._key + (next(self._calls) << 32)) + entries)
-        uniforms = _shifted(bits, 11).to(torch.float64) / 2**53
+        uniforms = _shifted(bits, 11).double() / 2**53
         return torch.where(uniforms < self.p, 0.0, feature / (1 - self.p))
 
 
 @contextmanager
 def keyed(layers: Sequence[KeyedDropout], key: Tensor | None) -> Generator[None]:
-    """The layers of a model drop by ``key``, a uniform of one example; None: they drop nothing."""
+    """Lets the layers of a model drop by ``key``, a uniform of one example; None: no dropout."""
     if key is None or not layers:
         yield
         return

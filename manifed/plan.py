@@ -1,4 +1,4 @@
-"""The one assembler: what each side of a setting does, what it releases, and what that costs.
+"""Makes a `Plan` of a `Setting`: what each side does and releases, and what that costs.
 
 All that is promised is data of `manifed.privacy`. Nothing else makes a `Plan`.
 """
@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any
 from manifed.errors import ConfigError
 from manifed.federation.client import releases_in
 from manifed.federation.plan import Plan
-from manifed.privacy.accountant import NoValidBound, least_multiplier
+from manifed.privacy.accountant import least_multiplier
+from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import (
     CLIENT_LEVEL,
     EXTERNAL,
-    NOT_PRIVATE,
     OF_MASKS,
     SERVER,
     Adversary,
-    Release,
-    label_of,
     named,
 )
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
@@ -40,7 +38,7 @@ Sizes = tuple[int, ...]
 
 @lru_cache(maxsize=4)
 def example_mechanism(setting: Setting, sizes: Sizes) -> ExampleMechanism:
-    """The clients' mechanism, with calibrated noise, for shards of these sizes.
+    """Makes the clients' mechanism, with calibrated noise, for shards of these sizes.
 
     Raises:
         ConfigError: when no noise meets the target, or nothing prices the combination.
@@ -53,34 +51,29 @@ def example_mechanism(setting: Setting, sizes: Sizes) -> ExampleMechanism:
 
         if privacy.target is not None:
             _check_delta(setting, privacy.target.delta, sizes, "privacy.target.delta")
-        draws = _planned_draws(setting)
-        return masked_mechanism(setting.training, privacy, min(sizes), draws)
-    bare = _bare(privacy)
+        return masked_mechanism(setting.training, privacy, min(sizes), _planned_draws(setting))
     if privacy.kind == "none":
-        return bare
+        return _noised(privacy)
     rule = privacy.noise
     if rule.kind == "published":
-        return bare.model_copy(update={"noise": Noise(coefficient=_published(setting, privacy))})
-
-    def noised(multiplier: float) -> ExampleMechanism:
-        return bare.model_copy(update={"noise": Noise(multiplier=multiplier)})
-
+        return _noised(privacy, coefficient=_published(setting, privacy))
     if rule.kind == "multiplier":
-        return noised(rule.noise_multiplier)
+        return _noised(privacy, multiplier=rule.noise_multiplier)
     _check_delta(setting, rule.delta, sizes, "privacy.noise.delta")
     each = tuple(sorted(set(sizes)))
 
     def tariff(size: int, multiplier: float) -> Tariff:
         alike = (size,) * (len(setting.federation.cohort.probabilities) or 1)
-        return _tariff_of(setting, alike, noised(multiplier), None, each)
+        return _tariff_of(setting, alike, _noised(privacy, multiplier=multiplier), None, each)
 
     adversary = named(rule.adversary)
-    return noised(max(_search(setting, rule, partial(tariff, n), adversary) for n in each))
+    found = max(_search(setting, rule, partial(tariff, n), adversary) for n in each)
+    return _noised(privacy, multiplier=found)
 
 
 @lru_cache(maxsize=4)
 def client_mechanism(setting: Setting) -> ClientMechanism | None:
-    """The server's mechanism; None unless privacy is at client level.
+    """Makes the server's mechanism; None unless privacy is at client level.
 
     Raises:
         ConfigError: as `example_mechanism`.
@@ -89,18 +82,17 @@ def client_mechanism(setting: Setting) -> ClientMechanism | None:
     federation = setting.federation
     if privacy.kind != "client-level":
         return None
-    bare = ClientMechanism(
-        l2_norm_clip=privacy.l2_norm_clip,
-        noise_multiplier=0.0,
-        neighboring_relation=privacy.neighboring_relation,
-        adaptive=privacy.adaptive,
-    )
 
     def noised(multiplier: float) -> ClientMechanism:
-        return bare.model_copy(update={"noise_multiplier": multiplier})
+        return ClientMechanism(
+            l2_norm_clip=privacy.l2_norm_clip,
+            noise_multiplier=multiplier,
+            neighboring_relation=privacy.neighboring_relation,
+            adaptive=privacy.adaptive,
+        )
 
     def tariff(multiplier: float) -> Tariff:
-        released = (noised(multiplier).release(sampling=sampling),)
+        released = (noised(multiplier).release(sampling),)
         return Tariff((Terms(population=1, sampling=sampling, aggregate=released),))
 
     rule = privacy.noise
@@ -117,11 +109,10 @@ def client_mechanism(setting: Setting) -> ClientMechanism | None:
     return found
 
 
-def _bare(privacy: NoPrivacy | ExampleLevel) -> ExampleMechanism:
-    """The clips of a client, before any noise."""
-    return ExampleMechanism(
-        **privacy.model_dump(include=set(ExampleMechanism.model_fields) - {"noise"})
-    )
+def _noised(privacy: NoPrivacy | ExampleLevel, **noise: float) -> ExampleMechanism:
+    """The clips of a client, with this noise."""
+    clips = privacy.model_dump(include=set(ExampleMechanism.model_fields) - {"noise"})
+    return ExampleMechanism(**clips, noise=Noise(**noise))
 
 
 def _published(setting: Setting, privacy: ExampleLevel) -> float:
@@ -142,8 +133,7 @@ def _search(
 
     def cost(multiplier: float) -> float:
         found = tariff(multiplier)
-        draws = found.once(setting.federation.num_rounds)
-        return found.ahead(adversary, draws, rule.delta)
+        return found.ahead(adversary, found.once(setting.federation.num_rounds), rule.delta)
 
     try:
         return least_multiplier(cost, rule.epsilon)
@@ -168,19 +158,6 @@ def _check_delta(setting: Setting, delta: float, sizes: Sizes, field: str) -> No
 
 
 # -- what clients release, round by round ----------------------------------------------------
-def _releases(
-    setting: Setting, mechanism: ExampleMechanism, size: int, server_round: int
-) -> tuple[Release, ...]:
-    """What a client with so many examples releases in a round."""
-    return releases_in(server_round, setting.training, setting.held_out, mechanism, size)
-
-
-def is_scheduled(setting: Setting) -> bool:
-    """Whether what a client releases depends on the round."""
-    held = setting.held_out
-    return setting.training.is_scheduled or (held is not None and held.every > 1)
-
-
 def _planned_draws(setting: Setting) -> int:
     """The most draws that the rounds can need, retries included, no crash counted."""
     return setting.federation.num_rounds * setting.federation.replies.attempts
@@ -197,10 +174,10 @@ def _blocks_of(setting: Setting, sizes: Sizes) -> tuple[Block, ...]:
     if not _may_reserve(setting):
         return tuple(Block(r, r, {}) for r in range(1, rounds + 1))
     assert setting.privacy.kind == "example-level"
-    noise = {"noise": Noise(multiplier=1.0)}
-    unit = _bare(setting.privacy).model_copy(update=noise)
+    unit = _noised(setting.privacy, multiplier=1.0)
     each = (
-        {size: _releases(setting, unit, size, r) for size in sizes} for r in range(1, rounds + 1)
+        {size: releases_in(r, setting.training, setting.held_out, unit, size) for size in sizes}
+        for r in range(1, rounds + 1)
     )
     return tuple(blocks(each, setting.federation.reserve_rounds or 1))
 
@@ -216,9 +193,8 @@ def _tariff_of(
 
     Blocks are ``cut`` for clients of these sizes; (): of their own.
     """
-    lines = (Block(1, 1, {}),)
-    if setting.privacy.kind != "example-level" or not is_scheduled(setting):
-        return Tariff((_terms(setting, sizes, client, server, lines[0]),))
+    if setting.privacy.kind != "example-level" or not setting.is_scheduled:
+        return Tariff((_terms(setting, sizes, client, server, Block(1, 1, {})),))
     lines = _blocks_of(setting, cut or tuple(sorted(set(sizes))))
     lengths = tuple(one.last - one.first + 1 for one in lines) if _may_reserve(setting) else ()
     terms = tuple(_terms(setting, sizes, client, server, line) for line in lines)
@@ -240,7 +216,10 @@ def _terms(
     clients = tuple(
         ClientReleases(
             partitions=tuple(owners),
-            releases=line.charged(size, lambda r, n=size: _releases(setting, client, n, r)),
+            releases=line.charged(
+                size,
+                lambda r, n=size: releases_in(r, setting.training, setting.held_out, client, n),
+            ),
         )
         for size, owners in by_size.items()
     )
@@ -249,7 +228,7 @@ def _terms(
         population=len(sizes),
         updates=clients if any(one.releases for one in clients) else (),
         sampling=sampling,
-        aggregate=() if server is None else (server.release(sampling=sampling),),
+        aggregate=() if server is None else (server.release(sampling),),
         num_examples=sizes if setting.is_at_sites else (),
         probabilities=federation.cohort.probabilities,
     )
@@ -281,7 +260,7 @@ def plan(
     config_sha256: str | None = None,
     source: NoiseSource | None = None,
 ) -> Plan:
-    """What a server loop and its clients do with shards of these public sizes, and what it costs.
+    """Checks and prices a setting for shards of these public sizes, and makes its plan.
 
     ``config_sha256`` is what both sides compare; None: the `digest` of what they must agree on.
     ``source`` is the server's, and a seeded one in tests; None: as the setting says.
@@ -300,7 +279,6 @@ def plan(
         manifold=setting.manifold,
         phases=training.phases,
         setup_phases=training.setup_phases,
-        remembers_setup=training.remembers_setup,
         cohort=federation.cohort,
         policy=federation.replies,
         source=source or setting.client_source(),
@@ -314,13 +292,13 @@ def plan(
         device=setting.engine.server_device,
         evaluation=setting.held_out,
         last_priced=federation.num_rounds
-        if setting.privacy.kind != "none" and is_scheduled(setting)
+        if setting.privacy.kind != "none" and setting.is_scheduled
         else None,
     )
 
 
 def digest(setting: Setting, client: ExampleMechanism) -> str:
-    """Hash of what decides guarantee and meaning of the messages; each side computes its own.
+    """Hashes what decides guarantee and meaning of the messages; each side computes its own.
 
     It holds the manifold, the exchanges, the mechanism and what a client update releases; step
     sizes and shards are not in it.
@@ -345,7 +323,7 @@ def digest(setting: Setting, client: ExampleMechanism) -> str:
 
 # -- the promise -----------------------------------------------------------------------------
 def promise_of(setting: Setting, sizes: Sizes) -> Promise:
-    """What a run promises, with shards of these sizes.
+    """Makes the promise of a run with shards of these sizes.
 
     Raises:
         ConfigError: for a delta that is no guarantee, or a combination that nothing prices.
@@ -354,9 +332,10 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
     privacy = setting.privacy
     if privacy.kind == "none":
         tariff = Tariff((Terms(population=federation.num_clients),))
-        facts = {"kind": "none", "noise_source": None}
-        return Promise(tariff, _planned_draws(setting), facts=facts)
-    delta = reporting_delta(setting)
+        return Promise(
+            tariff, _planned_draws(setting), facts={"kind": "none", "noise_source": None}
+        )
+    delta = setting.reporting_delta
     client = example_mechanism(setting, sizes)
     tariff = _tariff_of(setting, sizes, client, client_mechanism(setting))
     if privacy.noise.kind != "published" and delta is not None:  # the papers' own settings break it
@@ -399,27 +378,6 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
         raise ConfigError(f"privacy: {refusal}") from None
 
 
-def reporting_delta(setting: Setting) -> float | None:
-    """At which delta epsilon is reported; None without privacy.
-
-    Raises:
-        ConfigError: when the config names none.
-    """
-    privacy = setting.privacy
-    if privacy.kind == "none":
-        return None
-    if privacy.delta is not None:
-        return privacy.delta
-    if privacy.noise.kind == "target":
-        return privacy.noise.delta
-    if privacy.noise.kind == "published":
-        return privacy.noise.local_delta
-    raise ConfigError(
-        "privacy.delta: required with privacy.noise.kind = 'multiplier', but not given; epsilon is "
-        "reported at this delta"
-    )
-
-
 def _claim(setting: Setting) -> "Claim | None":
     privacy = setting.privacy
     federation = setting.federation
@@ -450,9 +408,9 @@ def _target_of(setting: Setting) -> Budget | None:
 
 
 def budget_of(setting: Setting) -> Budget | None:
-    """``privacy.max_epsilon``, else the target; None when the setting has neither."""
+    """Returns ``privacy.max_epsilon``, else the target; None when the setting has neither."""
     target = _target_of(setting)
-    delta = reporting_delta(setting)
+    delta = setting.reporting_delta
     privacy = setting.privacy
     if privacy.kind == "none" or privacy.max_epsilon is None or delta is None:
         return target
@@ -466,10 +424,9 @@ def _released_text(setting: Setting, sizes: Sizes) -> str:
     """What is released: updates, hold-outs, averages, and the sizes that sites declare."""
     said = _RELEASED[setting.privacy.kind]
     held = setting.held_out
-    server = setting.server_update
     if held is not None:
         said += f"; every {held.every} rounds the noised totals of each client's hold-out"
-    if server.is_average:
+    if setting.server_update.is_average:
         said += "; the model is an average of broadcast ones: post-processing, at no price"
     if setting.is_at_sites and setting.federation.num_examples is None:
         shown = ", ".join(map(str, sizes[:10])) + (", ..." if len(sizes) > 10 else "")
@@ -500,34 +457,25 @@ def _mechanism_text(setting: Setting, terms: Terms) -> str:
     if any(r.kind == "laplace" for r in releases):
         said = "Laplace in every coordinate, gradients clipped in L1, at"
     said += f" each client; {'; '.join(sorted(shown))}"
-    if is_scheduled(setting):
+    if setting.is_scheduled:
         said += " (of round 1; they depend on the round)"
     return said + training.premise
 
 
 # -- what was not run yet --------------------------------------------------------------------
 def planned_statement(setting: Setting, sizes: Sizes) -> dict[str, Any]:
-    """The statement of a whole run in which every client is invited as often as can be."""
+    """Returns the statement of a whole run in which every client is invited as often as can be."""
     return promise_of(setting, sizes).planned(setting.federation.num_rounds)
 
 
-def plan_label(setting: Setting) -> str:
-    """The word before every epsilon of a setting that nothing was run of."""
-    privacy = setting.privacy
-    if privacy.kind == "none":
-        return NOT_PRIVATE
-    return label_of(privacy.noise_source, (), is_charged=False)
-
-
-def planned_curve(setting: Setting, sizes: Sizes, points: int = 20) -> list[dict[str, Any]]:
-    """Epsilon against every adversary after some rounds of a run that invites everybody it can."""
+def planned_curve(setting: Setting, sizes: Sizes) -> list[dict[str, Any]]:
+    """Returns epsilon against every adversary at 20 rounds of a run that invites everybody."""
     if setting.privacy.kind == "none":
         raise ConfigError("privacy.kind: there is no curve to draw, got 'none'")
     promise = promise_of(setting, sizes)
     last = setting.federation.num_rounds
-    picks = sorted({max(1, round(last * k / points)) for k in range(1, points + 1)})
-    rows: list[dict[str, Any]] = []
-    for rounds in picks:
-        found = promise.planned(rounds)["adversaries"]
-        rows.append({"round": rounds} | {one["name"]: one["epsilon"] for one in found})
-    return rows
+    return [
+        {"round": rounds}
+        | {one["name"]: one["epsilon"] for one in promise.planned(rounds)["adversaries"]}
+        for rounds in sorted({max(1, round(last * k / 20)) for k in range(1, 21)})
+    ]

@@ -1,4 +1,4 @@
-"""Sequences of positive numbers, one a round k = 0, 1, ..., as frozen tables with a ``kind``.
+"""Schedules: sequences of positive numbers by round, as frozen tables with a ``kind``.
 
 A schedule is public: it depends on k and its own constants, never on data.
 
@@ -21,22 +21,22 @@ Array = NDArray[np.float64]
 
 
 class Schedule(BaseModel):
-    """What every schedule can do."""
+    """Base of all schedules, which give a value for every round k = 0, 1, ..."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @abstractmethod
     def values(self, k: Array) -> Array:
-        """The values at rounds ``k`` >= 0, of its shape, float64."""
+        """Returns the values at rounds ``k`` >= 0, of its shape, float64."""
         ...
 
     def __call__(self, k: int) -> float:
-        """The value at round k."""
-        return float(self.values(np.array([k], dtype=np.float64))[0])
+        """Returns the value at round k."""
+        return float(self.values(np.array([float(k)]))[0])
 
 
 class Polynomial(Schedule):
-    """scale (k + offset)^exponent; a step size falls with a negative exponent."""
+    """The schedule scale (k + offset)^exponent; a step size falls with a negative exponent."""
 
     kind: Literal["polynomial"] = "polynomial"
     scale: float = Field(gt=0)
@@ -44,7 +44,7 @@ class Polynomial(Schedule):
     exponent: float = Field(ge=-10, le=10)
 
     def values(self, k: Array) -> Array:
-        """The power itself."""
+        """Returns the powers."""
         return self.scale * (k + self.offset) ** self.exponent
 
 
@@ -60,14 +60,14 @@ class _CeilPolynomial(Polynomial):
 
 
 class Hyperbolic(Schedule):
-    """scale / (1 + rate k)."""
+    """The schedule scale / (1 + rate k)."""
 
     kind: Literal["hyperbolic"] = "hyperbolic"
     scale: float = Field(gt=0)
     rate: float = Field(gt=0)
 
     def values(self, k: Array) -> Array:
-        """Falls as 1 / k."""
+        """Returns the values, which fall as 1 / k."""
         return self.scale / (1.0 + self.rate * k)
 
 
@@ -79,19 +79,19 @@ class Constant(Schedule):
     """In every round."""
 
     def values(self, k: Array) -> Array:
-        """The value, k.shape times."""
+        """Returns the value in the shape of k."""
         return np.full_like(k, self.value)
 
 
 class Geometric(Schedule):
-    """scale ratio^k."""
+    """The schedule scale ratio^k."""
 
     kind: Literal["geometric"] = "geometric"
     scale: float = Field(gt=0)
     ratio: float = Field(gt=0, le=2)
 
     def values(self, k: Array) -> Array:
-        """Leaves float64 for large k, upwards as infinity."""
+        """Returns the powers; for large k they leave float64, upwards as infinity."""
         with np.errstate(over="ignore", under="ignore"):
             return self.scale * self.ratio**k
 
@@ -102,7 +102,7 @@ AnySchedule = Annotated[
 
 
 def whole(values: Array) -> Array:
-    """The least integers >= ``values``, and at least 1; one rounding above n counts as n.
+    """Returns the least integers >= ``values``, at least 1; one rounding above n counts as n.
 
     A value may lie 1e-9 or a part of 1e-12 above an integer and still count as it: the rounding of
     a power is not a sample more, on whatever processor.
@@ -115,7 +115,7 @@ _LARGEST_FACTOR = 1e9
 
 
 def factor_of(field: str, rule: AnySchedule | None, server_round: int) -> float:
-    """The factor of round k = server_round - 1; 1 where there is no rule.
+    """Returns the factor of round k = server_round - 1; 1 where there is no rule.
 
     Raises:
         ValueError: naming the field, for a factor beyond 1e9, or below one over it.
@@ -132,7 +132,7 @@ def factor_of(field: str, rule: AnySchedule | None, server_round: int) -> float:
 
 
 class TimeVarying(BaseModel):
-    """Gradient steps, consensus steps, samples and noise of every round k = 0, 1, ..."""
+    """The schedules of growing samples: steps, consensus steps, samples and noise by round."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -158,13 +158,13 @@ class TimeVarying(BaseModel):
         return self
 
     def sizes(self, k: Array) -> Array:
-        """gamma_k: integers >= 1, as float64."""
+        """Returns the batch sizes gamma_k: integers >= 1, as float64."""
         return whole(self.sample_size.values(k))
 
     def size(self, k: int) -> int:
-        """gamma_k of one round."""
-        return int(self.sizes(np.array([k], dtype=np.float64))[0])
+        """Returns the batch size gamma_k of one round."""
+        return int(self.sizes(np.array([float(k)]))[0])
 
     def samples(self, rounds: int) -> int:
-        """How many examples a node uses up in the first ``rounds`` rounds."""
-        return int(self.sizes(np.arange(rounds, dtype=np.float64)).sum())
+        """Returns how many examples a node uses up in the first ``rounds`` rounds."""
+        return int(self.sizes(np.arange(float(rounds))).sum())

@@ -1,4 +1,4 @@
-"""What defines a run, its data aside: a config, a fit and a Flower strategy each write a `Setting`.
+"""The `Setting` of a run, which a config, a fit and a Flower strategy each write.
 
 `manifed.plan.plan` checks a setting, prices it, and says what each side does and releases.
 """
@@ -15,12 +15,19 @@ from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.plugins import Kinds, is_plugin
-from manifed.federation.cohorts import Cohort, Everyone, check_probabilities
+from manifed.federation.cohorts import Cohort, Everyone
+from manifed.federation.exchange import ReplyPolicy
 from manifed.federation.held_out import PrivateEvaluation, PublicEvaluation
-from manifed.federation.replies import ReplyPolicy
 from manifed.manifolds.base import Manifold
 from manifed.privacy import mechanism
-from manifed.privacy.events import AdversaryName, Frozen, NeighboringRelation, PrivacyUnit
+from manifed.privacy.events import (
+    AdversaryName,
+    Frozen,
+    Label,
+    NeighboringRelation,
+    PrivacyUnit,
+    label_of,
+)
 from manifed.privacy.mechanism import AdaptiveClip
 from manifed.privacy.noise import BITS, NoiseSource, Precision
 from manifed.problems.data import Equal, PartitionRule
@@ -52,7 +59,7 @@ class _Goal(Frozen):
 
 
 class Target(_Goal):
-    """Noise found from what the *whole run* may cost, (epsilon, delta) against one adversary."""
+    """Noise calibrated to the cost of the *whole run*: (epsilon, delta) against one adversary."""
 
     adversary: AdversaryName = "server"
     """Who looks."""
@@ -82,7 +89,7 @@ class _GivenNoise(Frozen):
 
 
 class NoPrivacy(Frozen):
-    """Nothing is noised; clipping is still possible (the papers' non-private baselines)."""
+    """Privacy level without noise; clipping is still possible (the papers' baselines)."""
 
     kind: Literal["none"] = "none"
     unit: ClassVar[PrivacyUnit] = "example"
@@ -141,7 +148,7 @@ class _Protection(_Released):
 
 
 class ExampleLevel(_Protection):
-    """Every example is protected: clients clip and noise their gradients.
+    """Privacy level that protects every example: clients clip and noise their gradients.
 
     ``ExampleLevel(epsilon=2, delta=1e-5)`` is short for a release under that target.
     """
@@ -171,7 +178,7 @@ class ExampleLevel(_Protection):
 
 
 class ClientLevel(_Protection):
-    """Every client is protected: uploads are clipped and the server's average is noised.
+    """Privacy level that protects every client: the server noises the mean of clipped uploads.
 
     ``ClientLevel(epsilon=2, delta=1e-5)`` is short for a release under that target.
     """
@@ -194,7 +201,7 @@ class _MaskTarget(_Goal):
 
 
 class CorrelatedNoise(_Released):
-    """Every node noises its own message, in part by masks that cancel between neighbours (DECOR).
+    """Privacy level of DECOR: nodes noise their messages, in part by masks between neighbours.
 
     Either ``noise_stddev`` and ``mask_stddev``, on the scale of a message (a mean gradient), or a
     ``target`` that finds both.
@@ -238,7 +245,7 @@ class CorrelatedNoise(_Released):
 
     @property
     def noise(self) -> _GivenNoise | _MaskTarget:
-        """How the noise is said."""
+        """How the size of the noise is stated."""
         return self.target or _GivenNoise()
 
     @property
@@ -264,7 +271,7 @@ PARTITIONS = Kinds(
 
 
 class Federation(Frozen):
-    """Clients, rounds, shards, cohorts, and what happens when a reply is missing."""
+    """The federation: clients, rounds, cohorts, and the policy for missing replies."""
 
     num_clients: int = Field(ge=1)
     """All clients, whether they take part in a round or not."""
@@ -288,7 +295,7 @@ class Federation(Frozen):
 
 
 class Evaluation(Frozen):
-    """Simulation only: the cost and gradient on all data, which no deployment could see."""
+    """Evaluation in a simulation: cost and gradient on all data, which no deployment could see."""
 
     kind: Literal["oracle"] = "oracle"
     every: int = Field(default=1, ge=1)
@@ -316,7 +323,7 @@ Judging = Annotated[Evaluation | PublicEvaluation | PrivateEvaluation, Field(dis
 
 
 class Engine(Frozen):
-    """Which engine runs the app, and how."""
+    """The engine that runs the app, and its options."""
 
     kind: Literal["inline", "ray", "deployment"] = "inline"
     execution: Literal["messages", "cohort"] = "messages"
@@ -338,7 +345,7 @@ class Engine(Frozen):
 
     @property
     def server_device(self) -> str:
-        """Where the server's part is computed: here, where workers have the device."""
+        """The device of the server's part: the CPU where workers have the device."""
         return "cpu" if self.workers else self.device
 
     @model_validator(mode="after")
@@ -357,7 +364,7 @@ class Engine(Frozen):
 
 @dataclass(frozen=True)
 class Setting:
-    """All that decides what a run does, releases and costs, its data aside."""
+    """All that decides what a run does, releases and costs, except its data."""
 
     federation: Federation
     training: ClientUpdate
@@ -379,12 +386,12 @@ class Setting:
 
     @property
     def problem_name(self) -> str:
-        """How messages call the problem."""
+        """The problem's name in messages."""
         return self.problem_kind or type(self.problem).__name__
 
     @cached_property
     def server_update(self) -> ServerUpdate:
-        """What the server runs: the algorithm's own part where it is tied, else ``strategy``.
+        """The server update: the algorithm's own part if it has one, else ``strategy``.
 
         A tangent mean moves by the maps of the client update, whose uploads it undoes.
         """
@@ -399,8 +406,42 @@ class Setting:
 
     @property
     def held_out(self) -> PrivateEvaluation | None:
-        """What clients say of records that training does not use; None: nothing."""
+        """The evaluation on records that training does not use; None if there is none."""
         return self.evaluation if self.evaluation.kind == "private" else None
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether what a client releases depends on the round."""
+        held = self.held_out
+        return self.training.is_scheduled or (held is not None and held.every > 1)
+
+    @property
+    def reporting_delta(self) -> float | None:
+        """The delta at which epsilon is reported; None without privacy.
+
+        Raises:
+            ConfigError: when the config names none.
+        """
+        privacy = self.privacy
+        if privacy.kind == "none":
+            return None
+        if privacy.delta is not None:
+            return privacy.delta
+        if privacy.noise.kind == "target":
+            return privacy.noise.delta
+        if privacy.noise.kind == "published":
+            return privacy.noise.local_delta
+        raise ConfigError(
+            "privacy.delta: required with privacy.noise.kind = 'multiplier', but not given; "
+            "epsilon is reported at this delta"
+        )
+
+    @property
+    def plan_label(self) -> str:
+        """The label before every epsilon of a setting that was only planned."""
+        if self.privacy.kind == "none":
+            return Label.NOT_PRIVATE
+        return label_of(self.privacy.noise_source, (), is_charged=False)
 
     @cached_property
     def seeded_source(self) -> NoiseSource | None:
@@ -410,11 +451,11 @@ class Setting:
         return NoiseSource.from_seed(self.federation.seed, precision=self.privacy.noise_precision)
 
     def fresh_source(self) -> NoiseSource:
-        """A source of noise with a fresh key from the operating system."""
+        """Makes a source of noise with a fresh key from the operating system."""
         return NoiseSource.from_os(precision=self.privacy.noise_precision)
 
     def client_source(self) -> NoiseSource:
-        """The source of one client update: the seeded one, or one with a fresh key."""
+        """Returns the source of one client update: the seeded one, or one with a fresh key."""
         return self.seeded_source or self.fresh_source()
 
     def has_oracle(self, *, is_deployment: bool = False) -> bool:
@@ -434,7 +475,7 @@ class Setting:
         return not (is_deployment or self.privacy.noise_source == "os")
 
     def check(self) -> None:
-        """Refuse parts that do not go together, and privacy that nothing enforces or prices.
+        """Refuses parts that do not go together, and privacy that nothing enforces or prices.
 
         Raises:
             ConfigError: naming field, value and what is expected.
@@ -447,7 +488,7 @@ class Setting:
             raise ConfigError(said)
 
     def check_sizes(self, sizes: tuple[int, ...]) -> None:
-        """Refuse a minibatch that is larger than the smallest shard.
+        """Refuses a minibatch that is larger than the smallest shard.
 
         Raises:
             ConfigError: with both.
@@ -469,12 +510,7 @@ def _part_faults(setting: Setting) -> Iterator[str]:
     strategy = setting.strategy
     cohort = federation.cohort
     clients = federation.num_clients
-    if cohort.kind == "fixed-size" and cohort.cohort_size > clients:
-        yield (
-            f"federation.cohort.cohort_size: expected at most federation.num_clients = "
-            f"{clients}, got {cohort.cohort_size}"
-        )
-    check_probabilities(cohort, clients)
+    cohort.check(clients)
     for name, value, most in (
         ("num_rounds", federation.num_rounds, (1 << BITS["server_round"]) - 1),
         ("num_clients", clients, 1 << BITS["partition"]),
@@ -565,7 +601,7 @@ def _privacy_faults(setting: Setting) -> Iterator[str]:
 def _client_level_faults(setting: Setting) -> Iterator[str]:
     """An algorithm that shows the server more than one noised mean."""
     training = setting.training
-    why = setting.training.without_client_level
+    why = training.without_client_level
     if why is None and len(training.phases) > 1:
         why = "it uploads twice a round, and one noised average is charged"
     elif is_plugin(training.kind) and any(len(one.up.names()) > 1 for one in training.phases):
@@ -575,7 +611,13 @@ def _client_level_faults(setting: Setting) -> Iterator[str]:
             f"training.kind: {training.kind!r} has no client-level privacy ({why}); use "
             "'projected', or privacy.kind = 'example-level'"
         )
-    setting.federation.replies.check_client_level()
+    on_failure = setting.federation.replies.on_failure
+    if on_failure != "proceed":
+        yield (
+            "federation.replies.on_failure: expected 'proceed' with privacy.kind = "
+            f"'client-level', got {on_failure!r}; a failed reply counts as the zero "
+            "vector there, because a stop or a retry would show it"
+        )
     exchanges = (*training.phases, *training.setup_phases)
     is_shown = any(phase.aggregation == "none" for phase in exchanges)
     if is_shown or len(exchanges) > 1 or setting.server_update.judges_uploads:
@@ -588,8 +630,11 @@ def _client_level_faults(setting: Setting) -> Iterator[str]:
 def _sampling_faults(setting: Setting, relation: NeighboringRelation, clip: float) -> Iterator[str]:
     """Minibatches that nothing prices, and an algorithm that states no release."""
     training = setting.training
-    noise = mechanism.Noise(multiplier=1.0)
-    unit = mechanism.ExampleMechanism(l2_norm_clip=clip, neighboring_relation=relation, noise=noise)
+    unit = mechanism.ExampleMechanism(
+        l2_norm_clip=clip,
+        neighboring_relation=relation,
+        noise=mechanism.Noise(multiplier=1.0),
+    )
     try:  # for a shard so large that a minibatch is a proper part of it
         releases = training.releases(unit, 1 << 20) if is_plugin(training.kind) else ()
         schemes = {r.sampling.kind for r in releases} or {a.batch.kind for a in training.asks()}

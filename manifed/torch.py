@@ -1,4 +1,4 @@
-"""Training a torch module of one's own across sites, privately: what `manifed.fit` makes of it.
+"""Trains a torch module of one's own across sites with privacy (the module road of `fit`).
 
     import manifed
     found = manifed.fit(model=model, loss="cross-entropy", sites=sites, test=test,
@@ -61,10 +61,9 @@ def task_of(
     strategy: TangentMean | None = None,
     test: Site | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    clip_shares: Mapping[str, float] | None = None,
     compute: Literal["float64", "float32"] | None = None,
 ) -> _Task:
-    """What `manifed.fit` trains where it is given a module; its arguments say what these are.
+    """Makes the training task of a module; the arguments of `manifed.fit` explain its own.
 
     Raises:
         NotPrivate: the model lets examples meet.
@@ -75,17 +74,17 @@ def task_of(
         "step_size": step_size, "local_steps": local_steps, "batch_size": batch_size,
         "strategy": strategy,
     }  # fmt: skip
-    given = {name: value for name, value in steps.items() if value is not None}
+    given = [name for name, value in steps.items() if value is not None]
     if algorithm is not None and given:
         raise ConfigError(
-            f"{next(iter(given))}: is of the algorithm that None stands for, got it with algorithm="
+            f"{given[0]}: is of the algorithm that None stands for, got it with algorithm="
         )
     if metrics and test is None:
         raise ConfigError("metrics: are functions of public test examples, got none; give test=")
     if compute not in (None, "float64", "float32"):
         raise ConfigError(f"compute: expected 'float64' or 'float32', got {compute!r}")
     dtype = getattr(torch, compute or "float64")
-    problem = ModuleProblem(model, loss, dtype=dtype, clip_shares=clip_shares)
+    problem = ModuleProblem(model, loss, dtype=dtype)
     shards = [examples_of(site, f"sites[{i}]") for i, site in enumerate(sites)]
     if not shards:
         raise ConfigError("sites: expected the examples of at least one site, got none")
@@ -110,7 +109,7 @@ def task_of(
 
 
 def examples_of(site: Site, name: str) -> Examples:
-    """The examples of one site, features in float64.
+    """Makes the examples of one site.
 
     Raises:
         ConfigError: other than pairs of one shape.
@@ -138,9 +137,7 @@ def examples_of(site: Site, name: str) -> Examples:
             f"{name}: expected as many labels as features and at least one, got {len(feature)} "
             f"features and {len(label)} labels"
         )
-    if feature.is_floating_point():
-        feature = feature.to(torch.float64)
-    return Examples.of_columns({"feature": feature, "label": label})
+    return Examples({"feature": feature, "label": label})
 
 
 def _judged_on(
@@ -170,7 +167,7 @@ def _judged_on(
 
 
 def load(run_dir: str | Path, model: nn.Module) -> dict[str, Tensor]:
-    """The ``state_dict`` of a run of ``problem.kind = "module"``, for a model of that factory.
+    """Reads the ``state_dict`` of a run of ``problem.kind = "module"``, for that factory's model.
 
     Raises:
         ConfigError: the folder holds no model, or that of another module.

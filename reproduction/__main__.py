@@ -22,7 +22,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if claims:
             torch.set_num_threads(1)
             document["checks"] = [
-                _found(checks[check]) for name in claims for check in PAPERS.get(name, [name])
+                _found(check, checks[check])
+                for name in claims
+                for check in PAPERS.get(name, [name])
             ]
     if given.json:
         sys.stdout.write(json.dumps(jsonable(document)) + "\n")
@@ -110,13 +111,21 @@ def _figures(
     return failed
 
 
-def _found(check: Callable[[], Finding]) -> dict[str, Any]:
+def _found(name: str, check: Callable[[], Finding]) -> dict[str, Any]:
     began = time.process_time()
     found = check()
     seconds = time.process_time() - began
-    sys.stdout.write(text_of(found, seconds))
+    sys.stdout.write(text_of(name, found, seconds))
     sys.stdout.flush()
-    return asdict(found) | {"cpu_seconds": seconds}
+    return {
+        "check": name,
+        "claim": found.claim,
+        "verdict": found.verdict,
+        "numbers": found.numbers,
+        "seeds": found.seeds,
+        "remark": found.remark,
+        "cpu_seconds": seconds,
+    }
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ Corollaries 1 to 3. Exponents are compared as the decimals they are written as, 
 boundary is on the boundary.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 
-from manifed.schedules import Schedule, TimeVarying
-from reproduction.powers import Power, polynomial, power_of
+from manifed.schedules import TimeVarying
+from reproduction.powers import polynomial, power_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class Check:
     conditions: tuple[Condition, ...]
     rate: float | None = None
     """The exponent r of a proved O(k^-r), where the theorem gives one; at most 0 says nothing."""
-    exponents: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def holds(self) -> bool:
@@ -80,49 +79,56 @@ class Exponents:
         Raises:
             ValueError: naming the schedule that is none.
         """
-        step, mixing, size, noise = (
-            _power_of(name, getattr(schedules, name))
-            for name in ("step_size", "mixing", "sample_size", "noise_scale")
-        )
+        laws = []
+        for name in ("step_size", "mixing", "sample_size", "noise_scale"):
+            schedule = getattr(schedules, name)
+            laws.append(power_of(schedule))
+            if laws[-1] is None:
+                raise ValueError(
+                    f"{name}: expected a power law for the conditions, got {schedule!r}"
+                )
+        step, mixing, size, noise = laws
         return cls(
             -_exact(step.exponent), -_exact(mixing.exponent), _exact(size.exponent),
             _exact(noise.exponent), _exact(mixing.scale), _exact(mixing.offset),
         )  # fmt: skip
 
-    def shown(self) -> dict[str, float]:
-        """By their letters."""
-        return {name: float(getattr(self, name)) for name in ("alpha", "beta", "gamma", "eta")}
-
 
 def theorem_2(schedules: TimeVarying) -> Check:
     """A finite total epsilon of output perturbation, the case that applies."""
     e = Exponents.of(schedules)
-    common = (
-        *_range("beta", e.beta), *_range("alpha", e.alpha), _at_least("gamma >= 0", e.gamma),
-        _at_least("eta >= 0", e.eta), _is_a_step(e),
-    )  # fmt: skip
     if e.beta < 1:
-        case = (
-            "(iii)",
-            _more("alpha + gamma - beta + eta > 1", e.alpha + e.gamma - e.beta + e.eta),
-        )
+        case = "(iii)"
+        last = _finite_output(e)
     elif e.alpha + e.gamma - e.a1 < 1:
-        case = ("(i)", _more("alpha + gamma + eta > 2", e.alpha + e.gamma + e.eta, 2))
+        case = "(i)"
+        last = _more("alpha + gamma + eta > 2", e.alpha + e.gamma + e.eta, 2)
     else:
-        case = ("(ii)", _more("a1 + eta > 1", e.a1 + e.eta))
+        case = "(ii)"
+        last = _more("a1 + eta > 1", e.a1 + e.eta)
+    ranges = [
+        found
+        for name, value in (("beta", e.beta), ("alpha", e.alpha))
+        for found in (_more(f"{name} > 0", value, 0), _at_least(f"{name} <= 1", 1 - value))
+    ]
     return Check(
-        f"Theorem 2 {case[0]}", "Algorithm 1: finite epsilon", (*common, case[1]),
-        exponents=e.shown(),
-    )  # fmt: skip
+        f"Theorem 2 {case}",
+        "Algorithm 1: finite epsilon",
+        (
+            *ranges,
+            _at_least("gamma >= 0", e.gamma),
+            _at_least("eta >= 0", e.eta),
+            _is_a_step(e),
+            last,
+        ),
+    )
 
 
 def theorem_5(schedules: TimeVarying) -> Check:
     """A finite total epsilon of gradient perturbation."""
     e = Exponents.of(schedules)
-    return Check(
-        "Theorem 5", "Algorithm 2: finite epsilon", (_more("gamma + eta > 1", e.gamma + e.eta),),
-        exponents=e.shown(),
-    )  # fmt: skip
+    finite = _more("gamma + eta > 1", e.gamma + e.eta)
+    return Check("Theorem 5", "Algorithm 2: finite epsilon", (finite,))
 
 
 def gaussian_sums(schedules: TimeVarying) -> tuple[Check, Check]:
@@ -133,75 +139,70 @@ def gaussian_sums(schedules: TimeVarying) -> tuple[Check, Check]:
         Check("Gaussian twin of Theorem 2 (iii)", "Algorithm 1: finite rho", (
             _more("1 - beta > 0", 1 - e.beta, 0),
             _more("2 (alpha + gamma - beta + eta) > 1", output),
-        ), exponents=e.shown()),
+        )),
         Check("Gaussian twin of Theorem 5", "Algorithm 2: finite rho", (
             _more("2 (gamma + eta) > 1", 2 * (e.gamma + e.eta)),
-        ), exponents=e.shown()),
+        )),
     )  # fmt: skip
 
 
 def assumption_4(schedules: TimeVarying, of: ProblemConstants | None = None) -> Check:
     """Under which Theorem 3 proves that Algorithm 1 converges."""
     e = Exponents.of(schedules)
-    sums = (
-        _more("2 alpha - beta > 1", 2 * e.alpha - e.beta),
-        _more("2 beta - 2 eta > 1", 2 * e.beta - 2 * e.eta),
-        _more("2 alpha - beta + gamma > 1", 2 * e.alpha - e.beta + e.gamma),
-        _more("2 alpha + gamma > 1", 2 * e.alpha + e.gamma),
-    )
-    return Check(_named("Assumption 4", of), "Algorithm 1 converges (Theorem 3)",
-                 (*_steps(e), *sums, *_ratio(schedules, of)), exponents=e.shown())  # fmt: skip
+    sums = {
+        "2 alpha - beta": 2 * e.alpha - e.beta,
+        "2 beta - 2 eta": 2 * e.beta - 2 * e.eta,
+        "2 alpha - beta + gamma": 2 * e.alpha - e.beta + e.gamma,
+        "2 alpha + gamma": 2 * e.alpha + e.gamma,
+    }
+    return _convergence("Assumption 4", "Algorithm 1 converges (Theorem 3)", schedules, sums, of)
 
 
 def assumption_5(schedules: TimeVarying, of: ProblemConstants | None = None) -> Check:
     """Under which Theorem 6 proves that Algorithm 2 converges."""
     e = Exponents.of(schedules)
-    sums = (
-        _more("2 alpha - beta > 1", 2 * e.alpha - e.beta),
-        _more("2 alpha - beta + gamma > 1", 2 * e.alpha - e.beta + e.gamma),
-        _more("2 alpha - beta - 2 eta > 1", 2 * e.alpha - e.beta - 2 * e.eta),
-        _more("2 alpha + gamma > 1", 2 * e.alpha + e.gamma),
-        _more("2 alpha - 2 eta > 1", 2 * e.alpha - 2 * e.eta),
-    )
-    return Check(_named("Assumption 5", of), "Algorithm 2 converges (Theorem 6)",
-                 (*_steps(e), *sums, *_ratio(schedules, of)), exponents=e.shown())  # fmt: skip
+    sums = {
+        "2 alpha - beta": 2 * e.alpha - e.beta,
+        "2 alpha - beta + gamma": 2 * e.alpha - e.beta + e.gamma,
+        "2 alpha - beta - 2 eta": 2 * e.alpha - e.beta - 2 * e.eta,
+        "2 alpha + gamma": 2 * e.alpha + e.gamma,
+        "2 alpha - 2 eta": 2 * e.alpha - 2 * e.eta,
+    }
+    return _convergence("Assumption 5", "Algorithm 2 converges (Theorem 6)", schedules, sums, of)
 
 
 def theorem_4(schedules: TimeVarying, strong_convexity: float = 1.0) -> Check:
     """The rate of Algorithm 1."""
     e = Exponents.of(schedules)
-    mu = _exact(strong_convexity)
     rate = min(3 * e.beta - 2 * e.alpha - 2 * e.eta, e.alpha - e.beta)
     if e.alpha == 1:
-        rate = min(e.a1 * mu - 1 + e.beta, 3 * e.beta - 2 * e.eta - 2, 1 - e.beta)
-    most = (3 * e.beta - 2) / 2
-    return Check("Theorem 4", "Algorithm 1: rate", (
-        *_ordered(e), _at_least("eta >= 0", e.eta), _at_least("gamma >= 0", e.gamma),
-        _at_least("eta <= (3 beta - 2) / 2", most, e.eta),
-    ), float(rate), e.shown())  # fmt: skip
+        first = e.a1 * _exact(strong_convexity) - 1 + e.beta
+        rate = min(first, 3 * e.beta - 2 * e.eta - 2, 1 - e.beta)
+    most = _at_least("eta <= (3 beta - 2) / 2", (3 * e.beta - 2) / 2, e.eta)
+    return Check("Theorem 4", "Algorithm 1: rate", (*_ordered(e), most), float(rate))
 
 
 def theorem_7(schedules: TimeVarying, strong_convexity: float = 1.0) -> Check:
     """The rate of Algorithm 2."""
     e = Exponents.of(schedules)
-    mu = _exact(strong_convexity)
     rate = min(e.beta - 2 * e.eta, e.alpha - e.beta - 2 * e.eta)
     if e.alpha == 1:
-        rate = min(e.a1 * mu - 1 + e.beta, e.beta - 2 * e.eta, 1 - e.beta - 2 * e.eta)
-    most = min(e.beta / 2, (e.alpha - e.beta) / 2)
-    return Check("Theorem 7", "Algorithm 2: rate", (
-        *_ordered(e), _at_least("eta >= 0", e.eta), _at_least("gamma >= 0", e.gamma),
-        _at_least("eta <= min(beta, alpha - beta) / 2", most, e.eta),
-    ), float(rate), e.shown())  # fmt: skip
+        rate = min(e.a1 * _exact(strong_convexity) - 1 + e.beta, rate)
+    least = min(e.beta, e.alpha - e.beta) / 2
+    most = _at_least("eta <= min(beta, alpha - beta) / 2", least, e.eta)
+    return Check("Theorem 7", "Algorithm 2: rate", (*_ordered(e), most), float(rate))
 
 
 def corollary_1(schedules: TimeVarying) -> Check:
     """Algorithm 1 converges in mean square at a finite total epsilon."""
     e = Exponents.of(schedules)
     rate = theorem_4(schedules)
-    finite = _more("alpha + gamma - beta + eta > 1", e.alpha + e.gamma - e.beta + e.eta)
-    return Check("Corollary 1", "Algorithm 1: convergence and finite epsilon",
-                 (_is_a_step(e), finite, *rate.conditions), rate.rate, e.shown())  # fmt: skip
+    return Check(
+        "Corollary 1",
+        "Algorithm 1: convergence and finite epsilon",
+        (_is_a_step(e), _finite_output(e), *rate.conditions),
+        rate.rate,
+    )
 
 
 def corollary_2(schedules: TimeVarying) -> Check:
@@ -212,7 +213,6 @@ def corollary_2(schedules: TimeVarying) -> Check:
         "Algorithm 2: convergence and finite epsilon",
         (*theorem_5(schedules).conditions, *rate.conditions),
         rate.rate,
-        rate.exponents,
     )
 
 
@@ -251,13 +251,6 @@ def _exact(value: float) -> Fraction:
     return Fraction(repr(float(value)))
 
 
-def _power_of(name: str, schedule: Schedule) -> Power:
-    power = power_of(schedule)
-    if power is None:
-        raise ValueError(f"{name}: expected a power law for the conditions, got {schedule!r}")
-    return power
-
-
 def _more(text: str, left: Fraction, right: int | Fraction = 1) -> Condition:
     return Condition(text, float(left - right), left > right)
 
@@ -266,8 +259,8 @@ def _at_least(text: str, left: Fraction, right: int | Fraction = 0) -> Condition
     return Condition(text, float(left - right), left >= right)
 
 
-def _range(name: str, value: Fraction) -> Iterable[Condition]:
-    return _more(f"{name} > 0", value, 0), _at_least(f"{name} <= 1", 1 - value)
+def _finite_output(e: Exponents) -> Condition:
+    return _more("alpha + gamma - beta + eta > 1", e.alpha + e.gamma - e.beta + e.eta)
 
 
 def _ordered(e: Exponents) -> tuple[Condition, ...]:
@@ -275,14 +268,8 @@ def _ordered(e: Exponents) -> tuple[Condition, ...]:
         _more("beta > 0", e.beta, 0),
         _more("beta < alpha", e.alpha, e.beta),
         _at_least("alpha <= 1", 1 - e.alpha),
-    )
-
-
-def _steps(e: Exponents) -> tuple[Condition, ...]:
-    """What the proofs of Theorems 3 and 6 need beside the printed sums."""
-    return (
-        _at_least("alpha <= 1, so that the steps sum to infinity", 1 - e.alpha),
-        _at_least("beta <= alpha, so that step / mixing does not grow", e.alpha, e.beta),
+        _at_least("eta >= 0", e.eta),
+        _at_least("gamma >= 0", e.gamma),
     )
 
 
@@ -291,14 +278,26 @@ def _is_a_step(e: Exponents) -> Condition:
     return Condition("a1 < a2^beta", most - float(e.a1), float(e.a1) < most)
 
 
-def _named(source: str, of: ProblemConstants | None) -> str:
-    return source if of is not None else f"{source}, its sums alone"
+def _convergence(
+    source: str,
+    claim: str,
+    schedules: TimeVarying,
+    sums: Mapping[str, Fraction],
+    of: ProblemConstants | None,
+) -> Check:
+    """The printed sums, and what the proofs of Theorems 3 and 6 need beside them.
 
-
-def _ratio(schedules: TimeVarying, of: ProblemConstants | None) -> tuple[Condition, ...]:
-    """The bound of sup alpha_k / beta_k, met at k = 0 where the ratio does not grow."""
+    With the bound of sup alpha_k / beta_k where constants are given, which is met at k = 0 where
+    the ratio does not grow.
+    """
+    e = Exponents.of(schedules)
+    conditions = [
+        _at_least("alpha <= 1, so that the steps sum to infinity", 1 - e.alpha),
+        _at_least("beta <= alpha, so that step / mixing does not grow", e.alpha, e.beta),
+        *(_more(f"{text} > 1", left) for text, left in sums.items()),
+    ]
     if of is None:
-        return ()
+        return Check(f"{source}, its sums alone", claim, tuple(conditions))
     a = schedules.step_size(0)
     b = schedules.mixing(0)
     gap = 1 - of.second_singular_value
@@ -307,4 +306,4 @@ def _ratio(schedules: TimeVarying, of: ProblemConstants | None) -> tuple[Conditi
     below = 16 * (6 * square * a + of.num_nodes * gap * mu * b) * (b + 1) * square
     most = min(2 * gap / (3 * mu), gap**2 * mu**2 * b / below)
     text = "sup alpha_k / beta_k <= min(2 (1 - sigma_2) / (3 mu), ...)"
-    return (Condition(text, most - a / b, a / b <= most),)
+    return Check(source, claim, (*conditions, Condition(text, most - a / b, a / b <= most)))

@@ -4,7 +4,7 @@ Nothing is trained: both figures are the accountant's. Beside each printed curve
 Spec 004 §6.6 recovers what the captions leave out.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,20 +13,14 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from manifed.graphs import Ring
-from manifed.privacy.secldp import Correlated, Rounds, worst
+from manifed.privacy.secldp import Correlated, worst
 from manifed.runs.report import COLORS, STYLE
 from reproduction.decor_prices import paper_slope, paper_total, public_code_epsilon
-from reproduction.pictures import plain_ticks, save
+from reproduction.pictures import plain_ticks, save, written
 
 RING = Ring().build(16)
 ROUNDS = 1000
 DELTA = 1e-5
-BATCH = 64
-EXAMPLES = 3750
-"""Of Figure 3: b and m = 60 000 / 16."""
-OWN_3 = 0.005
-"""sigma_cdp of Figure 3, 5 C / 1000."""
-Curves = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -36,11 +30,6 @@ class AccountantFigure:
     title: str
     masks: tuple[float, ...]
     curves: Callable[[float], Mapping[str, float]]
-
-    def table(self) -> Curves:
-        """Every curve at every sigma_cor."""
-        rows = [self.curves(sigma) for sigma in self.masks]
-        return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def own_2() -> float:
@@ -54,21 +43,21 @@ def user_level(sigma_cor: float) -> dict[str, float]:
     found = worst(RING, Correlated(own_2(), sigma_cor), 0)
     return {
         "as printed": paper_total(2 * found.precision, ROUNDS, DELTA),
-        "exact": Rounds(ROUNDS, 2.0).epsilon(found, DELTA),
+        "exact": found.epsilon(DELTA, ROUNDS, 2.0),
     }
 
 
 def example_level(sigma_cor: float) -> dict[str, float]:
     """What Figure 3 plots, one step at order 2, and what 1000 rounds cost.
 
-    Each for Poisson batches of 64 of 3750, add-or-remove.
+    Each for Poisson batches of 64 of 60 000 / 16, add-or-remove, and sigma_cdp = 5 C / 1000.
     """
-    found = worst(RING, Correlated(OWN_3, sigma_cor), 0)
-    rate = BATCH / EXAMPLES
-    clip = 1 / BATCH
+    found = worst(RING, Correlated(0.005, sigma_cor), 0)
+    rate = 64 / 3750
+    clip = 1 / 64
     return {
         "as printed: one step": public_code_epsilon(2 * clip**2 * found.precision, rate),
-        "1000 rounds at delta 1e-5": Rounds(ROUNDS, clip, rate).epsilon(found, DELTA),
+        "1000 rounds at delta 1e-5": found.epsilon(DELTA, ROUNDS, clip, rate),
     }
 
 
@@ -93,15 +82,9 @@ def draw(name: str, out: Path, is_quick: bool = False) -> list[Path]:
     """
     del is_quick
     chosen = FIGURES[name]
-    found = chosen.table()
-    out.mkdir(parents=True, exist_ok=True)
-    table = out / f"figure-{name}.csv"
-    lines = [",".join(["sigma_cor", *found])]
-    lines += [
-        ",".join(f"{value:.7g}" for value in (sigma, *row))
-        for sigma, row in zip(chosen.masks, zip(*found.values(), strict=True), strict=True)
-    ]
-    table.write_text("\n".join(lines) + "\n")
+    rows = [chosen.curves(sigma) for sigma in chosen.masks]
+    found = {curve: [row[curve] for row in rows] for curve in rows[0]}
+    table = written(out / f"figure-{name}.csv", {"sigma_cor": chosen.masks, **found})
     with rc_context(rc=STYLE):
         figure = Figure(figsize=(5.2, 3.8), layout="constrained")
         axes = figure.subplots()

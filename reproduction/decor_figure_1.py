@@ -34,22 +34,18 @@ class Panel:
     """One task of Figure 1."""
 
     title: str
-    curves: tuple[str, ...]
     column: str
     """Of metrics.csv, averaged over the last ``rows`` measured."""
     rows: int = 1
     is_log: bool = True
 
 
-ALL = ("cdp", "decor-complete", "decor-torus", "decor-ring", "ldp-complete", "ldp-torus",
-       "ldp-ring")  # fmt: skip
-FEW = ("cdp", "decor-complete", "decor-torus", "decor-ring", "ldp-ring")
 PANELS: Mapping[str, Panel] = {
-    "004-1a": Panel("least squares", ALL, "optimum_distance", 20),
-    "004-1b": Panel("logistic regression, a9a", FEW, "cost_gap"),
-    "004-1b-breast-cancer": Panel("logistic regression, breast cancer", FEW, "cost_gap"),
-    "004-1c": Panel("a network, MNIST", FEW, "accuracy", is_log=False),
-    "004-1c-digits": Panel("a network, digits", FEW, "accuracy", is_log=False),
+    "004-1a": Panel("least squares", "optimum_distance", 20),
+    "004-1b": Panel("logistic regression, a9a", "cost_gap"),
+    "004-1b-breast-cancer": Panel("logistic regression, breast cancer", "cost_gap"),
+    "004-1c": Panel("a network, MNIST", "accuracy", is_log=False),
+    "004-1c-digits": Panel("a network, digits", "accuracy", is_log=False),
 }
 
 
@@ -89,29 +85,25 @@ def draw(
     panel = PANELS[figure]
     budgets = sorted({budget for row in runs.values() for budget in row})
     out.mkdir(parents=True, exist_ok=True)
-    values = {
-        curve: {e: [_value(run, panel) for run in several] for e, several in row.items()}
-        for curve, row in runs.items()
-    }
     table = out / f"figure-{figure}.csv"
     lines = ["curve,epsilon,seeds,mean,least,greatest"]
-    for curve, row in values.items():
-        for epsilon, each in row.items():
-            numbers = (np.mean(each), min(each), max(each))
-            shown = ",".join(f"{number:.6g}" for number in numbers)
-            lines.append(f"{curve},{epsilon:g},{len(each)},{shown}")
-    table.write_text("\n".join(lines) + "\n")
     with rc_context(rc=SMALL):
         drawn = Figure(figsize=(COLUMN, 3.2), layout="constrained")
         axes = drawn.subplots()
-        for k, (curve, row) in enumerate(values.items()):
-            means = [float(np.mean(each)) for each in row.values()]
+        for k, (curve, row) in enumerate(runs.items()):
+            numbers = []
+            for epsilon, several in row.items():
+                each = [_value(run, panel) for run in several]
+                numbers.append((float(np.mean(each)), min(each), max(each)))
+                shown = ",".join(f"{number:.6g}" for number in numbers[-1])
+                lines.append(f"{curve},{epsilon:g},{len(each)},{shown}")
+            means, low, high = zip(*numbers, strict=True)
             style = DASHES[("cdp", "decor", "ldp").index(curve.partition("-")[0])]
             axes.plot(list(row), means, color=COLORS[k], linestyle=style, marker="o",
                       markersize=2, linewidth=1.1, label=labels[curve])  # fmt: skip
-            if max(map(len, row.values())) > 1:
-                low, high = ([end(each) for each in row.values()] for end in (min, max))
+            if low != high:
                 axes.fill_between(list(row), low, high, color=COLORS[k], alpha=0.15, linewidth=0)
+        table.write_text("\n".join(lines) + "\n")
         axes.set_xscale("log")
         axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
         axes.minorticks_off()

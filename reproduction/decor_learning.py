@@ -55,8 +55,6 @@ def curves(
     epsilons: dict[float, float],
     ratio: float,
     choices: Sequence[tuple[float, float]],
-    *,
-    is_clip_scaled: bool = True,
 ) -> list[Method]:
     """CDP, DECOR and LDP on every graph, at every epsilon, for every (step size, clip).
 
@@ -65,58 +63,55 @@ def curves(
     """
     found = []
     for (epsilon, local), (step, clip) in itertools.product(epsilons.items(), choices):
-        scale = clip if is_clip_scaled else 1.0
-        n = next(iter(graphs.values())).num_nodes
-        central = local / np.sqrt(n)
-        found.append(Method(("CDP", epsilon), "complete", central * scale, 0.0, step, clip))
+        central = local / np.sqrt(next(iter(graphs.values())).num_nodes)
+        found.append(Method(("CDP", epsilon), "complete", central * clip, 0.0, step, clip))
         for name, graph in graphs.items():
-            noise = _masked(graph, ratio * central, local)
+            least = 1 / local**2
+            noise = calibrate_masks(
+                graph, ratio * central, 0, lambda w, least=least: w.precision <= least
+            )
+            sigmas = ("DECOR", noise.sigma_cdp, noise.sigma_cor), ("LDP", local, 0.0)
             found += [
-                Method((f"DECOR {name}", epsilon), name, noise[0] * scale, noise[1] * scale, step,
-                       clip),
-                Method((f"LDP {name}", epsilon), name, local * scale, 0.0, step, clip),
-            ]  # fmt: skip
+                Method((f"{way} {name}", epsilon), name, own * clip, cor * clip, step, clip)
+                for way, own, cor in sigmas
+            ]
     return found
-
-
-def _masked(graph: Graph, sigma_cdp: float, local: float) -> tuple[float, float]:
-    noise = calibrate_masks(graph, sigma_cdp, 0, lambda w: w.precision <= 1 / local**2)
-    return noise.sigma_cdp, noise.sigma_cor
 
 
 def train(methods: Sequence[Method], graphs: dict[str, Graph], task: Task, seed: int) -> Array:
     """The mean model of every setting after all rounds, (s, d), in the order of ``methods``."""
     order = sorted(range(len(methods)), key=lambda i: methods[i].graph)
     chosen = [methods[i] for i in order]
-    of = {name: [k for k, m in enumerate(chosen) if m.graph == name] for name in graphs}
-    blocks = {name: slice(ks[0], ks[-1] + 1) for name, ks in of.items() if ks}
+    names = [m.graph for m in chosen]
     batches, own, cor = (np.random.default_rng([seed, purpose]) for purpose in (1, 2, 3))
     first = task.start(np.random.default_rng([seed, 0]))
     n = next(iter(graphs.values())).num_nodes
     kind = first.dtype
     x = np.broadcast_to(first, (len(chosen), n, len(first))).copy()
-
-    def column(values: list[float]) -> Array:
-        return np.array(values, dtype=kind)[:, None, None]
-
-    clips = column([m.clip for m in chosen])
-    steps = column([m.step_size for m in chosen])
-    cdp = column([m.sigma_cdp for m in chosen])
-    sigma_cor = column([m.sigma_cor for m in chosen])
-    weights = {
-        name: metropolis_hastings(graph).toarray().astype(kind) for name, graph in graphs.items()
-    }
-    incidence = {name: graph.incidence.astype(kind) for name, graph in graphs.items()}
+    blocks = [
+        (
+            slice(names.index(name), names.index(name) + names.count(name)),
+            metropolis_hastings(graph).toarray().astype(kind),
+            graph.incidence.astype(kind),
+        )
+        for name, graph in graphs.items()
+        if name in names
+    ]
+    clips, steps, sigma_cdp, sigma_cor = (
+        np.array(column, dtype=kind)[:, None, None]
+        for column in zip(
+            *((m.clip, m.step_size, m.sigma_cdp, m.sigma_cor) for m in chosen), strict=True
+        )
+    )
     for t in range(task.rounds):
         g = task.gradients(x, clips, batches)
-        g += cdp * own.standard_normal((n, len(first)), dtype=kind)
-        for name, block in blocks.items():
-            edges = incidence[name].shape[1]
-            masks = incidence[name] @ cor.standard_normal((edges, len(first)), dtype=kind)
-            g[block] += sigma_cor[block] * masks
+        g += sigma_cdp * own.standard_normal((n, len(first)), dtype=kind)
+        for block, _, incidence in blocks:
+            drawn = cor.standard_normal((incidence.shape[1], len(first)), dtype=kind)
+            g[block] += sigma_cor[block] * (incidence @ drawn)
         x -= task.step(t) * steps * g
-        for name, block in blocks.items():
-            x[block] = np.matmul(weights[name], x[block])
+        for block, weights, _ in blocks:
+            x[block] = np.matmul(weights, x[block])
     means = np.empty_like(x[:, 0])
     means[order] = x.mean(1)
     return means
@@ -180,29 +175,25 @@ class Network:
     classes: int
     batch: int
     rounds: int
-    decay: float = 0.0
-    """eta_t = eta / (1 + decay t)."""
 
     def start(self, rng: np.random.Generator) -> Array:
         """As torch.nn.Linear starts."""
         p = self.inputs.shape[-1]
         h = self.hidden
-        k = self.classes
         first = rng.uniform(-1, 1, h * (p + 1)) / np.sqrt(p)
-        last = rng.uniform(-1, 1, k * (h + 1)) / np.sqrt(h)
+        last = rng.uniform(-1, 1, self.classes * (h + 1)) / np.sqrt(h)
         return np.concatenate([first, last]).astype(self.inputs.dtype)
 
     def step(self, server_round: int) -> float:
-        """1 / (1 + decay t)."""
-        return 1.0 / (1.0 + self.decay * server_round)
+        """Of constant step sizes."""
+        return 1.0
 
     def parts(self, x: Array) -> tuple[Array, Array, Array, Array]:
         """W_1 (..., h, p), b_1, W_2 (..., k, h), b_2."""
         p = self.inputs.shape[-1]
         h = self.hidden
         k = self.classes
-        cuts = np.cumsum([h * p, h, k * h])
-        w1, b1, w2, b2 = np.split(x, cuts, axis=-1)
+        w1, b1, w2, b2 = np.split(x, np.cumsum([h * p, h, k * h]), axis=-1)
         lead = x.shape[:-1]
         return w1.reshape(*lead, h, p), b1, w2.reshape(*lead, k, h), b2
 
@@ -217,10 +208,9 @@ class Network:
         for i, pick in enumerate(drawn):
             z[i, : len(pick)], label[i, : len(pick)] = self.inputs[i, pick], self.labels[i, pick]
             is_there[i, : len(pick)] = 1
-        found = np.empty_like(x)
-        for s, one in enumerate(x):
-            found[s] = self._clipped_sum(one, z, label, is_there, float(clips[s, 0, 0]))
-        return found / self.batch
+        each = zip(x, clips[:, 0, 0].tolist(), strict=True)
+        sums = [self._clipped_sum(one, z, label, is_there, clip) for one, clip in each]
+        return np.stack(sums) / self.batch
 
     def _clipped_sum(
         self, x: Array, z: Array, label: NDArray[np.int64], is_there: Array, clip: float

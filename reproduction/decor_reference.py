@@ -16,11 +16,11 @@ Array = NDArray[np.float64]
 Gradients = Callable[[Array], Array]
 
 
-def clipped(gradients: Array, clip: float | None) -> Array:
-    """min(1, C / |g|) g for every node; None clips nothing."""
+def clipped(gradients: Array, clip: float | None, norm: int = 2) -> Array:
+    """min(1, C / |g|) g for every row; None clips nothing."""
     if clip is None:
         return gradients
-    norms = np.linalg.norm(gradients, axis=-1, keepdims=True)
+    norms = np.linalg.norm(gradients, ord=norm, axis=-1, keepdims=True)
     return gradients * np.minimum(1.0, clip / np.maximum(norms, 1e-300))
 
 

@@ -14,7 +14,7 @@ import argparse
 import math
 import sys
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -74,7 +74,9 @@ class Releases(series.Releases):
         tail = math.inf
         tail_low = 0.0
         if with_tail and self.num_examples is None:
-            tail = self._tail(rounds, last)
+            is_gradient = self.algorithm == "gradient"
+            tail = self._gradient_tail(rounds) if is_gradient else self._output_tail(rounds, last)
+            tail *= 1 + ROUNDING
             tail_low = min(self._tail_low(rounds, last_low), tail)
         return Sum(rounds, high, low, tail, tail_low)
 
@@ -105,9 +107,7 @@ class Releases(series.Releases):
         kept = 1.0 - s.mixing.values(k) + self.lipschitz * s.step_size.values(k) + ROUNDING
         after = 0.0
         worst = 0.0
-        for i in range(
-            rounds - 1, -1, -1
-        ):  # what a unit in the state of k = i + 1 costs from there
+        for i in reversed(range(rounds)):  # what a unit in the state of k = i + 1 costs from there
             grown = max(float(kept[i + 1]), 0.0) ** power * after if i + 1 < rounds else 0.0
             after = (float(shown[i]) + grown) * up
             worst = max(worst, share * float(fresh[i]) ** power * after * up)
@@ -139,26 +139,18 @@ class Releases(series.Releases):
         )
 
     # -- all that follow ----------------------------------------------------------------------
-    def _tail(self, rounds: int, last: float) -> float:
-        """What the releases behind the first ``rounds`` cost, from above."""
-        if self.algorithm == "gradient":
-            return self._gradient_tail(rounds) * (1 + ROUNDING)
-        return self._output_tail(rounds, last) * (1 + ROUNDING)
-
     def _gradient_tail(self, rounds: int) -> float:
         s = self.schedules
-        size = _Law.of(s.sample_size)
-        noise = _Law.of(s.noise_scale)
         if isinstance(s.sample_size, Geometric) or isinstance(s.noise_scale, Geometric):
             ratio = _falls(s.sample_size, rounds) * _falls(s.noise_scale, rounds)
             first = self.sensitivity / (s.sample_size(rounds) * s.noise_scale(rounds))
             return self._geometric(first * (1 + WHOLE_SLACK), ratio)
+        size, noise = map(power_of, (s.sample_size, s.noise_scale))
         if size is None or noise is None:
             return math.inf
         shared = min(size.offset, noise.offset)
-        size = size.moved(shared, rounds, -1)
-        noise = noise.moved(shared, rounds, -1)
-        scale = self.sensitivity / (size.scale * noise.scale * (1 - WHOLE_SLACK))
+        scales = _moved(size, shared, rounds, -1).scale * _moved(noise, shared, rounds, -1).scale
+        scale = self.sensitivity / (scales * (1 - WHOLE_SLACK))
         return self._integral(scale, size.exponent + noise.exponent, rounds - 0.5 + shared)
 
     def _geometric(self, first: float, ratio: float) -> float:
@@ -180,23 +172,24 @@ class Releases(series.Releases):
             return math.inf
         return cost * start**-excess / excess
 
-    def _laws(self, rounds: int, side: int) -> "tuple[_Law, _Law, _Law, _Law] | None":
+    def _laws(self, rounds: int, side: int) -> tuple[Power, Power, Power, Power] | None:
         """Step, mixing, size and noise of round ``rounds`` on, in one offset.
 
         With side 1 for an upper bound of the costs, which wants small sizes and little noise.
         """
         s = self.schedules
-        step = _Law.of(s.step_size)
-        mixing = _Law.of(s.mixing)
-        size = _Law.of(s.sample_size)
-        noise = _Law.of(s.noise_scale)
+        step, mixing, size, noise = map(
+            power_of, (s.step_size, s.mixing, s.sample_size, s.noise_scale)
+        )
         if step is None or mixing is None or size is None or noise is None:
             return None
         at = mixing.offset
         return (
-            step.moved(at, rounds, side), mixing, size.moved(at, rounds, -side),
-            noise.moved(at, rounds, -side),
-        )  # fmt: skip
+            _moved(step, at, rounds, side),
+            mixing,
+            _moved(size, at, rounds, -side),
+            _moved(noise, at, rounds, -side),
+        )
 
     def _output_tail(self, rounds: int, last: float) -> float:
         r"""The least bound by Delta_k <= M x^-q, x = k + offset, over several q.
@@ -267,25 +260,14 @@ class Releases(series.Releases):
         return math.inf if power <= 1 else scale * start ** (1 - power) / (power - 1)
 
 
-@dataclass(frozen=True)
-class _Law(Power):
-    """A power law that bounds a schedule from some round on."""
+def _moved(law: Power, offset: float, rounds: int, side: int) -> Power:
+    """A bound (side 1: from above) with another offset for all k >= ``rounds``.
 
-    @classmethod
-    def of(cls, schedule: Schedule) -> "_Law | None":
-        """The schedule's own power law, if it is one (before any rounding up)."""
-        power = power_of(schedule)
-        return None if power is None else cls(power.scale, power.offset, power.exponent)
-
-    def moved(self, offset: float, rounds: int, side: int) -> "_Law":
-        """A bound (side 1: from above) with another offset for all k >= ``rounds``.
-
-        ((k + o) / (k + o'))^e goes to 1 monotonically, so it is extreme at k = rounds or at the
-        end.
-        """
-        ratio = ((rounds + self.offset) / (rounds + offset)) ** self.exponent
-        factor = max(1.0, ratio) if side > 0 else min(1.0, ratio)
-        return replace(self, scale=self.scale * factor * (1 + side * ROUNDING), offset=offset)
+    ((k + o) / (k + o'))^e goes to 1 monotonically, so it is extreme at k = rounds or at the end.
+    """
+    ratio = ((rounds + law.offset) / (rounds + offset)) ** law.exponent
+    factor = max(1.0, ratio) if side > 0 else min(1.0, ratio)
+    return Power(law.scale * factor * (1 + side * ROUNDING), offset, law.exponent)
 
 
 def _falls(schedule: Schedule, rounds: int) -> float:
@@ -319,12 +301,9 @@ def printed_sum(releases: Releases, rounds: int) -> Sum:
     """`printed_epsilon`, with the tail of `Releases.series` less a rest."""
     whole = releases.model_copy(update={"lipschitz": 0.0, "noise": "laplace"})
     own = printed_epsilon(whole, rounds)
-    if whole.algorithm == "gradient":
-        found = whole.series(rounds + 1)
-        return replace(found, terms=rounds, partial=own, partial_low=found.partial_low
-                       - (found.partial - own))  # fmt: skip
-    found = whole.series(rounds)
-    rest = _left_out_behind(whole, rounds)
+    is_gradient = whole.algorithm == "gradient"
+    found = whole.series(rounds + is_gradient)
+    rest = 0.0 if is_gradient else _left_out_behind(whole, rounds)
     low = found.partial_low - (found.partial - own)
     return Sum(rounds, own, low, found.tail - rest, found.tail_low - rest)
 

@@ -18,7 +18,7 @@ from manifed.durable import held
 from manifed.errors import ConfigError, RunEnded, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
-from manifed.problems.real import DataMissing, mnist
+from manifed.problems.real import DataMissing, Mnist
 from manifed.problems.shards import data_folder, dataset
 from manifed.runs.folder import RunFolder
 from manifed.runs.report import read
@@ -113,9 +113,7 @@ def runs_wanted(figure: FigureOf, asked: Asked) -> list[FigureRun]:
         ConfigError: a pattern or an override that fits no curve, or a folder of another run.
     """
     file = figure.file
-    of = figure
-    if file.runs_of is not None:
-        of = figure_named(file.runs_of)
+    of = figure if file.runs_of is None else figure_named(file.runs_of)
     home = asked.out / "quick" if asked.is_quick else asked.out
     patterns = asked.only or ("*",)
     names = [name for name in of.choices if any(fnmatchcase(name, one) for one in patterns)]
@@ -129,7 +127,7 @@ def runs_wanted(figure: FigureOf, asked: Asked) -> list[FigureRun]:
         folder = home / of.figure / ("" if budget is None else f"epsilon-{budget:g}")
         for name in names:
             source = of.source(name)
-            overrides = ("output.plots=false", *asked.sets)
+            overrides = tuple(asked.sets)
             config = load(source, overrides)
             if asked.is_quick:
                 overrides = (*overrides, *_shorter(config))
@@ -158,23 +156,15 @@ def _shorter(config: Experiment) -> tuple[str, ...]:
 
 def missing_data(figure: FigureOf, runs: Sequence[FigureRun]) -> dict[str, str]:
     """Curves, or a computed figure, whose data are not below MANIFED_DATA, and what is missing."""
-    found = {}
-    told = {}
-    for run in runs:
-        kind = run.config.data.kind
-        if kind in DOWNLOADED and kind not in told:
-            told[kind] = None
-            try:
-                dataset(run.config.data, 0, data_folder())
-            except DataMissing as error:
-                told[kind] = str(error)
-        if (said := told.get(kind)) is not None:
-            found[run.curve] = said
+    read = {run.curve: run.config.data for run in runs if run.config.data.kind in DOWNLOADED}
     if "mnist" in figure.file.data:
+        read[figure.figure] = Mnist()
+    found = {}
+    for name, data in read.items():
         try:
-            mnist(data_folder())
+            dataset(data, 0, data_folder())
         except DataMissing as error:
-            found[figure.figure] = str(error)
+            found[name] = str(error)
     return found
 
 
@@ -191,31 +181,28 @@ def reproduce(
             sys.stderr.write(f"left out: {curve}: {why}\n")
     runs = {run.directory: run for several in wanted.values() for run in several}
     waiting = [run for run in runs.values() if not run.is_finished]
-    kept = len(runs) - len(waiting)
     failed = []
     if waiting:
-        sys.stderr.write(
-            f"{len(waiting)} runs, {jobs} beside each other; {kept} are here already\n"
-        )
+        kept = len(runs) - len(waiting)
+        told = f"{len(waiting)} runs, {jobs} beside each other; {kept} are here already\n"
+        sys.stderr.write(told)
     with ProcessPoolExecutor(jobs, mp_context=get_context("forkserver")) as pool:
-        playing = {pool.submit(run.play): run for run in waiting}
+        playing = {pool.submit(run.play): run.directory.name for run in waiting}
         for k, done in enumerate(as_completed(playing), start=1):
             error = done.result()
-            name = playing[done].directory.name
-            sys.stderr.write(f"{k}/{len(waiting)} {name}: {error or 'done'}\n")
-            failed += [name] if error else []
+            sys.stderr.write(f"{k}/{len(waiting)} {playing[done]}: {error or 'done'}\n")
+            failed += [playing[done]] if error else []
     drawn = {}
+    home = asked.out / "quick" if asked.is_quick else asked.out
     for figure in figures:
         file = figure.file
-        home = asked.out / ("quick" if asked.is_quick else "") / figure.figure
-        if figure.figure not in left_out[figure.figure]:
-            drawn[figure.figure] = _draw(
-                figure, wanted[figure.figure], home, is_quick=asked.is_quick
-            )
-        sys.stdout.write(f"\n{figure.figure}: {file.title}\n  {file.shows}\n")
+        name = figure.figure
+        if name not in left_out[name]:
+            drawn[name] = _draw(figure, wanted[name], home / name, is_quick=asked.is_quick)
+        sys.stdout.write(f"\n{name}: {file.title}\n  {file.shows}\n")
         if file.checks:
             sys.stdout.write(f"  judged by: python -m reproduction {' '.join(file.checks)}\n")
-        for path in drawn.get(figure.figure) or ["  not drawn: no data, or no finished run"]:
+        for path in drawn.get(name) or ["  not drawn: no data, or no finished run"]:
             sys.stdout.write(f"{path}\n")
     return drawn, failed
 
@@ -227,8 +214,7 @@ def _draw(
     file = figure.file
     name = figure.figure
     if file.drawing == "computed":
-        makers = (decor_curves, time_varying_figures)
-        (maker,) = (one for one in makers if name in one.FIGURES)
+        maker = decor_curves if name in decor_curves.FIGURES else time_varying_figures
         return maker.draw(name, folder, is_quick)
     by_curve = {}
     by_budget = {}

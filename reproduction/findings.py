@@ -4,24 +4,31 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-
-Verdict = Literal["reproduced", "reproduced in the stated regime", "contradicted"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: a verdict computed from measured numbers, and their seeds."""
+    """The result of one check: measured numbers, their seeds, and whether the claim holds."""
 
-    check: str
     claim: str
-    verdict: Verdict
+    as_printed: bool
+    """Whether the claim holds as it is printed."""
     numbers: Mapping[str, Any]
     seeds: tuple[int, ...] = ()
     """Empty where nothing is drawn or the check fixes its generators itself."""
     remark: str = ""
+    in_regime: bool = False
+    """Whether it holds in the regime that the remark names, where not as printed."""
+
+    @property
+    def verdict(self) -> str:
+        """Of a claim that holds as printed, only in a regime, or not at all."""
+        if self.as_printed:
+            return "reproduced"
+        return "reproduced in the stated regime" if self.in_regime else "contradicted"
 
 
 def checks_of(
@@ -38,23 +45,16 @@ def checks_of(
     return {f"{prefix}{a}{n or ''}": found[a, n] for a, n in sorted(found)}
 
 
-def verdict_of(as_printed: bool, in_regime: bool = False) -> Verdict:
-    """The verdict of a claim that holds as printed, only in a regime, or not at all."""
-    if as_printed:
-        return "reproduced"
-    return "reproduced in the stated regime" if in_regime else "contradicted"
-
-
 def log_slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Slope of the least-squares line through the logarithms."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
-def text_of(found: Finding, cpu_seconds: float) -> str:
+def text_of(name: str, found: Finding, cpu_seconds: float) -> str:
     """A few lines about one finding."""
     seeds = ", ".join(str(seed) for seed in found.seeds) or "fixed or none"
     lines = [
-        f"check {found.check}: {found.verdict.upper()}",
+        f"check {name}: {found.verdict.upper()}",
         f"  {found.claim}",
         *(f"  {line}" for line in _lines(found.numbers)),
         f"  seeds {seeds}; {cpu_seconds:.1f} s of CPU time",

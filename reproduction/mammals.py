@@ -11,12 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from manifed.durable import MOST_BYTES
 from manifed.problems.data import Dataset, DataSource, ExampleKind, build, generator
 from manifed.problems.real import DataDamaged, content, find
 from reproduction import trees
+from reproduction.recipes import PositiveCount
 
 
 def lines(path: Path) -> list[str]:
@@ -40,13 +41,13 @@ class HyperbolicTree(DataSource):
     provides: ClassVar[ExampleKind] = "hyperbolic-pairs"
     num_nodes: int = Field(default=1180, ge=4)
     """Nodes of the tree."""
-    num_features: int = Field(default=3, ge=1)
+    num_features: PositiveCount = 3
     """Columns of the features."""
-    radius: float = Field(default=2.5, gt=0)
+    radius: PositiveFloat = 2.5
     """Most edges from the root to a node, times the length of an edge."""
     edge: Annotated[float, Field(gt=0)] | None = None
     """Length of an edge, in place of ``radius``: trees of any depth are then equally curved."""
-    held_out: int | None = Field(default=None, ge=0)
+    held_out: NonNegativeInt | None = None
     """The query; None: the node below the root with the largest subtree."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
@@ -120,9 +121,9 @@ class WordnetMammals(Mammals):
     """
 
     kind: Literal["reproduction.mammals:WordnetMammals"] = "reproduction.mammals:WordnetMammals"
-    num_features: int = Field(default=3, ge=1)
+    num_features: PositiveCount = 3
     """Columns of the features."""
-    radius: float = Field(default=2.5, gt=0)
+    radius: PositiveFloat = 2.5
     """Most edges from the root to a node, times the length of an edge."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:

@@ -20,7 +20,7 @@ from manifed.problems.data import NUM_EXAMPLES, ExampleKind
 from manifed.problems.examples import Examples
 from manifed.problems.pca import OnFrames, principal_angle
 from manifed.problems.problem import Optimum, require
-from manifed.problems.rows import outer_combination, row_lengths, sum_scaling
+from manifed.problems.rows import row_lengths, sum_scaling
 
 
 class MatrixCompletion(OnFrames):
@@ -128,7 +128,7 @@ class Residuals:
 
     def sum(self, weights: Tensor) -> Tensor:
         """sum_j weights_j r_j v_j^T, shape ``(..., d, k)``."""
-        return outer_combination(weights.unsqueeze(-1) * self.v, self.residual)
+        return torch.matmul((weights.unsqueeze(-1) * self.v).mT, self.residual).mT
 
 
 def _smallest_pivot(factor: Tensor) -> Tensor:

@@ -34,7 +34,6 @@ from manifed.problems.problem import (
     Start,
     check_classes,
     class_numbers,
-    is_class,
 )
 from manifed.problems.rows import in_pieces, row_lengths, row_maps
 
@@ -129,7 +128,7 @@ class MLP(FrozenProblem):
         label = class_numbers(examples["label"], self.num_classes).unsqueeze(-1)
         is_own = label == torch.arange(self.num_classes, device=label.device)
         delta2 = in_pieces(lambda rows: torch.softmax(rows, -1), scores, 1) - is_own.to(scores)
-        has_class = is_class(examples["label"], self.num_classes).unsqueeze(-1)
+        has_class = label == examples["label"].unsqueeze(-1)
         if not bool(has_class.all()):
             delta2 = torch.where(has_class, delta2, torch.nan)
         slopes = (units > 0).to(units) if self.activation == "relu" else 1 - units.square()

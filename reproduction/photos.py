@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from manifed.problems.data import Dataset, DataSource, ExampleKind, build, generator
 from manifed.problems.real import subset
+from reproduction.recipes import PositiveCount
 
 Array = NDArray[np.float64]
 Features = Literal["nine", "eleven"]
@@ -109,13 +110,13 @@ class SamplePhotos(DataSource):
     """Only china.jpg (0) or flower.jpg (1); null takes both."""
     patch: int = Field(default=28, ge=4)
     """Side of a square patch, of which a covariance matrix is an example."""
-    stride: int = Field(default=8, ge=1)
+    stride: PositiveCount = 8
     """From one patch to the next."""
-    ridge: float = Field(default=1e-6, ge=0)
+    ridge: NonNegativeFloat = 1e-6
     """Times trace / k, added to the diagonal of each matrix."""
     is_standardised: bool = False
     """Divide features by their deviation over the whole photograph: refused with privacy."""
-    num_examples: int | None = Field(default=None, ge=1)
+    num_examples: PositiveCount | None = None
     """A uniform subset of this size; None keeps all."""
 
     def mixes_records(self) -> str | None:

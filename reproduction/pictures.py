@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from manifed.algorithms.rsvrg import RSVRG
 from manifed.durable import write_atomically
 from manifed.experiment.assembly import facts_of, load_shards
 from manifed.experiment.load import load, parse
 from manifed.runs.report import COLORS, DASHES, STYLE, Column, Run, columns_of
 from reproduction.figure_files import Axes as Row
 from reproduction.figure_files import FigureOf
+from reproduction.trials import gradients_a_round
 
 COLUMN = 3.4
 PAGE = 7.0
@@ -69,6 +69,15 @@ def save(figure: Figure, stem: Path, *, is_quick: bool = False) -> list[Path]:
     return written
 
 
+def written(table: Path, columns: Mapping[str, Sequence[float]]) -> Path:
+    """Columns as CSV, in a folder made if it is missing."""
+    rows = zip(*columns.values(), strict=True)
+    lines = [",".join(columns), *(",".join(f"{value:.7g}" for value in row) for row in rows)]
+    table.parent.mkdir(parents=True, exist_ok=True)
+    table.write_text("\n".join(lines) + "\n")
+    return table
+
+
 def plain_ticks(axes: Axes) -> None:
     """Plain numbers on a logarithmic y axis that has less than a decade: no powers of ten."""
     low, high = axes.get_ylim()
@@ -101,23 +110,24 @@ def draw_panels(
         high = 0.5 + 1.9 * len(rows) * bands + 0.14 * (-(-len(labels) // columns) - 1)
         drawn = Figure(figsize=(wide, high), layout="constrained")
         grid = drawn.subplots(bands * len(rows), across, squeeze=False)
-        for axes in grid.flat:
-            axes.set_visible(False)
         handles = {}
-        for k, (title, names) in enumerate(panels):
+        for k in range(bands * across):
+            column = grid[k // across * len(rows) :, k % across][: len(rows)]
+            if k >= len(panels):
+                for axes in column:
+                    axes.set_visible(False)
+                continue
+            title, names = panels[k]
             shown = {
                 labels.index(label): (label, runs[name])
                 for name, label in names.items()
                 if runs.get(name)
             }
-            for down, row in enumerate(rows):
-                axes = grid[k // across * len(rows) + down][k % across]
-                axes.set_visible(True)
+            column[0].set_title(title)
+            for axes, row in zip(column, rows, strict=True):
                 _draw(axes, shown, row)
                 if k % across == 0:
-                    axes.set_ylabel(WORDS.get(row.y, row.y.replace("_", " ")))
-                if down == 0:
-                    axes.set_title(title)
+                    axes.set_ylabel(worded(row.y))
                 handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         seeds = {
             run.manifest["config"]["federation"]["seed"] for one in runs.values() for run in one
@@ -127,6 +137,11 @@ def draw_panels(
             handles[words] = Patch(color="#555555", alpha=0.2)
         drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
         return save(drawn, folder / f"figure-{figure.figure}", is_quick=is_quick)
+
+
+def worded(column: str) -> str:
+    """What an axis calls a column of metrics.csv."""
+    return WORDS.get(column, column.replace("_", " "))
 
 
 def _draw(axes: Axes, shown: Mapping[int, tuple[str, Sequence[Run]]], row: Row) -> None:
@@ -145,9 +160,8 @@ def _draw(axes: Axes, shown: Mapping[int, tuple[str, Sequence[Run]]], row: Row) 
             markersize=2,
         )
         if len(values) > 1:
-            low = values.min(axis=0)
-            high = values.max(axis=0)
-            axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+            ends = values.min(axis=0), values.max(axis=0)
+            axes.fill_between(x, *ends, color=color, alpha=0.15, linewidth=0)
     optima = np.array([_optimum(run) for _, runs in shown.values() for run in runs])
     if row.y == "cost" and np.ptp(optima) <= 1e-9 * np.abs(optima).max():
         axes.axhline(optima[0], color="#555555", linestyle=":", linewidth=0.9, label="least cost")
@@ -159,7 +173,7 @@ def _draw(axes: Axes, shown: Mapping[int, tuple[str, Sequence[Run]]], row: Row) 
         axes.set_ylim(bottom=row.least)
     plain_ticks(axes)
     axes.margins(x=0.02)
-    axes.set_xlabel(WORDS.get(row.x, row.x.replace("_", " ")))
+    axes.set_xlabel(worded(row.x))
 
 
 def _optimum(run: Run) -> float:
@@ -185,12 +199,8 @@ def values_of(runs: Sequence[Run], row: Row) -> tuple[Column, Column]:
 def passes_a_round(run: Run) -> float:
     """Gradients that a client computes in a round, over the number of its records."""
     config = parse(dict(run.manifest["config"]))
-    training = config.training
     count = min(facts_of(config).sizes)
-    size = training.minibatch.expected_size(count)
-    if isinstance(training, RSVRG):
-        return training.epochs * (1 + 2 * training.inner_steps * size / count)
-    return training.local_steps * size / count
+    return gradients_a_round(config, count) / count
 
 
 # -- Figure 6 of PriRFed -------------------------------------------------------------------------

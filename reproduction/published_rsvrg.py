@@ -65,18 +65,16 @@ class Schedule(Frozen):
 
     def log_moment(self, order: float, stddev: float, share: float | None = None) -> float:
         """K(lambda) of eq. (3); at alpha* where no share is given."""
-        found = self.least_share() if share is None else share
         scale = self.steps * order * (order + 1) / (self.num_examples * stddev) ** 2
-        return scale * self.bracket(found)  # (3)
+        return scale * self.bracket(share or self.least_share())  # (3)
 
-    def order_limit(self, stddev: float, share: float | None = None) -> float:
+    def order_limit(self, stddev: float) -> float:
         """The largest lambda that Claim 4 admits, its dimensions corrected; 0 where none is.
 
         sigma'^2 = sigma_2^2 / (16 C1^2) >= 0.75 and lambda <= (2/3) sigma'^2 log(n / ((lambda + 1)
         (1 + sigma'^2))).
         """
-        alpha = self.least_share() if share is None else share
-        squared = (1 - alpha) * (stddev / (4 * self.correction_l2_norm_clip)) ** 2
+        squared = (1 - self.least_share()) * (stddev / (4 * self.correction_l2_norm_clip)) ** 2
         if squared < 0.75:
             return 0.0
 
@@ -100,17 +98,10 @@ class Schedule(Frozen):
         root = 2 * self.steps * (order + 1) * least / epsilon
         return math.sqrt(root) / self.num_examples
 
-    def searched_epsilon(self, stddev: float, delta: float, *, is_limited: bool) -> float:
-        """Eq. (3) through Mironov: min over lambda of (K(lambda) + log(1/delta)) / lambda.
-
-        ``is_limited`` keeps lambda within Claim 4's regime; infinite where that is empty.
-        """
+    def searched_epsilon(self, stddev: float, delta: float) -> float:
+        """Eq. (3) through Mironov: min over lambda of (K(lambda) + log(1/delta)) / lambda."""
         unit = self.log_moment(1.0, stddev) / 2
         order = math.sqrt(math.log(1 / delta) / unit)
-        if is_limited:
-            order = min(order, self.order_limit(stddev))
-        if order <= 0:
-            return math.inf
         return unit * (order + 1) + math.log(1 / delta) / order
 
     def releases(

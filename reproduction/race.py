@@ -15,13 +15,13 @@ from manifed.algorithms.payloads import Payload
 from manifed.errors import RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.evaluation import client_shares
-from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
 from manifed.federation.cohorts import Cohort
-from manifed.federation.replies import Header
+from manifed.federation.exchange import Header
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.flower.records import pack
+from reproduction.trials import curve
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Result:
     seconds_per_round: float
     reached: Mapping[float, Finish]
     model: Tensor
-    failure: str = ""
+    has_failed: bool = False
 
     @property
     def final(self) -> float:
         """The last gradient norm; infinite when the run broke."""
-        return math.inf if self.failure else self.gradient_norms[-1]
+        return math.inf if self.has_failed else self.gradient_norms[-1]
 
     def uploads(self, target: float) -> float:
         """Matrices a client sent until |grad f| <= target; infinite when never."""
@@ -72,7 +72,7 @@ def wire_bytes(config: Experiment, x: Tensor) -> int:
 
 
 def run(
-    table: Mapping[str, Any] | Experiment,
+    config: Experiment,
     targets: Sequence[float] = (),
     *,
     stops: bool = False,
@@ -80,15 +80,14 @@ def run(
     start: Callable[[Experiment], Tensor] = initial_point,
     cohort: Cohort | None = None,
 ) -> Result:
-    """The experiment of ``table`` on the cohort engine; ``stops`` once every target is met.
+    """An experiment on the cohort engine; ``stops`` once every target is met.
 
-    It also ends after ``patience`` rounds in which the gradient norm has not fallen by 1 %. An
-    `Experiment` and a ``cohort`` run unchecked, also where the config would be refused.
+    It also ends after ``patience`` rounds in which the gradient norm has not fallen by 1 %. A
+    ``cohort`` takes the place of the config's unchecked.
     A run whose round fails (a step size that throws a client off the manifold's charts) is returned
-    with what it had reached and the ``failure``. The seconds are those of the rounds, without their
-    evaluation.
+    with what it had reached, as one that ``has_failed``. The seconds are those of the rounds,
+    without their evaluation.
     """
-    config = table if isinstance(table, Experiment) else parse(dict(table))
     found = load_shards(config)
     plan = plan_of(config)
     x = start(config)
@@ -103,14 +102,14 @@ def run(
     reached = {}
     seconds = 0.0
     sent = 0
-    failure = ""
+    has_failed = False
     with flower_says_only(logging.ERROR):
         while not (stops and len(reached) == len(targets)) and not _is_stuck(norms, patience):
             began = time.process_time()
             try:
                 report = next(rounds, None)
-            except RoundFailed as error:
-                failure = str(error)
+            except RoundFailed:
+                has_failed = True
                 break
             if report is None:
                 break
@@ -129,8 +128,24 @@ def run(
         seconds / max(len(norms) - 1, 1),
         reached,
         x,
-        failure,
+        has_failed,
     )
+
+
+def raced(
+    stem: str,
+    algorithms: Sequence[str],
+    targets: Sequence[float] = (),
+    *,
+    stops: bool = False,
+    patience: int | None = None,
+    **changes: Any,
+) -> dict[str, Result]:
+    """`run` of the curves STEM + ALGORITHM, changed as `curve` does, by algorithm."""
+    return {
+        a: run(curve(stem + a, **changes), targets, stops=stops, patience=patience)
+        for a in algorithms
+    }
 
 
 def _is_stuck(norms: Sequence[float], patience: int | None) -> bool:

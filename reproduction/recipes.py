@@ -3,24 +3,25 @@
 Each recipe is its configuration, and a function of a generator, as `manifed.problems.synthetic`.
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from manifed.problems.data import Dataset, ExampleKind, build
+from manifed.problems.data import Array, Dataset, ExampleKind, build
 from manifed.problems.examples import Examples
 from manifed.problems.synthetic import (
-    Array,
     LogNormalSPD,
     OfClients,
     Pooled,
     StreamData,
-    lognormal_spd,
     orthonormal,
 )
+
+PositiveCount = Annotated[int, Field(ge=1)]
+"""How many there are of something: at least one."""
 
 
 class Eigengap(OfClients):
@@ -33,8 +34,8 @@ class Eigengap(OfClients):
 
     kind: Literal["reproduction.recipes:Eigengap"] = "reproduction.recipes:Eigengap"
     provides: ClassVar[ExampleKind] = "rows"
-    num_clients: int = Field(default=16, ge=1)
-    rows: int = Field(default=70, ge=1)
+    num_clients: PositiveCount = 16
+    rows: PositiveCount = 70
     """Rows a client."""
     dimension: int = Field(default=25, ge=5)
     gap: float = Field(default=1e-3, gt=0, lt=0.7)
@@ -70,10 +71,10 @@ class Wishart(Pooled):
 
     kind: Literal["reproduction.recipes:Wishart"] = "reproduction.recipes:Wishart"
     provides: ClassVar[ExampleKind] = "spd-matrices"
-    num_examples: int = Field(default=5000, ge=1)
-    dimension: int = Field(default=2, ge=1)
+    num_examples: PositiveCount = 5000
+    dimension: PositiveCount = 2
     """Side of the matrices."""
-    radius: float | None = Field(default=1.0, gt=0)
+    radius: PositiveFloat | None = 1.0
     """Largest distance from the identity; None takes every matrix."""
 
     def draw(self, rng: np.random.Generator) -> Dataset:
@@ -113,16 +114,16 @@ class LowRank(OfClients):
 
     kind: Literal["reproduction.recipes:LowRank"] = "reproduction.recipes:LowRank"
     provides: ClassVar[ExampleKind] = "columns"
-    columns: int = Field(default=100, ge=1)
+    columns: PositiveCount = 100
     """Columns a client."""
-    dimension: int = Field(default=100, ge=1)
-    rank: int = Field(default=2, ge=1)
+    dimension: PositiveCount = 100
+    rank: PositiveCount = 2
     """Of the matrix."""
-    oversampling: float = Field(default=10.0, gt=0)
+    oversampling: PositiveFloat = 10.0
     """Entries seen over the degrees of freedom."""
-    noise_stddev: float = Field(default=0.0, ge=0)
+    noise_stddev: NonNegativeFloat = 0.0
     """Deviation of the noise in the entries."""
-    heterogeneity: float = Field(default=0.0, ge=0)
+    heterogeneity: NonNegativeFloat = 0.0
     """Deviation of a client's own truth from the common one."""
 
     def draw(self, rng: np.random.Generator) -> Dataset:
@@ -158,7 +159,7 @@ class SphereCloud(Pooled):
     provides: ClassVar[ExampleKind] = "sphere-points"
     dimension: int = Field(default=10, ge=2)
     """Of the vectors; the sphere has one less."""
-    spread: float = Field(default=0.1, gt=0)
+    spread: PositiveFloat = 0.1
     """Deviation of the tangent vectors around the centre."""
 
     def draw(self, rng: np.random.Generator) -> Dataset:
@@ -176,11 +177,11 @@ class HyperbolicCloud(Pooled):
 
     kind: Literal["reproduction.recipes:HyperbolicCloud"] = "reproduction.recipes:HyperbolicCloud"
     provides: ClassVar[ExampleKind] = "hyperbolic-pairs"
-    dimension: int = Field(default=10, ge=1)
+    dimension: PositiveCount = 10
     """Of hyperbolic space; points have one coordinate more."""
-    num_features: int = Field(default=3, ge=1)
+    num_features: PositiveCount = 3
     """Columns of the features."""
-    spread: float = Field(default=0.5, gt=0)
+    spread: PositiveFloat = 0.5
     """Deviation of the tangent vectors around the centre."""
 
     def draw(self, rng: np.random.Generator) -> Dataset:
@@ -198,7 +199,7 @@ class SPDClasses(LogNormalSPD):
 
     kind: Literal["reproduction.recipes:SPDClasses"] = "reproduction.recipes:SPDClasses"  # pyright: ignore[reportIncompatibleVariableOverride]
     provides: ClassVar[ExampleKind] = "labelled-spd-matrices"
-    dimension: int = Field(default=4, ge=1)
+    dimension: PositiveCount = 4
     num_classes: int = Field(default=2, ge=2)
     """Classes of the labels, which are 0, 1, ... ."""
     condition: float = Field(default=10.0, ge=1)
@@ -207,10 +208,10 @@ class SPDClasses(LogNormalSPD):
         """Matrices ``z`` and their class numbers ``label``, class after class in turn."""
         d = self.dimension
         size = -(-self.num_examples // self.num_classes)
-        each = [
-            lognormal_spd(size, d, rng, spread=self.spread, condition=self.condition)
-            for _ in range(self.num_classes)
-        ]
+        one = LogNormalSPD(
+            num_examples=size, dimension=d, spread=self.spread, condition=self.condition
+        )
+        each = [one.draw(rng).examples["z"] for _ in range(self.num_classes)]
         z = np.stack(each, axis=1).reshape(-1, d, d)[: self.num_examples]
         label = np.arange(self.num_examples) % self.num_classes
         return build({"z": z, "label": label.astype(np.float64)}, labels=label)
@@ -221,14 +222,14 @@ class ClassMixture(Pooled):
 
     kind: Literal["reproduction.recipes:ClassMixture"] = "reproduction.recipes:ClassMixture"
     provides: ClassVar[ExampleKind] = "labelled-rows"
-    num_examples: int = Field(default=16_000, ge=1)
-    dimension: int = Field(default=40, ge=1)
+    num_examples: PositiveCount = 16_000
+    dimension: PositiveCount = 40
     """Of a row, or of the space that the points lie in."""
     num_classes: int = Field(default=10, ge=2)
     """Classes of the labels, which are 0, 1, ... ."""
     components: int = Field(default=20, ge=2)
     """Of all classes together; component c is of class c mod num_classes."""
-    spread: float = Field(default=0.5, gt=0)
+    spread: PositiveFloat = 0.5
     """Deviation of the components' centres; that of examples around theirs is 1."""
 
     def draw(self, rng: np.random.Generator) -> Dataset:
@@ -252,7 +253,7 @@ class SpikedRows(Pooled):
     num_examples: int = Field(default=6903, ge=2)
     dimension: int = Field(default=784, ge=2)
     """Of a row, or of the space that the points lie in."""
-    squared_norm: float = Field(default=100.0, gt=0)
+    squared_norm: PositiveFloat = 100.0
     """Mean squared norm of a row; about 100 for pixels in [0, 1]."""
 
     def draw(self, rng: np.random.Generator) -> Dataset:
@@ -272,7 +273,7 @@ class OneHotLogistic(Pooled):
 
     kind: Literal["reproduction.recipes:OneHotLogistic"] = "reproduction.recipes:OneHotLogistic"
     provides: ClassVar[ExampleKind] = "classification"
-    num_examples: int = Field(default=32000, ge=1)
+    num_examples: PositiveCount = 32000
 
     def draw(self, rng: np.random.Generator) -> Dataset:
         """``feature`` and ``label``."""
@@ -316,7 +317,7 @@ class RegressionStream(StreamData):
     provides: ClassVar[ExampleKind] = "regression"
     truth: float = 0.5
     """Every entry of x*."""
-    noise_stddev: float = Field(default=1.0, ge=0)
+    noise_stddev: NonNegativeFloat = 1.0
     """Deviation of the noise in the targets."""
 
     def draw(self, rng: np.random.Generator, count: int) -> Examples:

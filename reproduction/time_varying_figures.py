@@ -31,8 +31,9 @@ from reproduction.checks_002.settings import (
     releases,
     schedules,
 )
-from reproduction.pictures import save
-from reproduction.time_varying_reference import NAMES, Array, Setting, run
+from reproduction.decor_reference import Array
+from reproduction.pictures import save, written
+from reproduction.time_varying_reference import NAMES, Setting, run
 from reproduction.time_varying_rivals import RIVALS, Constants, epsilon_of_an_iteration
 
 ROUNDS = 2000
@@ -42,13 +43,18 @@ ETAS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
 GAMMAS = (0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0)
 AGAINST = {3: (1, ("DOLA [42]", "Q-DPSGD-2 [44]")), 4: (2, ("A(DP)^2SGD [43]", "Q-DPSGD-1 [44]"))}
 """The two that perturb what is sent beside Algorithm 1, the two that perturb gradients beside 2."""
-TASKS = ("digits", "breast-cancer")
 TRAINED = tuple(range(25, 501, 25))
-"""Of Figure 5: data, and the iterations at which accuracy is taken."""
-BESIDE_RIVALS = {"digits": tuple(range(25, 501, 25)), "mnist": tuple(range(10, 61, 10))}
+"""The iterations at which accuracy is taken."""
+BESIDE_RIVALS = {"digits": TRAINED, "mnist": tuple(range(10, 61, 10))}
 """The same of Figure 6; MNIST's images take thirty times as long."""
 QUICK = tuple(range(1, 6))
 """The iterations of both in a quick look; other figures take twenty times as many."""
+EPSILON = "$\\varepsilon$"
+WORDS = {
+    "fixed": "fixed batch, like [42]",
+    "averaged": "gradients averaged",
+    "summed": "gradients summed",
+}
 Curves = dict[str, list[float]]
 
 
@@ -60,24 +66,22 @@ def figure_1(is_quick: bool) -> Curves:
         exact = moments(algorithm, schedules(number), marks)
         found[f"Algorithm {number}"] = [exact[k].mse for k in marks]
         setting = Setting(algorithm, schedules(number), RING)
-        start = np.broadcast_to(START, (SEEDS, NODES, DIM))
-        made = run(setting, STREAM, start, marks[-1], np.random.default_rng(0))
-        drawn = _at(marks, (errors(one.models) for one in made))
-        for seed in range(SEEDS):
-            found[f"Algorithm {number}; seed {seed}"] = [float(row[seed]) for row in drawn]
+        made = run(setting, STREAM, _starts(), marks[-1], np.random.default_rng(0))
+        drawn = np.array(_at(marks, (one.models for one in made))).T.tolist()
+        found |= {f"Algorithm {number}; seed {seed}": row for seed, row in enumerate(drawn)}
     return found
 
 
 def figure_2(is_quick: bool) -> Curves:
     """Upper bounds of the total epsilon of all rounds, a row for each gamma."""
-    found = {"gamma": list(GAMMAS)}
     summed = 200 if is_quick else 20_000
-    for number in NAMES:
-        for eta in ETAS:
-            found[f"Algorithm {number}; eta {eta:g}"] = [
-                releases(number, gamma=gamma, eta=eta).series(summed).total for gamma in GAMMAS
-            ]
-    return found
+    return {"gamma": list(GAMMAS)} | {
+        f"Algorithm {number}; eta {eta:g}": [
+            releases(number, gamma=gamma, eta=eta).series(summed).total for gamma in GAMMAS
+        ]
+        for number in NAMES
+        for eta in ETAS
+    }
 
 
 def figure_34(figure: int, is_quick: bool) -> Curves:
@@ -92,10 +96,9 @@ def figure_34(figure: int, is_quick: bool) -> Curves:
         f"Algorithm {number}: epsilon": [priced.series(k, with_tail=False).partial for k in marks],
     }
     shared = Constants(RING)
-    start = np.broadcast_to(START, (SEEDS, NODES, DIM))
     for name in names:
-        made = islice(RIVALS[name](shared, STREAM, start, np.random.default_rng(0)), marks[-1])
-        found[f"{name}: MSE"] = [float(row.mean()) for row in _at(marks, map(errors, made))]
+        made = islice(RIVALS[name](shared, STREAM, _starts(), np.random.default_rng(0)), marks[-1])
+        found[f"{name}: MSE"] = [float(row.mean()) for row in _at(marks, made)]
         each = epsilon_of_an_iteration(name, shared, DIM)
         found[f"{name}: epsilon"] = [each * k for k in marks]
     return found
@@ -104,31 +107,34 @@ def figure_34(figure: int, is_quick: bool) -> Curves:
 def figure_5(is_quick: bool) -> Curves:
     """Accuracy by iteration, for each reading of the update and each task."""
     trained = QUICK if is_quick else TRAINED
-    found = {"iteration": [float(k) for k in trained]}
-    for task in TASKS:
-        for reading in network.READINGS:
-            row = network.accuracies(reading, trained, on=task)
-            found[f"{reading}; {task}"] = [row[k] for k in trained]
-    return found
+    return {"iteration": [float(k) for k in trained]} | {
+        f"{reading}; {task}": list(network.accuracies(reading, trained, on=task).values())
+        for task in ("digits", "breast-cancer")
+        for reading in network.READINGS
+    }
 
 
 def figure_6(is_quick: bool) -> Curves:
     """Accuracy by iteration of Algorithm 1 and of all rivals; NaN where a task was not run on."""
     taken = {"digits": QUICK} if is_quick else BESIDE_RIVALS
     marks = sorted({k for row in taken.values() for k in row})
-    found = {"iteration": [float(k) for k in marks]}
-    for task, own in taken.items():
-        for name, row in classifiers.of_all(own, task).items():
-            found[f"{name}; {task}"] = [row.get(k, float("nan")) for k in marks]
-    return found
+    return {"iteration": [float(k) for k in marks]} | {
+        f"{name}; {task}": [row.get(k, float("nan")) for k in marks]
+        for task, own in taken.items()
+        for name, row in classifiers.of_all(own, task).items()
+    }
 
 
 def _marks(is_quick: bool) -> tuple[int, ...]:
     return tuple(k for k in MARKS if not is_quick or k <= 20 * QUICK[-1])
 
 
-def _at(marks: tuple[int, ...], rows: Iterable[Array]) -> list[Array]:
-    return [row for k, row in enumerate(rows, 1) if k in marks]
+def _starts() -> Array:
+    return np.broadcast_to(START, (SEEDS, NODES, DIM))
+
+
+def _at(marks: tuple[int, ...], models: Iterable[Array]) -> list[Array]:
+    return [errors(x) for k, x in enumerate(models, 1) if k in marks]
 
 
 FIGURES: Mapping[str, Callable[[bool], Curves]] = {
@@ -144,25 +150,27 @@ FIGURES: Mapping[str, Callable[[bool], Curves]] = {
 def draw(name: str, out: Path, is_quick: bool = False) -> list[Path]:
     """The figure as PNG and PDF and its numbers as CSV, in a folder made if it is missing."""
     found = FIGURES[name](is_quick)
-    out.mkdir(parents=True, exist_ok=True)
-    table = out / f"figure-{name}.csv"
-    rows = [",".join(found), *(",".join(f"{v:.7g}" for v in row)
-                               for row in zip(*found.values(), strict=True))]  # fmt: skip
-    table.write_text("\n".join(rows) + "\n")
+    table = written(out / f"figure-{name}.csv", found)
+    tasks = list(dict.fromkeys(n.partition("; ")[2] for n in found if "; " in n))
     with rc_context(rc=STYLE):
-        count = len(_drawn(found)) if name == "002-6" else 2
+        count = len(tasks) if name == "002-6" else 2
         figure = Figure(figsize=(4.8 * count, 3.8), layout="constrained")
         panels = figure.subplots(1, count, squeeze=False)[0]
         if name == "002-1":
             _draw_errors(panels, found)
         elif name == "002-2":
             _draw_totals(figure, panels, found)
-        elif name == "002-5":
-            _draw_accuracies(panels, found)
-        elif name == "002-6":
-            _draw_classifiers(panels, found)
+        elif name in ("002-5", "002-6"):
+            for axes, task in zip(panels, tasks, strict=True):
+                _draw_lines(axes, found, f"; {task}")
+                axes.set_ylim(0, 1)
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+                _titled(axes, task, "accuracy of the worst agent")
         else:
-            _draw_rivals(panels, found)
+            words = ("(a) error", "MSE", "MSE"), ("(b) privacy, $C$ = 0.2", "epsilon", EPSILON)
+            for axes, (title, what, label) in zip(panels, words, strict=True):
+                _draw_lines(axes, found, f": {what}")
+                _titled(axes, title, label, is_log=True)
         return [*save(figure, table.with_suffix(""), is_quick=is_quick), table]
 
 
@@ -172,7 +180,8 @@ def _draw_errors(panels: Sequence[Any], found: Curves) -> None:
             axes.plot(found["iteration"], found[f"Algorithm {number}; seed {seed}"], color=color,
                       alpha=0.25, linewidth=0.8)  # fmt: skip
         axes.plot(found["iteration"], found[f"Algorithm {number}"], color=color, label="expected")
-        _scaled(axes, f"({'ab'[number - 1]}) Algorithm {number}, {SEEDS} runs", "MSE", "log")
+        title = f"({'ab'[number - 1]}) Algorithm {number}, {SEEDS} runs"
+        _titled(axes, title, "MSE", is_log=True)
 
 
 def _draw_totals(figure: Any, panels: Sequence[Any], found: Curves) -> None:
@@ -181,80 +190,36 @@ def _draw_totals(figure: Any, panels: Sequence[Any], found: Curves) -> None:
         drawn = np.ma.masked_invalid(grid)
         image = axes.imshow(drawn, origin="lower", cmap="viridis_r", aspect="auto", vmax=3)
         for (row, column), value in np.ndenumerate(grid):
-            text = f"{value:.2f}" if np.isfinite(value) else "inf"
-            is_dark = np.isfinite(value) and value > 1.5
-            axes.text(column, row, text, ha="center", va="center", fontsize=7,
-                      color="white" if is_dark else "black")  # fmt: skip
+            is_finite = np.isfinite(value)
+            axes.text(column, row, f"{value:.2f}" if is_finite else "inf", ha="center",
+                      va="center", fontsize=7,
+                      color="white" if is_finite and value > 1.5 else "black")  # fmt: skip
         axes.set_xticks(range(len(ETAS)), [f"{eta:g}" for eta in ETAS])
         axes.set_yticks(range(len(GAMMAS)), [f"{gamma:g}" for gamma in GAMMAS])
         axes.grid(visible=False)
         axes.set_xlabel("$\\eta$")
         axes.set_ylabel("$\\gamma$")
-        axes.set_title(f"({'ab'[number - 1]}) Algorithm {number}: $\\varepsilon$ of all rounds")
+        axes.set_title(f"({'ab'[number - 1]}) Algorithm {number}: {EPSILON} of all rounds")
         figure.colorbar(image, ax=axes)
 
 
-def _draw_rivals(panels: Sequence[Any], found: Curves) -> None:
-    for axes, (title, what, scale) in zip(
-        panels,
-        (("(a) error", "MSE", "log"), ("(b) privacy, $C$ = 0.2", "epsilon", "log")),
-        strict=True,
-    ):
-        names = [name for name in found if name.endswith(f": {what}")]
-        for name, color, dash in zip(names, COLORS, cycle(DASHES), strict=False):
-            label = _worded(name.removesuffix(f": {what}"))
-            axes.plot(found["iteration"], found[name], color=color, linestyle=dash, label=label)
-        _scaled(axes, title, what, scale)
+def _draw_lines(axes: Any, found: Curves, end: str) -> None:
+    """The curves whose name has this end, where they were taken."""
+    names = [name for name in found if name.endswith(end)]
+    for name, color, dash in zip(names, COLORS, cycle(DASHES), strict=False):
+        row = np.array(found[name])
+        own = np.isfinite(row)
+        word = name.removesuffix(end)
+        label = WORDS.get(word, word.replace("A(DP)^2SGD", "A(DP)$^2$SGD"))
+        x = np.array(found["iteration"])[own]
+        axes.plot(x, row[own], color=color, linestyle=dash, label=label)
 
 
-def _draw_accuracies(panels: Sequence[Any], found: Curves) -> None:
-    for task, axes in zip(TASKS, panels, strict=True):
-        curves = {
-            "fixed batch, like [42]" if reading == "fixed" else f"gradients {reading}": found[
-                f"{reading}; {task}"
-            ]
-            for reading in network.READINGS
-        }
-        _draw_task(axes, task, found["iteration"], curves, 8)
-
-
-def _draw_task(
-    axes: Any, task: str, iterations: list[float], curves: Curves, fontsize: int
-) -> None:
-    """Accuracies of one task, where they were taken."""
-    for (label, row), color, dash in zip(curves.items(), COLORS, cycle(DASHES), strict=False):
-        accuracy = np.array(row)
-        own = np.isfinite(accuracy)
-        shown = np.array(iterations)[own]
-        axes.plot(shown, accuracy[own], color=color, linestyle=dash, label=label)
-    axes.set_ylim(0, 1)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+def _titled(axes: Any, title: str, label: str, *, is_log: bool = False) -> None:
+    if is_log:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
     axes.set_xlabel("iteration")
-    axes.set_ylabel("accuracy of the worst agent")
-    axes.set_title(task)
-    axes.legend(fontsize=fontsize)
-
-
-def _drawn(found: Curves) -> list[str]:
-    """The tasks of Figure 6 that were run on: a quick look has one of them."""
-    return [task for task in BESIDE_RIVALS if any(name.endswith(f"; {task}") for name in found)]
-
-
-def _draw_classifiers(panels: Sequence[Any], found: Curves) -> None:
-    for task, axes in zip(_drawn(found), panels, strict=True):
-        end = f"; {task}"
-        curves = {_worded(n.removesuffix(end)): row for n, row in found.items() if n.endswith(end)}
-        _draw_task(axes, task, found["iteration"], curves, 7)
-
-
-def _scaled(axes: Any, title: str, what: str, scale: str) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale(scale)
-    axes.set_xlabel("iteration")
-    axes.set_ylabel("$\\varepsilon$" if what == "epsilon" else what)
+    axes.set_ylabel(label)
     axes.set_title(title)
     axes.legend(fontsize=8)
-
-
-def _worded(name: str) -> str:
-    return name.replace("A(DP)^2SGD", "A(DP)$^2$SGD")

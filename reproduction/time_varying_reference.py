@@ -1,7 +1,7 @@
 """Both algorithms of growing samples in plain numpy: what the engines are compared with.
 
 Wang and Zhang (2024), eq. (3) and Section 4. Models have shape (..., n, d): seeds in front, a row
-for each node. `output_step` and `gradient_step` are pure; `run` draws noise and asks for gradients.
+for each node. `output_step` is pure; `run` draws noise and asks for gradients.
 
 Mode "paper" takes batch means as they are, at a node's own state, and takes C on trust. Mode
 "rigorous" clips every example's gradient to C / 2, so that C holds, and takes gradients where the
@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manifed.schedules import TimeVarying
-
-Array = NDArray[np.float64]
+from reproduction.decor_reference import Array, clipped, mixed
 
 
 class Gradients(Protocol):
@@ -49,7 +47,6 @@ class Setting:
     """C, enforced in mode "rigorous"."""
     norm: Literal[1, 2] = 1
     grad_point: Literal["own", "mixed"] = "own"
-    is_noised: bool = True
 
 
 @dataclass(frozen=True)
@@ -63,34 +60,11 @@ class Round:
     """x_{i,k+1}; of Algorithm 1 no one's but node i's."""
 
 
-def clipped(gradients: Array, bound: float, norm: int) -> Array:
-    """Each row g times min(1, bound / |g|)."""
-    norms = np.linalg.norm(gradients, ord=norm, axis=-1, keepdims=True)
-    return gradients * np.minimum(1.0, bound / np.maximum(norms, 1e-300))
-
-
-def mixed(weights: Array, models: Array) -> Array:
-    """sum_j a_ij x_j."""
-    return np.einsum("ij,...jd->...id", weights, models)
-
-
 def output_step(
     x: Array, z: Array, gradients: Array, step_size: float | Array, mixing: float | Array
 ) -> Array:
     """(1 - beta) x + beta z - alpha g with z = sum_j a_ij (x_j + n_j), eq. (3)."""
     return (1 - mixing) * x + mixing * z - step_size * gradients
-
-
-def gradient_step(
-    x: Array,
-    gradients: Array,
-    noise: Array | float,
-    weights: Array,
-    step_size: float,
-    mixing: float,
-) -> Array:
-    """(1 - beta) x + beta sum_j a_ij x_j - alpha (g + n), Section 4."""
-    return output_step(x, mixed(weights, x), gradients + noise, step_size, mixing)
 
 
 def run(
@@ -115,17 +89,16 @@ def run(
         alpha = s.step_size(k)
         beta = s.mixing(k)
         size = s.size(k)
-        drawn = 0.0
-        if setting.is_noised:
-            drawn = noise(k) if noise else rng.laplace(0.0, s.noise_scale(k), x.shape)
+        drawn = noise(k) if noise else rng.laplace(0.0, s.noise_scale(k), x.shape)
         if setting.algorithm == "output":
             sent = x + drawn  # line 2
-            z = mixed(setting.weights, sent)
+            z = mixed(sent, setting.weights)
             point = x if setting.grad_point == "own" else z
             x = output_step(x, z, gradient_at(point, size), alpha, beta)  # line 4
         else:
             sent = x
-            x = gradient_step(x, gradient_at(x, size), drawn, setting.weights, alpha, beta)
+            noised = gradient_at(x, size) + drawn
+            x = output_step(x, mixed(x, setting.weights), noised, alpha, beta)  # Section 4
         yield Round(k, sent, x)
 
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reproduction.time_varying_reference import Array, Gradients, mixed, output_step
+from reproduction.decor_reference import Array, mixed
+from reproduction.time_varying_reference import Gradients
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def dola(
 ) -> Iterator[Array]:
     """Models w after every iteration, (..., n, d)."""
     while True:
-        point = mixed(of.weights, x + rng.laplace(0.0, of.noise_scale, x.shape))
+        point = mixed(x + rng.laplace(0.0, of.noise_scale, x.shape), of.weights)
         x = point - of.step_size * gradients.mean(point, of.batch, rng)
         yield x
 
@@ -72,8 +73,8 @@ def qdpsgd_1(
     """Models after every iteration."""
     while True:
         noised = gradients.mean(x, of.batch, rng) + rng.laplace(0.0, of.noise_scale, x.shape)
-        half = output_step(x, x, noised, of.step_size, 0.0)
-        x = mixed(of.weights, of.cell * np.floor(half / of.cell + rng.random(x.shape)))
+        half = x - of.step_size * noised
+        x = mixed(of.cell * np.floor(half / of.cell + rng.random(x.shape)), of.weights)
         yield x
 
 
@@ -83,9 +84,9 @@ def qdpsgd_2(
     """Models after every iteration; the difference of two geometrics is discrete Laplace."""
     share = -np.expm1(-of.cell / of.noise_scale)
     while True:
-        half = output_step(x, x, gradients.mean(x, of.batch, rng), of.step_size, 0.0)
+        half = x - of.step_size * gradients.mean(x, of.batch, rng)
         noise = rng.geometric(share, x.shape) - rng.geometric(share, x.shape)
-        x = mixed(of.weights, of.cell * (np.rint(half / of.cell) + noise))
+        x = mixed(of.cell * (np.rint(half / of.cell) + noise), of.weights)
         yield x
 
 

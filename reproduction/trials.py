@@ -4,8 +4,7 @@ import contextlib
 import io
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,57 +15,52 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.common.quiet import flower_says_only
+from manifed.algorithms.rsvrg import RSVRG
 from manifed.cli.launch import Request, launch
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.evaluation import client_shares
+from manifed.experiment.load import load, parse
 from manifed.experiment.schema import Experiment
 from manifed.runs.report import read
 from reproduction.figure_files import curve_path, curves
 
 NON_PRIVATE = 'privacy={ kind = "none" }'
 """Override: neither clipping nor noise."""
+FULL_STEPS = (
+    'federation.cohort={ kind = "all" }',
+    "training.local_steps=1",
+    'training.minibatch={ kind = "full" }',
+)
+"""Overrides: everybody takes one step of a full batch."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One finished run: measured columns, final model, privacy statement."""
-
-    columns: Mapping[str, NDArray[np.float64]]
-    model: Tensor
-    privacy: Mapping[str, Any]
+class Columns(dict[str, NDArray[np.float64]]):
+    """What was measured after so many rounds."""
 
     def at(self, column: str, server_round: int) -> float:
         """The value measured after ``server_round``."""
-        (row,) = np.flatnonzero(self.columns["round"] == server_round)
-        return float(self.columns[column][row])
+        (value,) = self[column][self["round"] == server_round]
+        return float(value)
 
-    def tail(self, column: str, rows: int = 20) -> float:
+    def tail(self, column: str, rows: int) -> float:
         """The mean of the last ``rows`` measured values."""
-        return float(self.columns[column][-rows:].mean())
-
-    def least(self, column: str) -> float:
-        """The smallest value."""
-        return float(self.columns[column].min())
+        return float(self[column][-rows:].mean())
 
 
 @lru_cache(maxsize=256)
-def trial(name: str, seed: int, *sets: str) -> Trial:
-    """The run of the curve NAME (or of a path) at ``seed`` with ``sets`` applied."""
-    overrides = ("engine.execution=cohort", "output.plots=false", *sets)
+def trial(name: str, seed: int, *sets: str) -> tuple[Columns, Tensor]:
+    """Columns and final model of the curve NAME (or of a path) at ``seed``, ``sets`` applied."""
+    overrides = ("engine.execution=cohort", *sets, f"federation.seed={seed}")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        request = Request(
-            str(curve_path(name)), (*overrides, f"federation.seed={seed}"), out=out, plain=True
-        )
-        run_silently(request)
-        found = read(out)
-        model = load_file(out / "model.safetensors")["x"]
-    return Trial(found.columns, model, found.manifest["privacy"])
+        run_silently(Request(str(curve_path(name)), overrides, out=out, plain=True))
+        return Columns(read(out).columns), load_file(out / "model.safetensors")["x"]
 
 
-def trials(name: str, seeds: Sequence[int], *sets: str) -> list[Trial]:
-    """`trial` for each of ``seeds``."""
-    return [trial(name, seed, *sets) for seed in seeds]
+def averaged(name: str, seeds: Sequence[int], *sets: str, power: int = 1) -> Columns:
+    """Means over ``seeds`` of a power of the columns of `trial`."""
+    each = [trial(name, seed, *sets)[0] for seed in seeds]
+    return Columns({key: np.mean([one[key] ** power for one in each], axis=0) for key in each[0]})
 
 
 def run_silently(request: Request) -> None:
@@ -79,26 +73,30 @@ def run_silently(request: Request) -> None:
         launch(request)
 
 
-def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean."""
-    return float(np.mean(values))
-
-
-def table(name: str, **changes: Any) -> dict[str, Any]:
-    """The table of a curve; ``rounds``, ``seed``, ``step_size`` and ``centred`` change it."""
+def curve(name: str, **changes: Any) -> Experiment:
+    """The config of a curve, with other rounds, seed or centring, or keys of its training."""
     found = curves()[name].table(name)
-    if "rounds" in changes:
-        found["federation"]["num_rounds"] = changes["rounds"]
-    if "seed" in changes:
-        found["federation"]["seed"] = changes["seed"]
-    if "step_size" in changes:
-        found["training"]["step_size"] = changes["step_size"]
-    if changes.get("centred"):
-        found["data"]["is_centred"] = True
-    return found
+    places = {"num_rounds": "federation", "seed": "federation", "is_centred": "data"}
+    for key, value in changes.items():
+        found[places.get(key, "training")][key] = value
+    return parse(found)
+
+
+def experiment(name: str, *sets: str) -> Experiment:
+    """The curve NAME (or a path) with overrides."""
+    return load(curve_path(name), sets)
 
 
 def best_point(config: Experiment) -> Tensor:
     """The reference optimum, as a start."""
     found = load_shards(config)
     return found.problem.optimum(found.examples, client_shares(found.sizes, "uniform")).x
+
+
+def gradients_a_round(config: Experiment, num_examples: int) -> float:
+    """IFO calls: n + 2 m b an epoch of RSVRG, b a step of RGD and RSGD."""
+    training = config.training
+    size = training.minibatch.expected_size(num_examples)
+    if isinstance(training, RSVRG):
+        return training.epochs * (num_examples + 2 * training.inner_steps * size)
+    return training.local_steps * size

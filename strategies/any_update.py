@@ -1,4 +1,4 @@
-"""Any server update as a Flower strategy: its own page says what goes down and how it steps.
+"""A Flower strategy for any server update, which itself says what it sends and how it steps.
 
 For a server update of another package, and for those of the library that no other strategy carries:
 algorithms with several exchanges a round, and one-shot releases.
@@ -9,18 +9,18 @@ from collections.abc import Iterable
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from manifed.federation.replies import Replies
+from manifed.federation.exchange import Replies
 from manifed.federation.rounds import Attempt, Mean, aggregated, sent
 from manifed.flower.strategy import ManifoldStrategy
 
 
 class AnyUpdate(ManifoldStrategy):
-    """A server update that says itself what it sends and what it makes of a mean."""
+    """Flower strategy for any server update, which says itself what it sends and how it steps."""
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """What the server update broadcasts in its next exchange."""
+        """Sends what the server update broadcasts in its next exchange."""
         now = self.opened(server_round, arrays, config, grid)  # a cohort, drawn and charged
         if now is None:  # the budget does not pay it
             return []
@@ -29,10 +29,10 @@ class AnyUpdate(ManifoldStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The server update's own step on the means of what came up."""
+        """Takes the server update's own step on the means of the uploads."""
         got = self.read(server_round, replies)  # finite, and where the exchange says
         return self.moved(got)
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
-        """The mean of every field, noised at client level; or nothing, where the step does it."""
+        """Computes every field's mean, noised at client level; nothing if the step needs none."""
         return aggregated(now, replies)

@@ -8,41 +8,24 @@ refused.
 """
 
 from collections.abc import Iterable
-from typing import Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from manifed.algorithms.projected import ProjectedPartial
 from manifed.algorithms.rfedsvrg import RFedSVRG
-from manifed.federation.replies import Replies
+from manifed.federation.exchange import Replies
 from manifed.federation.rounds import Attempt, Mean, averaged, sent
-from manifed.flower.strategy import CohortSettings, ManifoldStrategy
-from manifed.manifolds.base import Manifold
+from manifed.flower.strategy import JointStrategy
 
 
-class ControlVariates(ManifoldStrategy):
-    """RFedSVRG (Li and Ma, 2022), or projected federated learning with cohorts, over a Grid."""
-
-    def __init__(
-        self,
-        manifold: Manifold,
-        update: RFedSVRG | ProjectedPartial,
-        **settings: Unpack[CohortSettings],
-    ) -> None:
-        """``update`` is client and server update in one; both sides must hold equal ones.
-
-        ``settings`` are the keyword arguments that `CohortSettings` lists.
-
-        Raises:
-            ConfigError: for client-level privacy, or parts that do not go together.
-        """
-        super().__init__(manifold, update, update, **settings)
+class ControlVariates(JointStrategy[RFedSVRG | ProjectedPartial]):
+    """Flower strategy of RFedSVRG (Li and Ma, 2022) and of projected FL with cohorts."""
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The model, then its mean gradient; or the model with the corrections of each client."""
+        """Sends the model, then its mean gradient; or the model with each client's correction."""
         now = self.opened(server_round, arrays, config, grid)  # a cohort, drawn and charged
         if now is None:  # the budget does not pay it
             return []
@@ -51,11 +34,11 @@ class ControlVariates(ManifoldStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The mean, and after the last exchange the step; each upload is kept in its correction."""
+        """Takes the mean, and after the last exchange the step, which updates the corrections."""
         # who fails in the first exchange is not asked in the second
         got = self.read(server_round, replies)
         return self.moved(got)
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
-        """The mean gradient or displacement; each client's own is kept by the server's step."""
+        """Computes the mean gradient or displacement."""
         return averaged(now, replies)

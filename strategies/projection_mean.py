@@ -7,41 +7,24 @@ model that leaves the tube in which its projection is unique. For cohorts: contr
 """
 
 from collections.abc import Iterable
-from typing import Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.projected import Projected
-from manifed.federation.replies import Replies
+from manifed.federation.exchange import Replies
 from manifed.federation.rounds import Attempt, Mean, averaged, noised
-from manifed.flower.strategy import ManifoldStrategy, Settings
-from manifed.manifolds.base import Manifold
+from manifed.flower.strategy import JointStrategy
 
 
-class ProjectionMean(ManifoldStrategy):
-    """Algorithm 1 of Zhang, Hu, So, Johansson (2024) over a Grid."""
-
-    def __init__(
-        self,
-        manifold: Manifold,
-        update: Projected,
-        **settings: Unpack[Settings],
-    ) -> None:
-        """``update`` is client and server update in one; both sides must hold equal ones.
-
-        ``settings`` are the keyword arguments that `Settings` lists.
-
-        Raises:
-            ConfigError: for a manifold without a projection, or parts that do not go together.
-        """
-        super().__init__(manifold, update, update, **settings)
+class ProjectionMean(JointStrategy[Projected]):
+    """Flower strategy of projected FL, Algorithm 1 of Zhang, Hu, So, Johansson (2024)."""
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The ambient x^r as it is, off the manifold in general, to everybody."""
+        """Sends the ambient x^r as it is, off the manifold in general, to everybody."""
         now = self.opened(server_round, arrays, config, grid)  # a cohort, drawn and charged
         if now is None:  # the budget does not pay it
             return []
@@ -50,12 +33,12 @@ class ProjectionMean(ManifoldStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The step along the mean of ambient displacements, which stays in the tube (line 13)."""
+        """Steps along the mean of ambient displacements, which stays in the tube (line 13)."""
         got = self.read(server_round, replies)  # finite
         return self.moved(got)
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
-        """The mean of ambient displacements, noised in the ambient norm at client level."""
+        """Returns the mean of ambient displacements, noised in the ambient norm at client level."""
         if self.plan.mechanism is None:
             return averaged(now, replies)
         return noised(now, replies)

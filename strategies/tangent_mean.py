@@ -1,4 +1,4 @@
-"""The server of PriRFed as a Flower strategy: points go down, tangent vectors come up.
+"""The Flower strategy of PriRFed's server: points go down, tangent vectors come up.
 
 Each round it sends the model to a cohort, takes the weighted mean of the tangent vectors that come
 back (noised here under `ClientLevel`), and moves the model along it (manifed/algorithms/
@@ -18,15 +18,15 @@ from manifed.algorithms.averaging import Average
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
-from manifed.federation.replies import Replies
+from manifed.federation.exchange import Replies
 from manifed.federation.rounds import Attempt, Mean, averaged, noised
-from manifed.flower.strategy import CohortSettings, ManifoldStrategy
+from manifed.flower.strategy import ManifoldStrategy, Settings
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.oracles.minibatch import Full
 
 
 class TangentMean(ManifoldStrategy):
-    """Algorithm 1 of PriRFed (Huang, Huang, Jawanpuria, Mishra) over a Grid."""
+    """Flower strategy of PriRFed, Algorithm 1 (Huang, Huang, Jawanpuria, Mishra)."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class TangentMean(ManifoldStrategy):
         average: Average | None = None,
         momentum: float | None = None,
         update: ClientUpdate | None = None,
-        **settings: Unpack[CohortSettings],
+        **settings: Unpack[Settings],
     ) -> None:
         """``update`` is what clients run; None is one gradient of all examples.
 
         With an ``average`` the model is one of released iterates, `state` holds the last of them.
 
-        ``settings`` are the keyword arguments that `CohortSettings` lists.
+        ``settings`` are the keyword arguments that `Settings` lists.
 
         Raises:
             ConfigError: for parts that do not go together.
@@ -73,7 +73,7 @@ class TangentMean(ManifoldStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The model x^(t), the same for a whole cohort (lines 2 and 3)."""
+        """Sends the model x^(t), the same for a whole cohort (lines 2 and 3)."""
         now = self.opened(server_round, arrays, config, grid)  # a cohort, drawn and charged
         if now is None:  # the budget does not pay it
             return []
@@ -82,12 +82,12 @@ class TangentMean(ManifoldStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The step along the mean of the tangent vectors at x^(t), (3.2)."""
+        """Steps along the mean of the tangent vectors at x^(t), (3.2)."""
         got = self.read(server_round, replies)  # finite, and tangent at x^(t)
         return self.moved(got)
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
-        """The mean of the tangent vectors at x^(t), noised in the metric there at client level."""
+        """Computes the mean of tangent vectors at x^(t), noised in its metric at client level."""
         if self.plan.mechanism is None:
             return averaged(now, replies)
         return noised(now, replies)

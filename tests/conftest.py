@@ -6,7 +6,6 @@ needs a device or data has a marker, which ``make`` selects where they are.
 
 import gc
 import os
-from collections.abc import Generator
 
 import pytest
 
@@ -14,7 +13,7 @@ gc.set_threshold(50_000)  # 700 objects: collecting thousands of tests looks at 
 IS_GATE = os.environ.get("CI") == "true"
 
 
-def fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+def fail_if_skipped(report):
     """Change a skip of the gate into a failure that gives its reason; an expected one stays."""
     if IS_GATE and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
@@ -23,14 +22,14 @@ def fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport():
     report = yield
     fail_if_skipped(report)
     return report
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report():
     report = yield
     fail_if_skipped(report)
     return report

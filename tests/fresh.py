@@ -12,17 +12,16 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from tests.mutants.sweep import NOT_OURS, OURS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+QUICKSTART = ROOT / "configs" / "quickstart.toml"
 
 
-def python(*arguments: str, cwd: Path = ROOT, path: Sequence[Path] = ()) -> Any:
+def python(*arguments, cwd=ROOT, path=()):
     """What ``python ARGUMENTS`` does in ``cwd``: returncode, stdout and stderr.
 
     ``arguments`` begin with a script, ``-m`` or ``-c``; ``path`` is put before ``sys.path``.
@@ -39,7 +38,7 @@ def python(*arguments: str, cwd: Path = ROOT, path: Sequence[Path] = ()) -> Any:
 
 
 @cache
-def _server() -> Any:
+def _server():
     command = [sys.executable, "-W", "ignore", "-c", "from tests.fresh import serve; serve()"]
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -48,7 +47,7 @@ def _server() -> Any:
     return process
 
 
-def serve() -> None:
+def serve():
     """Answer each line of standard input with the exit code of the program that it names."""
     for name in NOT_OURS:
         if not name.startswith(("_pytest", "hypothesis")):
@@ -64,7 +63,7 @@ def serve() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
-def _become(arguments: list[str], cwd: str, path: list[str], files: list[str], here: set) -> None:
+def _become(arguments, cwd, path, files, here):
     """Run one program in this forked process, and end it as Python would."""
     import traceback
 
@@ -78,7 +77,7 @@ def _become(arguments: list[str], cwd: str, path: list[str], files: list[str], h
     first = str(Path(rest[0]).resolve().parent) if not kind else cwd
     sys.path[:] = [first, *path, *(entry for entry in sys.path if entry in here and entry)]
     sys.argv = rest if kind != "-c" else ["-c", *rest[1:]]
-    code: Any = 0
+    code = 0
     try:
         if kind == "-m":
             runpy.run_module(rest[0], run_name="__main__", alter_sys=True)

@@ -10,88 +10,60 @@ from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 
-STEPS = 10
-ROWS = {"kpca_784x5": 100, "kpca_100x5": 100}
 POINTS = 20
+Table = dict[str, Any]
 
 
-def _base(name: str, clients: int, rounds: int) -> dict[str, Any]:
-    return {
-        "name": name,
-        "federation": {"num_clients": clients, "num_rounds": rounds},
-        "evaluation": {"is_enabled": False},
-        "output": {"plots": False, "plain": True, "quiet": True, "checkpoint_every": 1000},
-    }
+def _case(
+    name: str, problem: Table, data: Table, step_size: float, kind: str = "rsgd"
+) -> Callable[[int, int], Table]:
+    """A function of clients and rounds; data that say how many clients there are are split so."""
+
+    def table(clients: int, rounds: int) -> Table:
+        is_natural = "rows" in data
+        count = {"num_clients": clients} if is_natural else {"num_examples": POINTS * clients}
+        partition = {"partition": {"kind": "natural"}} if is_natural else {}
+        return {
+            "name": name,
+            "problem": problem,
+            "data": data | count,
+            "federation": {"num_clients": clients, "num_rounds": rounds, **partition},
+            "training": {
+                "kind": kind,
+                "step_size": step_size,
+                "local_steps": 10,
+                "minibatch": {"kind": "full"},
+            },
+            "evaluation": {"is_enabled": False},
+            "output": {"plain": True, "quiet": True, "checkpoint_every": 1000},
+        }
+
+    return table
 
 
-def _rsgd(step_size: float) -> dict[str, Any]:
-    return {
-        "kind": "rsgd",
-        "step_size": step_size,
-        "local_steps": STEPS,
-        "minibatch": {"kind": "full"},
-    }
-
-
-def least_squares(clients: int, rounds: int) -> dict[str, Any]:
-    """Least squares in ten dimensions, twenty rows a client."""
-    table = _base("least_squares_d10", clients, rounds)
-    table["problem"] = {"kind": "least-squares"}
-    table["data"] = {"kind": "synthetic-least-squares", "num_clients": clients, "rows": POINTS}
-    table["federation"]["partition"] = {"kind": "natural"}
-    return table | {"training": _rsgd(0.05)}
-
-
-def lorentz(clients: int, rounds: int) -> dict[str, Any]:
-    """The Fréchet mean on H^10, twenty points a client."""
-    table = _base("lorentz_d10", clients, rounds)
-    table["problem"] = {"kind": "frechet-mean", "manifold": "lorentz"}
-    table["data"] = {
-        "kind": "reproduction.recipes:HyperbolicCloud",
-        "num_examples": POINTS * clients,
-    }
-    return table | {"training": _rsgd(0.1)}
-
-
-def spd(clients: int, rounds: int) -> dict[str, Any]:
-    """The Fréchet mean of 10 x 10 SPD matrices, twenty a client."""
-    table = _base("spd_10", clients, rounds)
-    table["problem"] = {"kind": "frechet-mean"}
-    table["data"] = {"kind": "spd-lognormal", "num_examples": POINTS * clients}
-    return table | {"training": _rsgd(0.1)}
-
-
-def _kpca(name: str, dimension: int, clients: int, rounds: int) -> dict[str, Any]:
-    table = _base(name, clients, rounds)
-    table["problem"] = {"kind": "kpca", "num_components": 5}
-    table["data"] = {
-        "kind": "synthetic-pca",
-        "num_clients": clients,
-        "rows": ROWS[name],
-        "dimension": dimension,
-    }
-    table["federation"]["partition"] = {"kind": "natural"}
-    training = _rsgd(1e-5) | {"kind": "projected"}
-    return table | {"training": training}
-
-
-def kpca_100(clients: int, rounds: int) -> dict[str, Any]:
-    """Five components of 100 x 100 blocks, projected steps with drift correction."""
-    return _kpca("kpca_100x5", 100, clients, rounds)
-
-
-def kpca_784(clients: int, rounds: int) -> dict[str, Any]:
-    """Five components of 100 x 784 blocks, projected steps with drift correction."""
-    return _kpca("kpca_784x5", 784, clients, rounds)
-
-
-CASES: dict[str, Callable[[int, int], dict[str, Any]]] = {
-    "least_squares_d10": least_squares,
-    "lorentz_d10": lorentz,
-    "spd_10": spd,
-    "kpca_100x5": kpca_100,
-    "kpca_784x5": kpca_784,
+_KPCA = {"kind": "kpca", "num_components": 5}
+_BLOCKS = {"kind": "synthetic-pca", "rows": 100}
+CASES = {
+    "least_squares_d10": _case(
+        "least_squares_d10",
+        {"kind": "least-squares"},
+        {"kind": "synthetic-least-squares", "rows": POINTS},
+        0.05,
+    ),
+    "lorentz_d10": _case(
+        "lorentz_d10",
+        {"kind": "frechet-mean", "manifold": "lorentz"},
+        {"kind": "reproduction.recipes:HyperbolicCloud"},
+        0.1,
+    ),
+    "spd_10": _case("spd_10", {"kind": "frechet-mean"}, {"kind": "spd-lognormal"}, 0.1),
+    "kpca_100x5": _case("kpca_100x5", _KPCA, _BLOCKS | {"dimension": 100}, 1e-5, "projected"),
+    "kpca_784x5": _case("kpca_784x5", _KPCA, _BLOCKS | {"dimension": 784}, 1e-5, "projected"),
 }
+"""Tables by clients and rounds: ten local steps of full batches, twenty points or rows a client.
+
+Principal components have a hundred rows a client, and projected steps with drift correction.
+"""
 
 
 def experiment(case: str, clients: int, rounds: int, **engine: Any) -> Experiment:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import geoopt
-import numpy as np
 import pymanopt.manifolds as pymanopt
 import torch
 from torch import Tensor
@@ -47,7 +46,6 @@ class Place:
     operations: tuple[str, ...]
     geoopt: Any = None
     pymanopt: Callable[[int], Any] | None = None
-    batches: tuple[int, ...] = (1, 32, 1000)
 
 
 @dataclass(frozen=True)
@@ -90,24 +88,6 @@ class Inputs:
         }[operation]
 
 
-def rivals(place: Place, operation: str, inputs: Inputs) -> dict[str, Callable[[], object]]:
-    """The implementations of one operation, bound to the same inputs."""
-    arguments = inputs.arguments(operation)
-    operation = "projx" if operation == ILL_CONDITIONED else operation
-    ours = getattr(place.ours, operation)
-    found = {"ours": lambda: ours(*arguments)}
-    if place.geoopt is not None:
-        theirs = getattr(place.geoopt, operation)
-        clones = tuple(argument.clone() for argument in arguments)  # Lorentz writes into them
-        found["geoopt"] = lambda: theirs(*clones)
-    if place.pymanopt is not None and operation in PYMANOPT_NAMES:
-        count = inputs.x.shape[0] if inputs.x.dim() > place.ours.ndim else 1
-        method = getattr(place.pymanopt(count), PYMANOPT_NAMES[operation])
-        arrays = tuple(np.ascontiguousarray(argument.numpy()) for argument in arguments)
-        found["pymanopt"] = lambda: method(*arrays)
-    return found
-
-
 def _spd(m: int) -> Place:
     return Place(
         f"spd_{m}",
@@ -116,7 +96,6 @@ def _spd(m: int) -> Place:
         ("inner", "egrad2rgrad", "retr", "expmap", "logmap", "dist", "transp"),
         geoopt.SymmetricPositiveDefinite(),
         lambda k: pymanopt.SymmetricPositiveDefinite(m, k=k),
-        batches=(1, 32, 1000) if m <= 20 else (1, 32),
     )
 
 
@@ -171,24 +150,17 @@ def _hyperbolic(d: int) -> list[Place]:
     ]
 
 
-def _spheres(n: int) -> list[Place]:
-    operations = ("projx", "proju", "egrad2rgrad", "inner", "retr", "expmap", "logmap", "dist")
-    return [
-        Place(
-            f"sphere_{n}",
-            Sphere(),
-            (n,),
-            operations,
-            geoopt.Sphere(),
-        ),
-    ]
-
-
 PLACES = [
     *_stiefel(784, 5),
     *_stiefel(100, 5),
     *[_spd(m) for m in (10, 20, 50, 100)],
     *_hyperbolic(5),
     *_hyperbolic(50),
-    *_spheres(784),
+    Place(
+        "sphere_784",
+        Sphere(),
+        (784,),
+        ("projx", "proju", "egrad2rgrad", "inner", "retr", "expmap", "logmap", "dist"),
+        geoopt.Sphere(),
+    ),
 ]

@@ -6,10 +6,14 @@ once per round, rounds repeat, and the smallest CPU time of each rival is kept. 
 
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 
+import numpy as np
 import torch
 
 Work = Callable[[], object]
@@ -30,11 +34,14 @@ def prepare(title: str) -> str:
 
 
 def circumstances() -> str:
-    """The command that runs, on what, and beside how much other work."""
+    """The command that runs, when, of which commit, on what, and beside how much other work."""
     command = " ".join(["python", *sys.argv])
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    described = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    commit = subprocess.run(described, check=False, capture_output=True, text=True).stdout.strip()
     return (
-        f"`{command}`\n\nPython {platform.python_version()}, torch {torch.__version__}, "
+        f"`{command}`\n\n{datetime.now(UTC):%Y-%m-%d}, commit {commit or 'unknown'}, "
+        f"Python {platform.python_version()}, torch {torch.__version__}, "
         f"{os.cpu_count()} cores, load average {load} at the start."
     )
 
@@ -74,9 +81,9 @@ def race(rivals: Mapping[str, Work], *, rounds: int = 5, slice_: float = 0.02) -
     return best
 
 
-def milliseconds(seconds: float) -> str:
-    """Three significant digits of milliseconds."""
-    return f"{seconds * 1e3:.3g}"
+def mean_and_error(values: np.ndarray) -> str:
+    """A mean with its standard error."""
+    return f"{values.mean():.3g} ± {values.std(ddof=1) / len(values) ** 0.5:.1g}"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

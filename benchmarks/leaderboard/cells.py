@@ -15,7 +15,7 @@ import torch
 from benchmarks.common.cases import rounds_of
 from benchmarks.leaderboard.methods import AUTO, CENTRAL, LONG, METHODS, ROUNDS, Setting
 from benchmarks.leaderboard.tasks import CLIENTS, MOST_UPLOADS, Task
-from manifed.audit.bound import find_strongest
+from manifed.audit.bound import find_all
 from manifed.audit.of_config import attacks_of
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment import load as config_of
@@ -192,7 +192,7 @@ def audited(task: Task, epsilon: float, cell: Cell, trials: int) -> Cell:
         attacks = attacks_of(config_of.parse(setting.into(table)), trials)
     except ConfigError:
         return {}
-    verdict = find_strongest(attacks)[0].verdict
+    verdict = max(find_all(attacks), key=lambda found: found.power)
     return {
         "proved": verdict.epsilon_lower_bound,
         "proved_of": verdict.claimed_epsilon,

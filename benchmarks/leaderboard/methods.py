@@ -34,11 +34,6 @@ class Setting:
     rounds: int
     strategy: dict[str, Any] | None = None
 
-    @property
-    def uploads(self) -> int:
-        """Of a client, over the run."""
-        return self.rounds
-
     def into(self, table: dict[str, Any]) -> dict[str, Any]:
         """The config that runs it."""
         federation = {**table["federation"], "num_rounds": self.rounds}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from manifed.errors import ConfigError
 from manifed.problems.data import Dataset, DataSource, ExampleKind, build
@@ -73,8 +73,8 @@ class Emg(DataSource):
     kind: Literal["benchmarks.leaderboard.own_data:Emg"] = f"{_ITSELF}:Emg"
     has_labels: bool = False
     window: int = Field(default=1000, ge=10)
-    scale: float = Field(default=4.0, gt=0)
-    ridge: float = Field(default=0.05, gt=0)
+    scale: PositiveFloat = 4.0
+    ridge: PositiveFloat = 0.05
 
     SIGNS: ClassVar[tuple[str, ...]] = ("rest", "rock", "paper", "scissors", "ok")
 

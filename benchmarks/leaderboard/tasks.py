@@ -29,8 +29,6 @@ class Task:
     steps: tuple[float, ...]
     maps: str = "exact"
     average: str = "geodesic"
-    is_flat: bool = False
-    """Whether models are vectors of R^d."""
     is_projected: bool = False
     """Whether projected federated learning has its projection there."""
     one_shot: str | None = None
@@ -38,20 +36,44 @@ class Task:
 
     def table(self, epsilon: float, seed: int, clients: int = CLIENTS) -> dict[str, Any]:
         """The config without its method."""
-        return {
-            "name": self.name,
-            "problem": dict(self.problem),
-            "data": dict(self.data),
-            "federation": {
-                "num_clients": clients, "num_rounds": 1, "seed": seed,
-                "partition": {"kind": "equal"},
-            },
-            "privacy": {
-                "kind": "example-level", "l2_norm_clip": self.l2_norm_clip,
-                "noise": {"kind": "target", "epsilon": epsilon, "delta": DELTA},
-            },
-            "evaluation": {"is_enabled": False},
-        }  # fmt: skip
+        return private_table(
+            self.name, self.problem, self.data, self.l2_norm_clip, epsilon, DELTA, seed, clients
+        )
+
+
+def private_table(
+    name: str,
+    problem: Table,
+    data: Table,
+    l2_norm_clip: float,
+    epsilon: float,
+    delta: float,
+    seed: int,
+    clients: int,
+) -> dict[str, Any]:
+    """A config without its method: equal shards, noise for the whole run."""
+    return {
+        "name": name,
+        "problem": dict(problem),
+        "data": dict(data),
+        "federation": {
+            "num_clients": clients,
+            "num_rounds": 1,
+            "seed": seed,
+            "partition": {"kind": "equal"},
+        },
+        "privacy": {
+            "kind": "example-level",
+            "l2_norm_clip": l2_norm_clip,
+            "noise": {"kind": "target", "epsilon": epsilon, "delta": delta},
+        },
+        "evaluation": {"is_enabled": False},
+    }
+
+
+def mean_on(manifold: str) -> Table:
+    """A Fréchet mean whose run starts at the origin."""
+    return {"kind": "frechet-mean", "manifold": manifold, "start": {"kind": "origin"}}
 
 
 def _pca(data: str, k: int, *, in_gate: bool = False) -> Task:
@@ -74,13 +96,25 @@ def _pca(data: str, k: int, *, in_gate: bool = False) -> Task:
     )
 
 
+COMPLETION = {
+    "kind": "reproduction.matrix_completion:MatrixCompletion",
+    "rank": 2,
+    "scaling": "mean",
+}
+LOW_RANK = {
+    "kind": "reproduction.recipes:LowRank",
+    "num_clients": 10,
+    "columns": 500,
+    "dimension": 30,
+    "noise_stddev": 0.01,
+}
 _MEAN = (0.05, 0.12, 0.25, 0.5)
 _EMG = {"kind": f"{_OWN}:Emg"}
 TASKS = (
     _pca("digits", 1, in_gate=True),
     Task(
         "spd-mean-emg", "SPD Fréchet mean, EMG, affine-invariant",
-        {"kind": "frechet-mean", "manifold": "spd", "start": {"kind": "origin"}}, _EMG, 4.0, _MEAN,
+        mean_on("spd"), _EMG, 4.0, _MEAN,
         in_gate=True,
     ),
     Task(
@@ -90,41 +124,40 @@ TASKS = (
     ),
     Task(
         "hyperbolic-mean", "hyperbolic mean, WordNet mammals",
-        {"kind": "frechet-mean", "manifold": "lorentz", "start": {"kind": "origin"}},
+        mean_on("lorentz"),
         {"kind": "reproduction.mammals:WordnetMammals", "is_graph_public": True}, 4.0, _MEAN,
         in_gate=True,
     ),
     Task(
         "completion-low-rank", "matrix completion, made-up columns (rank 2 of 30)",
-        {"kind": "reproduction.matrix_completion:MatrixCompletion", "rank": 2, "scaling": "mean"},
-        {"kind": "reproduction.recipes:LowRank", "num_clients": 10, "columns": 500, "dimension": 30,
-         "noise_stddev": 0.01},
+        COMPLETION,
+        LOW_RANK,
         1.0, (0.1, 0.3, 1.0, 3.0), maps="retraction", average="projector", is_projected=True,
         in_gate=True,
     ),
     Task(
         "logistic-a9a", "logistic regression, a9a", {"kind": "logistic"}, {"kind": "a9a"}, 1.0,
-        (0.5, 1.5, 5.0, 15.0), is_flat=True, is_projected=True, in_gate=True,
+        (0.5, 1.5, 5.0, 15.0), is_projected=True, in_gate=True,
     ),
     _pca("digits", 2), _pca("digits", 5), _pca("mnist", 1), _pca("mnist", 2), _pca("mnist", 5),
     Task(
         "spd-mean-emg-log", "SPD mean, EMG, log-Euclidean",
-        {"kind": "frechet-mean", "manifold": "spd-log-euclidean", "start": {"kind": "origin"}},
+        mean_on("spd-log-euclidean"),
         _EMG, 4.0, _MEAN, one_shot="log-euclidean",
     ),
     Task(
         "spd-mean-connectomes", "SPD Fréchet mean, connectomes (86 patients)",
-        {"kind": "frechet-mean", "manifold": "spd", "start": {"kind": "origin"}},
+        mean_on("spd"),
         {"kind": f"{_OWN}:Connectomes"}, 4.0, _MEAN,
     ),
     Task(
         "completion-movielens", "matrix completion, MovieLens-100k, 50 movies, rank 2",
-        {"kind": "reproduction.matrix_completion:MatrixCompletion", "rank": 2, "scaling": "mean"},
+        COMPLETION,
         {"kind": f"{_OWN}:MovieLens"}, 1.0, (0.1, 0.3, 1.0, 3.0), maps="retraction",
         average="projector", is_projected=True,
     ),
     Task(
         "logistic-breast-cancer", "logistic regression, breast cancer", {"kind": "logistic"},
-        {"kind": "breast-cancer"}, 1.0, (0.5, 1.5, 5.0, 15.0), is_flat=True, is_projected=True,
+        {"kind": "breast-cancer"}, 1.0, (0.5, 1.5, 5.0, 15.0), is_projected=True,
     ),
 )  # fmt: skip

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from manifed.runs.report import curves_of, figures_of, picture, read
+
 HERE = Path(__file__).parent
 CONFIG = HERE.parents[1] / "configs" / "quickstart.toml"
 SWEEP = "first-component"
@@ -55,8 +57,13 @@ def main() -> None:
             words = ["manifed", *STEPS]
         command = [sys.executable, "-m", *words, "--out", str(out)]
         subprocess.run(command, check=True, cwd=HERE.parents[1])
-        drawn = "steps/relative-cost-gap-by-round.png" if is_sweep else f"{name}/figure-{name}.png"
-        small(given.runs / drawn, HERE / f"{name}.png")
+        drawn = given.runs / name / f"figure-{name}.png"
+        if is_sweep:
+            drawn = out / "relative-cost-gap-by-round.png"
+            curves = curves_of(read(run) for run in sorted(out.glob("*-seed-*")))
+            y, words, lines = next(one for one in figures_of(curves) if "gap" in one[0])
+            drawn.write_bytes(picture(lines, words, y))
+        small(drawn, HERE / f"{name}.png")
 
 
 if __name__ == "__main__":

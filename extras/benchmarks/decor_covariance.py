@@ -14,17 +14,15 @@ and of the best design for the linear recursion, chosen after the fact for each 
 favour; the designs are not tuned. All methods have one exact epsilon at delta = 1e-5.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common.page import Page
-from benchmarks.common.stopwatch import table
+from benchmarks.common.stopwatch import mean_and_error, table
 from manifed.graphs import (
     Complete,
     ErdosRenyi,
@@ -139,12 +137,7 @@ class Measured:
 
     def text(self) -> str:
         """Mean and standard error of both."""
-        return f"{said(self.distance)} [{said(self.gap)}]"
-
-
-def said(values: Array) -> str:
-    """Mean and standard error."""
-    return f"{values.mean():.3g} ± {values.std(ddof=1) / len(values) ** 0.5:.1g}"
+        return f"{mean_and_error(self.distance)} [{mean_and_error(self.gap)}]"
 
 
 def least_squares(
@@ -191,20 +184,15 @@ def rows_of(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=32)
-    parser.add_argument("--quick", action="store_true", help="costs only")
-    parser.add_argument("--graph", choices=list(GRAPHS), help="this one alone")
-    parser.add_argument("--out", type=Path, help="folder whose decor_covariance.md to write")
-    arguments = parser.parse_args()
-    page = Page()
+    page = Page(__doc__, "decor_covariance.md", seeds=32)
+    page.parser.add_argument("--quick", action="store_true", help="costs only")
+    page.parser.add_argument("--graph", choices=GRAPHS, help="this one alone")
+    given = page.parser.parse_args()
     page.say("# Noise over rounds and edges\n\n`python " + " ".join(sys.argv) + "`\n")
     costs = []
     measured = []
-    for name, spec in GRAPHS.items():
-        if arguments.graph not in (None, name):
-            continue
-        graph = spec.build(NODES, SEED_OF_GRAPH)
+    for name in [given.graph] if given.graph else GRAPHS:
+        graph = GRAPHS[name].build(NODES, SEED_OF_GRAPH)
         for collusion in (0, 1):
             found = designs(graph, collusion)
             unit = least(collusion)
@@ -212,22 +200,22 @@ def main() -> None:
             gain = 1 - found["both"].cost / found["DECOR"].cost
             bound = found["both"].lower_bound / unit
             costs.append([name, "I" * (collusion + 1), *cells, f"{bound:.3f}", f"{gain:.1%}"])
-            if not arguments.quick and (name, collusion) not in {("star", 1), ("exponential", 1)}:
-                measured += rows_of(name, graph, collusion, found, arguments.seeds)
+            if not given.quick and (name, collusion) not in {("star", 1), ("exponential", 1)}:
+                measured += rows_of(name, graph, collusion, found, given.seeds)
     page.say("## Cost of noise of one price, over CDP's\n")
     page.say(table(["graph", "adversary", *found, "bound", "gain of both"], costs))
-    if not arguments.quick:
+    if not given.quick:
         graph = Complete().build(NODES)
         noise = StationaryNoise(
             graph, (WHITE,), np.full((NODES, 1), 1 / NODES), np.full((len(graph.edges), 1), 1e4)
         )
-        central = least_squares(noise, 0, arguments.seeds, np.full((NODES, NODES), 1.0 / NODES))
+        central = least_squares(noise, 0, given.seeds, np.full((NODES, NODES), 1.0 / NODES))
         text = ", ".join(f"{m.text()} at {e:g}" for m, e in zip(central, EPSILONS, strict=True))
-        page.say(f"\n## Least squares, {arguments.seeds} seeds\n\nCDP: {text}.\n")
+        page.say(f"\n## Least squares, {given.seeds} seeds\n\nCDP: {text}.\n")
         header = ["graph", "adversary", "epsilon", "best DECOR", "edges", "rounds", "both"]
         page.say(table([*header, "distance, both / DECOR"], measured))
-    page.say(f"\n{__doc__.split(chr(10), 4)[4].strip()}")
-    page.save(arguments.out, "decor_covariance.md")
+    page.explain()
+    page.save(given)
 
 
 if __name__ == "__main__":

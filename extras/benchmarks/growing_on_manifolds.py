@@ -12,13 +12,11 @@ rounds cost the budget; scale, growth and step are the best of a grid over all S
 seeds, like the fixed ones. Entries: f - f*, geometric mean over seeds.
 """
 
-import argparse
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -129,27 +127,23 @@ def fixed(examples: int, rounds: int, step: float) -> Way:
     return Way(Constant(value=step), batch, Constant(value=1.0), rounds)
 
 
-def polynomial(first: float, gamma: float, zeta: float, step: float, alpha: float) -> Way:
-    """Powers of the round."""
+def growing(batch: AnySchedule, zeta: float, step: float, alpha: float = 0.0) -> Way:
+    """Noise multipliers and steps by powers of the round."""
     noise = Polynomial(scale=1.0, exponent=zeta)
-    batch = Polynomial(scale=first, exponent=gamma)
     return Way(Polynomial(scale=step, exponent=-alpha), batch, noise)
-
-
-def geometric(first: float, ratio: float, zeta: float, step: float) -> Way:
-    """Batches that grow by a factor, noise multipliers by a power."""
-    noise = Polynomial(scale=1.0, exponent=zeta)
-    return Way(Constant(value=step), Geometric(scale=first, ratio=ratio), noise)
 
 
 def choices() -> dict[str, list[Way]]:
     """The growing schedules that are tried."""
-    firsts = (40.0, 160.0)
+    both = list(itertools.product((40.0, 160.0), STEPS))
+    ratios = (1.3, 1.6, 2.0)
     return {
-        "falling steps, k^0.6": [polynomial(b, 0.6, 0.6, s, 0.5) for b in firsts for s in STEPS],
-        "k^1.1": [polynomial(b, 1.1, 0.6, s, 0.0) for b in firsts for s in STEPS],
+        "falling steps, k^0.6": [
+            growing(Polynomial(scale=b, exponent=0.6), 0.6, s, 0.5) for b, s in both
+        ],
+        "k^1.1": [growing(Polynomial(scale=b, exponent=1.1), 0.6, s) for b, s in both],
         "geometric": [
-            geometric(b, q, 1.0, s) for b, q, s in itertools.product(firsts, (1.3, 1.6, 2.0), STEPS)
+            growing(Geometric(scale=b, ratio=q), 1.0, s) for q in ratios for b, s in both
         ],
     }
 
@@ -167,17 +161,12 @@ def best_growing(place: str, ways: Sequence[Way], seeds: int) -> Way:
 
 def main() -> None:
     """Parse arguments, tune, measure, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=16)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    page = Page(__doc__, "growing_on_manifolds.md", seeds=16)
+    given = page.parser.parse_args()
     torch.set_num_threads(1)
-    page = Page()
     few = max(2, given.seeds // 4)
-    page.say(f"# Growing batches on manifolds\n\n{circumstances()}\n")
-    page.say(f"{str(__doc__).split(chr(10), 4)[4].strip()}\n")
+    page.say(f"# Growing batches on manifolds\n\n{circumstances()}")
+    page.explain()
     columns = [f"S = {s:g}" for s in EXAMPLES]
     for place in PLACES:
         rows = []
@@ -197,7 +186,7 @@ def main() -> None:
         for name, way in grown.items():
             page.say(f"Growing, {name}: {_told(way)}.")
         page.say(_continued(chosen[1][1]))
-    page.save(given.out, "growing_on_manifolds.md")
+    page.save(given)
 
 
 def _told(way: Way) -> str:

@@ -9,9 +9,7 @@ The star is PriRFed (tangent mean, uniform weights). Entries: the cost gap of th
 after the slash that of the worst node's own model, mean and standard error over seeds of the noise.
 """
 
-import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.common.cases import rounds_of
 from benchmarks.common.page import Page
-from benchmarks.common.stopwatch import table
+from benchmarks.common.stopwatch import mean_and_error, table
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
@@ -32,11 +30,6 @@ PLACES = {
         {"kind": "kpca", "num_components": 2, "scaling": "mean"},
         {"step_size": 0.5, "maps": "retraction"},
     ),
-}
-GRAPHS: dict[str, dict[str, Any]] = {
-    "complete": {"graph": {"kind": "complete"}},
-    "torus": {"graph": {"kind": "torus"}},
-    "ring": {"graph": {"kind": "ring"}},
 }
 
 
@@ -88,36 +81,28 @@ def gaps(config: Experiment) -> tuple[float, float]:
 def entry(place: str, training: dict[str, Any], epsilon: float, seeds: int, rounds: int) -> str:
     """Both gaps over seeds."""
     found = [gaps(experiment(place, training, epsilon, seed, rounds)) for seed in range(seeds)]
-    columns = np.array(found).T
-    said = [f"{c.mean():.3g} ± {c.std(ddof=1) / len(c) ** 0.5:.1g}" for c in columns]
-    return " / ".join(said)
+    return " / ".join(map(mean_and_error, np.array(found).T))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--out", type=Path, help="folder whose manifold_gossip.md to write")
-    arguments = parser.parse_args()
-    page = Page()
+    page = Page(__doc__, "manifold_gossip.md", seeds=8, rounds=40)
+    given = page.parser.parse_args()
     page.say(f"# Gossip on manifolds\n\n`python {' '.join(sys.argv)}`\n")
-    rows = []
-    for place in PLACES:
-        for epsilon in (1.0, 4.0):
-            sizes = epsilon, arguments.seeds, arguments.rounds
-            rows.append([place, f"{epsilon:g}", "star", entry(place, {"kind": "rsgd"}, *sizes)])
-            for name, graph in GRAPHS.items():
-                for consensus in ("tangent-mean", "projection"):
-                    training = {
-                        "kind": "manifed_extras.manifold_gossip:ManifoldGossip",
-                        "consensus": consensus,
-                        **graph,
-                    }
-                    rows.append([place, f"{epsilon:g}", f"{name}, {consensus}",
-                                 entry(place, training, *sizes)])  # fmt: skip
+    kind = "manifed_extras.manifold_gossip:ManifoldGossip"
+    ways = {"star": {"kind": "rsgd"}} | {
+        f"{graph}, {consensus}": {"kind": kind, "consensus": consensus, "graph": {"kind": graph}}
+        for graph in ("complete", "torus", "ring")
+        for consensus in ("tangent-mean", "projection")
+    }
+    rows = [
+        [place, f"{e:g}", name, entry(place, training, e, given.seeds, given.rounds)]
+        for place in PLACES
+        for e in (1.0, 4.0)
+        for name, training in ways.items()
+    ]
     page.say(table(["manifold", "epsilon", "who mixes", "cost gap: common / worst node"], rows))
-    page.say(f"\n{__doc__.split(chr(10), 4)[4].strip()}")
-    page.save(arguments.out, "manifold_gossip.md")
+    page.explain()
+    page.save(given)
 
 
 if __name__ == "__main__":

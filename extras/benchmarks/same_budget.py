@@ -1,6 +1,6 @@
 """What one privacy budget buys: the quickstart's problem by plain, averaged, scheduled, correlated.
 
-python extras/benchmarks/same_budget.py [--epsilon 0.5 1 2] [--seeds 10] [--json] [--out FILE]
+python extras/benchmarks/same_budget.py [--epsilon 0.5 1 2] [--seeds 10] [--json] [--out FOLDER]
 
 The problem, data, clip and delta of configs/quickstart.toml (digits, d = 64, ten clients, delta
 1e-5, example level, against the server). Every method meets the same epsilon; its step size, number
@@ -9,18 +9,20 @@ and the gap is then measured on other seeds (0, 1, ...). Tuning looks at data th
 could not see: the table compares what methods can reach, not what finding their parameters costs.
 """
 
-import argparse
 import itertools
-import json
 import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import manifed
+from benchmarks.common.page import Page
+from benchmarks.common.stopwatch import table
 from manifed.algorithms.averaging import GeodesicAverage, ProjectorAverage
 from manifed.algorithms.one_shot import SecondMoment
 from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
@@ -170,7 +172,7 @@ METHODS = (
 )
 
 
-def measure(epsilons: list[float], seeds: int) -> list[dict[str, object]]:
+def measure(epsilons: list[float], seeds: int) -> list[dict[str, Any]]:
     """A row a method and epsilon."""
     bench = Bench()
     rows = []
@@ -197,64 +199,37 @@ def measure(epsilons: list[float], seeds: int) -> list[dict[str, object]]:
             for name, c, how in jobs
         }
         measured["one-shot second moments"] = [bench.one_shot(epsilon, s) for s in range(seeds)]
-        for name, values in measured.items():
-            mean = sum(values) / len(values)
-            spread = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
-            rows.append(
-                {
-                    "epsilon": epsilon,
-                    "method": name,
-                    "gap": mean,
-                    "stddev": spread,
-                    "chosen": told.get(name, "1 round"),
-                }
-            )
-        rows.append(
-            {
-                "epsilon": epsilon,
-                "method": "flat optimum (theory)",
-                "gap": bench.linear_optimum(epsilon),
-                "stddev": 0.0,
-                "chosen": "",
-            }
-        )
+        numbers = {n: (statistics.mean(v), statistics.stdev(v)) for n, v in measured.items()}
+        numbers["flat optimum (theory)"] = bench.linear_optimum(epsilon), 0.0
+        told |= {"one-shot second moments": "1 round", "flat optimum (theory)": ""}
+        rows += [
+            {"epsilon": epsilon, "method": name, "gap": gap, "stddev": spread, "chosen": told[name]}
+            for name, (gap, spread) in numbers.items()
+        ]
     return rows
-
-
-def table(rows: list[dict[str, object]], seeds: int) -> str:
-    """Markdown."""
-    lines = [
-        "# What one privacy budget buys",
-        "",
-        "`OMP_NUM_THREADS=1 python extras/benchmarks/same_budget.py --out "
-        "extras/benchmarks/results/same_budget.md`",
-        "",
-        f"Relative gap of principal component analysis on digits, mean (standard deviation) over "
-        f"{seeds} seeds.",
-        "Equal trust, equal (epsilon, 1e-5) against the server; tuned on other seeds.",
-        "",
-        "| epsilon | method | gap | chosen |",
-        "|---|---|---|---|",
-    ]
-    for row in rows:
-        shown = f"{row['gap']:.2e} ({row['stddev']:.1e})"
-        lines.append(f"| {row['epsilon']:g} | {row['method']} | {shown} | {row['chosen']} |")
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epsilon", type=float, nargs="+", default=[0.5, 1.0, 2.0])
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--out", type=Path, help="write the table here")
-    given = parser.parse_args()
+    page = Page(__doc__, "same_budget.md", seeds=10)
+    page.parser.add_argument("--epsilon", type=float, nargs="+", default=[0.5, 1.0, 2.0])
+    given = page.parser.parse_args()
     torch.set_num_threads(1)
     rows = measure(given.epsilon, given.seeds)
-    if given.out is not None:
-        given.out.write_text(table(rows, given.seeds), encoding="utf-8")
-    print(json.dumps(rows, indent=1) if given.json else table(rows, given.seeds))
+    page.say(
+        "# What one privacy budget buys\n\n"
+        "`OMP_NUM_THREADS=1 python extras/benchmarks/same_budget.py --out "
+        "extras/benchmarks/results`\n\n"
+        "Relative gap of principal component analysis on digits, mean (standard deviation) over "
+        f"{given.seeds} seeds.\n"
+        "Equal trust, equal (epsilon, 1e-5) against the server; tuned on other seeds.\n"
+    )
+    cells = [
+        [f"{r['epsilon']:g}", r["method"], f"{r['gap']:.2e} ({r['stddev']:.1e})", r["chosen"]]
+        for r in rows
+    ]
+    page.say(table(["epsilon", "method", "gap", "chosen"], cells))
+    page.save(given, rows)
 
 
 if __name__ == "__main__":

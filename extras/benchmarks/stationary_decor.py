@@ -11,9 +11,7 @@ drawn anew for every seed, so ratios are of one seed: their geometric mean, and 
 The price is that of the run's own statement, of all rounds.
 """
 
-import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,8 @@ from numpy.typing import NDArray
 
 from benchmarks.common.cases import rounds_of
 from benchmarks.common.page import Page
-from benchmarks.common.stopwatch import table
-from extras.benchmarks.decor_covariance import CURVATURE, DELTA, NODES, decor, said
+from benchmarks.common.stopwatch import mean_and_error, table
+from extras.benchmarks.decor_covariance import CURVATURE, DELTA, NODES, decor
 from manifed.experiment.assembly import facts_of, load_shards
 from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
@@ -44,7 +42,6 @@ STEP_SIZE = 0.005
 CLIP = 1.0
 LAST = 200
 EPSILONS = (3.0, 10.0)
-RATIOS = (1.1, 1.25, 1.5)
 GRAPHS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ring": (Ring(), {"kind": "ring"}),
     "torus": (Torus(), {"kind": "torus"}),
@@ -128,7 +125,7 @@ def experiment(
 
 def errors(config: Experiment) -> tuple[float, float]:
     """Mean_i |x_i - x*|^2 and |mean - x*|^2, means over the last rounds."""
-    best = plan_optimum(config)
+    best = facts_of(config).problem.optimum(load_shards(config).examples).x.numpy()
     found = []
     for report in rounds_of(config)[1]:
         if report.server_round > config.federation.num_rounds - LAST:
@@ -138,22 +135,11 @@ def errors(config: Experiment) -> tuple[float, float]:
     return float(near), float(mean)
 
 
-def plan_optimum(config: Experiment) -> Any:
-    """x*, which minimises the mean of all nodes' losses."""
-    facts = facts_of(config)
-    problem = facts.problem
-    return problem.optimum(load_shards(config).examples).x.numpy()
-
-
 def price(config: Experiment) -> float:
     """Epsilon of all rounds against the server, as the statement says it."""
-    sizes = facts_of(config).sizes
-    (found,) = (
-        one["epsilon"]
-        for one in planned_statement(config.setting, sizes)["adversaries"]
-        if one["name"] == "server"
-    )
-    return float(found)
+    told = planned_statement(config.setting, facts_of(config).sizes)["adversaries"]
+    (found,) = (one["epsilon"] for one in told if one["name"] == "server")
+    return found
 
 
 def ratio(ours: Array, theirs: Array) -> str:
@@ -166,7 +152,7 @@ def ratio(ours: Array, theirs: Array) -> str:
 def rows_of(name: str, seeds: int, rounds: int) -> list[list[str]]:
     """One line for each epsilon."""
     graph = GRAPHS[name][0].build(NODES, SEED_OF_GRAPH)
-    rivals = [noise for r in RATIOS if (noise := decor(graph, 0, r)) is not None]
+    rivals = [noise for r in (1.1, 1.25, 1.5) if (noise := decor(graph, 0, r)) is not None]
     ours = designed(graph)
     rows = []
     for epsilon in EPSILONS:
@@ -174,43 +160,31 @@ def rows_of(name: str, seeds: int, rounds: int) -> list[list[str]]:
             np.array([errors(experiment(name, n, epsilon, rounds, s)) for s in range(seeds)])
             for n in [*rivals, ours]
         ]
-        near = min(runs[:-1], key=lambda run: run[:, 0].mean())[:, 0]
-        mean = min(runs[:-1], key=lambda run: run[:, 1].mean())[:, 1]
         prices = [price(experiment(name, n, epsilon, rounds, 0)) for n in (rivals[0], ours)]
-        rows.append(
-            [
-                name,
-                f"{epsilon:g}",
-                " / ".join(f"{p:.3f}" for p in prices),
-                said(near),
-                said(runs[-1][:, 0]),
-                ratio(runs[-1][:, 0], near),
-                said(mean),
-                said(runs[-1][:, 1]),
-                ratio(runs[-1][:, 1], mean),
-            ]
-        )
+        cells = []
+        for column in (0, 1):
+            *theirs, own = (run[:, column] for run in runs)
+            best = min(theirs, key=np.mean)
+            cells += [mean_and_error(best), mean_and_error(own), ratio(own, best)]
+        rows.append([name, f"{epsilon:g}", " / ".join(f"{p:.3f}" for p in prices), *cells])
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--graph", choices=list(GRAPHS), help="this one alone")
-    parser.add_argument("--out", type=Path, help="folder for stationary_decor.md, or _GRAPH.md")
-    given = parser.parse_args()
-    page = Page()
+    page = Page(__doc__, "stationary_decor.md", seeds=4, rounds=1000)
+    page.parser.add_argument("--graph", choices=GRAPHS, help="this one alone")
+    given = page.parser.parse_args()
     page.say("# DECOR with streams as training\n\n`python " + " ".join(sys.argv) + "`\n")
-    names = [given.graph] if given.graph else list(GRAPHS)
+    names = [given.graph] if given.graph else GRAPHS
     rows = [row for name in names for row in rows_of(name, given.seeds, given.rounds)]
     header = ["graph", "epsilon", "priced: decor / streams"]
     for what in ("nodes", "mean model"):
         header += [f"{what}: decor", "streams", "streams / decor"]
-    page.say(table(header, rows))
-    page.say(f"\n{given.seeds} seeds. {__doc__.split(chr(10), 4)[4].strip()}")
-    one = f"_{given.graph.split()[0]}" if given.graph else ""
-    page.save(given.out, f"stationary_decor{one}.md")
+    page.say(f"{table(header, rows)}\n\n{given.seeds} seeds.")
+    page.explain()
+    if given.graph:
+        page.name = f"stationary_decor_{given.graph.split()[0]}.md"
+    page.save(given)
 
 
 if __name__ == "__main__":

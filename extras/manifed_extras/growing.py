@@ -23,7 +23,7 @@ least as fast the noise of the mean does not grow (growing_manifolds.md).
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
 from manifed.algorithms.algorithm import ClientUpdate
@@ -89,7 +89,7 @@ class Schedules(ClientUpdate):
 class ScaledRSGD(RSGD):
     """RSGD whose noise is ``noise_factor`` times that of the mechanism."""
 
-    noise_factor: float = Field(default=1.0, gt=0)
+    noise_factor: PositiveFloat = 1.0
 
     def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
         """``local_steps`` gradients, drawn and charged with the scaled noise."""
@@ -128,7 +128,7 @@ class GrowingRSGD(RSGD, Schedules):
 class ScaledProjected(Projected):
     """Projected steps with scaled noise, after a round whose step size was another one."""
 
-    noise_factor: float = Field(default=1.0, gt=0)
+    noise_factor: PositiveFloat = 1.0
     last_step_size: float = Field(gt=0)
     """Eta of the round before, by which line 17 undoes that round's step."""
 

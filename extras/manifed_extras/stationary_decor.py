@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Here, Memory
@@ -74,9 +74,9 @@ class StreamSpec(Frozen):
     """Its shape over rounds."""
     memory: float = Field(default=0.0, ge=0, lt=1)
     """Correlation of one round with the next, of a stream that is not white."""
-    own: float = Field(default=0.0, ge=0)
+    own: NonNegativeFloat = 0.0
     """In units of privacy.noise_stddev, which is the white part of a node's own noise."""
-    shared: float = Field(default=0.0, ge=0)
+    shared: NonNegativeFloat = 0.0
     """In units of privacy.mask_stddev."""
 
     @model_validator(mode="after")
@@ -229,10 +229,10 @@ class StationaryDecor(Decor):
                 "started again or a reply of its was lost; start a new run"
             )
         # from their stationary law: the states before round 1 are standard normal
-        own, shared = self._innovations(shape, memory, replace(draws, server_round=0))
+        own, shared = self._innovations(shape, memory, draws._replace(server_round=0))
         found = replace(memory, own=own, shared=shared, last=torch.zeros_like(memory.last))
         for earlier in range(1, draws.server_round):
-            _, found = self._step(shape, found, replace(draws, server_round=earlier))
+            _, found = self._step(shape, found, draws._replace(server_round=earlier))
         return found
 
     def _step(

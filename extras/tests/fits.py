@@ -1,12 +1,11 @@
 """A private fit of two clients on the sphere, and what one Gaussian release costs."""
 
-import torch
-
 import manifed
 from manifed.manifolds.sphere import Sphere
 from manifed.privacy import accountant
 from manifed.privacy.events import Release
 from manifed.problems.frechet import FrechetMean
+from tests.conformance.manifold_cases import normals
 
 DELTA = 1e-3
 CLIENT_LEVEL = (
@@ -17,9 +16,7 @@ CLIENT_LEVEL = (
 
 def rows_of(*sizes, seed=0):
     """Rows of unit length, (size, 4) each."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn = [torch.randn(n, 4, dtype=torch.float64, generator=generator) for n in sizes]
-    return [z / z.norm(dim=-1, keepdim=True) for z in drawn]
+    return [Sphere().projx(normals(seed + k, n, 4)) for k, n in enumerate(sizes)]
 
 
 def fit(update, noise, **changes):

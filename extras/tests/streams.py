@@ -14,20 +14,22 @@ Source: extras/docs/decor-beyond.md, Theorem 1.
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from manifed.audit.attacks import Nodes
-from manifed.audit.bound import Audited, Scores
-from manifed.graphs import EdgeList, Graph, GraphSpec, Ring
+from manifed.audit.attacks import messages
+from manifed.audit.bound import Audited
+from manifed.federation.client import ClientSetup
+from manifed.graphs import EdgeList, Graph, Ring
 from manifed.oracles.minibatch import Full
+from manifed.oracles.oracle import Draws
 from manifed.privacy import accountant
+from manifed.privacy.events import Release
 from manifed.privacy.mechanism import Noise
 from manifed.privacy.noise import NoiseSource
-from manifed.privacy.secldp import Correlated, MaskedMechanism, Rounds
+from manifed.privacy.secldp import Correlated, MaskedMechanism
+from manifed.problems.linear import LeastSquares
 from manifed_extras import stationary
 from manifed_extras.stationary import WHITE, StationaryNoise
 from manifed_extras.stationary_decor import StationaryDecor, StreamSpec, hidden_by
@@ -35,6 +37,16 @@ from manifed_extras.stationary_decor import StationaryDecor, StreamSpec, hidden_
 MOST_NODES = 512
 FREQUENCIES = 33
 """Of all copies that are run side by side; looked at for the signs."""
+
+
+def covariance_of(noise, rounds):
+    """Of the messages of all nodes in a round, round after round."""
+    lags = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
+    incidence = noise.graph.incidence
+    return sum(
+        np.kron(shape.autocovariance(lags), np.diag(own) + incidence * shared @ incidence.T)
+        for shape, own, shared in zip(noise.shapes, noise.nodes.T, noise.edges.T, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -54,29 +66,34 @@ class StreamAttack:
     """The law that the attacker believes, where it is not the one that is said."""
 
     @cached_property
-    def noise(self) -> StationaryNoise:
+    def noise(self):
         """The law of the noise, if all is as it is said."""
         return self.training.noise(self._stddevs)
 
     @property
-    def hidden(self) -> float:
+    def hidden(self):
         """The effective deviation that is charged against a coalition of this size."""
         hidden = self.mechanism.hidden
         by_size = {0: hidden.from_server, 1: hidden.from_one}
         return by_size.get(len(self.coalition), hidden.from_coalition)
 
-    def claim(self, delta: float) -> float:
+    def claim(self, delta):
         """Epsilon of the rounds, as the ledger is charged for them."""
         moved = 2 * self._clip
-        release = Rounds(self.num_rounds, moved).release(self.hidden / moved)
+        release = Release(
+            unit="client",
+            neighboring_relation="replace-one",
+            noise_multiplier=self.hidden / moved,
+            count=self.num_rounds,
+        )
         return accountant.epsilon([release], delta)
 
     @cached_property
-    def separation(self) -> float:
+    def separation(self):
         """The d' of the attack."""
         return 2 * self._clip * float(self._signs @ self._along @ self._signs) ** 0.5
 
-    def scores(self, trials: int, *, is_present: bool) -> Scores:
+    def scores(self, trials, *, is_present):
         """One score a trial."""
         found = [
             self._scores(f"{is_present} {run}", is_present=is_present)
@@ -86,40 +103,34 @@ class StreamAttack:
 
     # -- the best test -----------------------------------------------------------------------
     @cached_property
-    def _law(self) -> StationaryNoise:
+    def _law(self):
         return self.seen or self.noise
 
     @cached_property
-    def _honest(self) -> list[int]:
+    def _honest(self):
         return [i for i in range(self._graph.num_nodes) if i not in self.coalition]
 
     @cached_property
-    def _victim(self) -> int:
+    def _victim(self):
         found = stationary.against(self._law, self.coalition).node
         assert found is not None
         return found
 
     @cached_property
-    def _columns(self) -> Any:
+    def _columns(self):
         """Sigma^-1 of (e_t x e_victim) for every round t, (rounds, honest, rounds)."""
         rest, left = self._law.without(self.coalition)
-        lags = np.abs(np.subtract.outer(np.arange(self.num_rounds), np.arange(self.num_rounds)))
-        incidence = rest.graph.incidence
-        size = self.num_rounds * len(left)
-        covariance = np.zeros((size, size))
-        for j, shape in enumerate(rest.shapes):
-            masks = (incidence * rest.edges[:, j]) @ incidence.T
-            covariance += np.kron(shape.autocovariance(lags), np.diag(rest.nodes[:, j]) + masks)
         unit = np.kron(np.eye(self.num_rounds), np.eye(len(left))[:, [left.index(self._victim)]])
-        return np.linalg.solve(covariance, unit).reshape(self.num_rounds, len(left), -1)
+        found = np.linalg.solve(covariance_of(rest, self.num_rounds), unit)
+        return found.reshape(self.num_rounds, len(left), -1)
 
     @cached_property
-    def _along(self) -> Any:
+    def _along(self):
         """What the signs are measured by, (rounds, rounds)."""
         return self._columns[:, self._honest.index(self._victim)]
 
     @cached_property
-    def _signs(self) -> Any:
+    def _signs(self):
         """Of the victim's gradient, (rounds,): a square wave where the noise is least."""
         times = np.arange(self.num_rounds) + 0.5
         waves = np.cos(np.outer(np.linspace(0, np.pi, FREQUENCIES), times))
@@ -129,24 +140,24 @@ class StreamAttack:
 
     # -- the messages ------------------------------------------------------------------------
     @property
-    def _clip(self) -> float:
+    def _clip(self):
         assert self.mechanism.l2_norm_clip is not None
         return self.mechanism.l2_norm_clip
 
     @property
-    def _stddevs(self) -> Correlated:
+    def _stddevs(self):
         return Correlated(self.mechanism.noise.stddev(1.0, 1), self.mechanism.mask_stddev)
 
     @property
-    def _graph(self) -> Graph:
+    def _graph(self):
         return self.training.secret_graph
 
     @property
-    def _copies(self) -> int:
+    def _copies(self):
         return max(1, MOST_NODES // self._graph.num_nodes)
 
     @cached_property
-    def _copied(self) -> StationaryDecor:
+    def _copied(self):
         """The training of all copies, which share nothing."""
         n = self._graph.num_nodes
         edges = [(c * n + i, c * n + j) for c in range(self._copies) for i, j in self._graph.edges]
@@ -158,34 +169,40 @@ class StreamAttack:
         }  # fmt: skip
         return (self.algorithm or type(self.training))(**said)
 
-    def _scores(self, run: str, *, is_present: bool) -> Scores:
+    def _scores(self, run, *, is_present):
         """Of every copy, (copies,)."""
         key = hashlib.sha256(self.source.key + run.encode()).digest()
-        source = NoiseSource(key, is_release=False, precision=self.source.precision)
+        source = NoiseSource(key, origin="seed", precision=self.source.precision)
         n = self._graph.num_nodes
         copies = self._copies
         victims = [c * n + self._victim for c in range(copies)]
         blank = self._copied.initial_memory(torch.zeros(2, dtype=torch.float64))
         memory = type(blank).stack([blank] * n * copies)
-        nodes = Nodes(self._copied, self.mechanism, victims, source, memory)
-        known = self._known(nodes)
+        setup = ClientSetup(LeastSquares(), self._copied, self.mechanism)
+        known = self._known(source)
         total = torch.zeros(copies, dtype=torch.float64)
         for t, sign in enumerate(self._signs):
-            sent = nodes.messages(t + 1, is_present=is_present == bool(sign > 0))
+            is_canary = is_present == bool(sign > 0)
+            sent, memory = messages(setup, victims, t + 1, source, memory, is_present=is_canary)
             seen = (sent - known[t]).reshape(copies, n)[:, self._honest]
             total += seen @ torch.as_tensor(self._columns[t] @ self._signs)
         return total.numpy()
 
-    def _known(self, nodes: Nodes) -> Tensor:
+    def _known(self, source):
         """The masks of each node that the coalition shares, along the canary, (rounds, nodes)."""
         n = self._graph.num_nodes
-        theirs = [c * n + j for c in range(self._copies) for j in self.coalition]
+        theirs = frozenset(c * n + j for c in range(self._copies) for j in self.coalition)
         known = torch.zeros(self.num_rounds, n * self._copies, dtype=torch.float64)
+
+        def shared(server_round, step):
+            draws = Draws(source, tuple(range(n * self._copies)), server_round)
+            return self._copied.drawn((2,), None, draws, theirs, step)[:, 0]
+
         for j, stream in enumerate(self.training.streams):
             shape = stream.shape
-            state = nodes.shared(theirs, 0, j)
+            state = shared(0, j)
             for t in range(self.num_rounds):
-                state, masks = shape.step(state, nodes.shared(theirs, t + 1, j))
+                state, masks = shape.step(state, shared(t + 1, j))
                 known[t] += self._stddevs.sigma_cor * stream.shared * masks
         return known
 
@@ -201,11 +218,11 @@ FAULT_TRIALS = 2000
 
 
 def _attack(
-    source: NoiseSource,
-    graph: GraphSpec,
-    num_nodes: int,
-    stddevs: Correlated,
-) -> StreamAttack:
+    source,
+    graph,
+    num_nodes,
+    stddevs,
+):
     training = StationaryDecor(graph=graph, num_nodes=num_nodes, step_size=1.0, streams=STREAMS)
     mechanism = MaskedMechanism(
         l2_norm_clip=1.0,
@@ -217,7 +234,7 @@ def _attack(
     return StreamAttack(training, mechanism, source, num_rounds=ROUNDS)
 
 
-def stream_mechanisms(source: NoiseSource) -> list[Audited]:
+def stream_mechanisms(source):
     """DECOR with streams as it ships."""
     ring = _attack(source, Ring(), 6, Correlated(2.0, 6.0))
     rows = [
@@ -231,16 +248,16 @@ class OneEdgeBare(StationaryDecor):
     """A fault: on a line of three nodes the first edge has no masks at either end."""
 
     @property
-    def secret_graph(self) -> Graph:
+    def secret_graph(self):
         """All edges but the one between nodes 0 and 1 of each copy."""
         return _bare(super().secret_graph)
 
 
-def _bare(graph: Graph) -> Graph:
+def _bare(graph):
     return Graph(graph.num_nodes, tuple(e for e in graph.edges if e[0] % 3))
 
 
-def stream_faults(source: NoiseSource) -> list[Audited]:
+def stream_faults(source):
     """Broken twins; each audit must find a bound above the claim."""
     stddevs = Correlated(1.0, 3.0)
     ring = _attack(source, Ring(), 6, stddevs)
@@ -261,7 +278,7 @@ def stream_faults(source: NoiseSource) -> list[Audited]:
     return [Audited(name, one, FAULT_TRIALS, how) for name, one, how in rows]
 
 
-def _as_if_fresh(noise: StationaryNoise) -> StationaryNoise:
+def _as_if_fresh(noise):
     """Independent rounds of the variance that every node and edge has in one round."""
     return StationaryNoise(
         noise.graph, (WHITE,), noise.nodes.sum(1, keepdims=True), noise.edges.sum(1, keepdims=True)

@@ -2,16 +2,15 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from scipy.stats import chi2
 
 import manifed
 from extras.tests.fits import CLIENT_LEVEL, DELTA, epsilon_of, fit
+from extras.tests.test_correlation import matrix
 from manifed.algorithms.payloads import Point
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
@@ -25,11 +24,13 @@ from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean
-from manifed.runs.statement import KEPT, RELEASE, statement_of, verdict
+from manifed.runs.statement import SENTENCES, statement_of, verdict
 from manifed_extras.correlated import CorrelatedRSGD, History
 from manifed_extras.correlation import Banded, BandedInverse
+from tests.fresh import QUICKSTART
+from tests.statistics.laws import assert_chi_square
+from tests.tensors import normals
 
-QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 STEP = 0.25
 NOISE = 2.0
 CLIP = 0.5
@@ -57,8 +58,7 @@ def answers(setup, points, examples, size, partition=0, source=SOURCE):
 
 
 def lower(correlation, n):
-    column = correlation.strategy(n)
-    return torch.tensor([[column[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)])
+    return torch.from_numpy(matrix(correlation.strategy(n)))
 
 
 def at(x, count=6):
@@ -80,23 +80,17 @@ def whitened(correlation, by, clients=150, dim=60, rounds=8):
 @pytest.mark.statistical
 @pytest.mark.parametrize("correlation", KINDS, ids=IDS)
 def test_the_noise_of_all_rounds_has_the_stated_law(correlation):
-    strategy = lower(correlation, 8)
-    square, count = whitened(correlation, strategy)
-    low = chi2.ppf(5e-7, count)
-    high = chi2.isf(5e-7, count)
-    assert low < square < high
-    for scale in (0.98, 1.02):
-        assert not low < square / scale**2 < high
-    assert not low < whitened(correlation, torch.eye(8).double())[0] < high  # not independent
+    assert_chi_square(*whitened(correlation, lower(correlation, 8)))
+    with pytest.raises(AssertionError):
+        assert_chi_square(*whitened(correlation, torch.eye(8).double()))  # not independent
 
 
 @pytest.mark.parametrize("manifold", [Euclidean(1), Sphere(), Lorentz()], ids=lambda m: m.name)
 @pytest.mark.parametrize("correlation", KINDS, ids=IDS)
 def test_the_noise_is_what_the_keyed_stream_says_in_the_frame_of_each_point(correlation, manifold):
     """The frames change with the points; the coordinates follow C zhat = z."""
-    generator = torch.Generator().manual_seed(5)
     origin = manifold.origin(5).to(torch.float64)
-    moves = 0.5 * torch.randn(6, 5, dtype=torch.float64, generator=generator)
+    moves = 0.5 * normals(5, 6, 5)
     points = [manifold.expmap(origin, manifold.proju(origin, u)) for u in moves]
     setup = setup_of(correlation, manifold)
     one = {"z": at(origin).tensors["z"][:1]}
@@ -107,9 +101,9 @@ def test_the_noise_is_what_the_keyed_stream_says_in_the_frame_of_each_point(corr
     z = torch.stack(
         [Draws(SOURCE, 0, r, 0, 0).normals(coords, Stream.GRADIENT_NOISE, 0) for r in range(1, 7)]
     )
-    added = torch.linalg.solve_triangular(lower(correlation, 6).double(), z, upper=False)
-    for x, one_noised, one_clean, normals in zip(points, noised, clean, added, strict=True):
-        expected = NOISE * CLIP * manifold.from_coords(x, normals)
+    added = torch.linalg.solve_triangular(lower(correlation, 6), z, upper=False)
+    for x, one_noised, one_clean, drawn in zip(points, noised, clean, added, strict=True):
+        expected = NOISE * CLIP * manifold.from_coords(x, drawn)
         torch.testing.assert_close(one_noised - one_clean, expected, rtol=0, atol=1e-9)
 
 
@@ -131,7 +125,7 @@ def seen_mu(correlation, rounds):
         answers(setup, [x] * rounds, Examples({"z": z}, {"z": 1}), 6)[0]
         for z in (at(x).tensors["z"], far)
     ]
-    moved = lower(correlation, rounds).double() @ (pair[1] - pair[0])
+    moved = lower(correlation, rounds) @ (pair[1] - pair[0])
     return float(moved.norm()) / (NOISE * CLIP / 6)
 
 
@@ -154,7 +148,7 @@ def test_an_attack_sees_a_price_for_one_participation(correlation):
     record.tensors["z"][:] = 1e3
     setup = setup_of(correlation, Euclidean(1))
     sent, _ = answers(setup, [x] * rounds, record, [1] * trials, tuple(range(trials)))
-    strategy = lower(correlation, rounds).double()
+    strategy = lower(correlation, rounds)
     score = strategy.sum(1) @ (strategy @ -sent[..., 0]) / (NOISE * CLIP)
     claimed = charged_mu(correlation, rounds)
     measured = float(score.mean()) / float(strategy.sum(1).norm())
@@ -228,5 +222,5 @@ def test_the_statement_says_that_clients_keep_noise():
     planned = planned_statement(load(QUICKSTART, BASE).setting, (180,) * 10)
     assert "kept at every client: the noise of its last 2 rounds" in statement_of(planned)
     release = planned | {"noise_source": "os", "noise_origins": ["os"]}
-    assert verdict(release) == KEPT
-    assert verdict(release | {"kept_noise": None}) == RELEASE
+    assert verdict(release) == SENTENCES["kept"]
+    assert verdict(release | {"kept_noise": None}) == SENTENCES["release"]

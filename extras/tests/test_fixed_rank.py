@@ -4,17 +4,16 @@ import pytest
 import torch
 
 from manifed_extras.fixed_rank import FixedRank
-from tests.conformance.manifold_marks import normals
+from tests.conformance.manifold_cases import generator, normals
 
 M = FixedRank(7, 5, 2)
 
 
-def point(seed: int, *lead: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return M.random(*lead, *M.point_shape, generator=generator)
+def point(seed, *lead):
+    return M.random(*lead, *M.point_shape, generator=generator(seed))
 
 
-def projected(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+def projected(x, matrix):
     """P_x of an ambient matrix, packed."""
     left, right, _ = M.unpack(x)
     return M.proju(x, M.pack(matrix @ right, matrix.mT @ left, left.mT @ matrix @ right))
@@ -57,7 +56,7 @@ def test_the_mean_is_the_truncated_mean_matrix():
 
 
 @pytest.mark.parametrize("name", ["expmap", "logmap", "dist"])
-def test_what_has_no_closed_form_is_refused_by_name(name: str):
+def test_what_has_no_closed_form_is_refused_by_name(name):
     x = point(21)
     with pytest.raises(NotImplementedError, match=f"FixedRank has no closed-form {name}"):
         getattr(M, name)(x, x)

@@ -1,7 +1,6 @@
 """Gossip on manifolds: plain on R^d, the star with complete mixing, and points that agree stay."""
 
 import pytest
-import torch
 
 from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.payloads import Point
@@ -12,6 +11,7 @@ from manifed.graphs import Ring
 from manifed.manifolds import Euclidean, Sphere, Stiefel
 from manifed_extras.manifold_gossip import ManifoldGossip
 from tests.algorithms.gossip_runs import WAYS, experiment, models_of, reports_of
+from tests.conformance.manifold_cases import generator, normals
 
 PLACES = {"sphere": (Sphere(), (5,)), "stiefel": (Stiefel(), (6, 2)), "flat": (Euclidean(), (4,))}
 KIND = "manifed_extras.manifold_gossip:ManifoldGossip"
@@ -64,9 +64,8 @@ def mixed(manifold, models, halves, **changes):
 @pytest.mark.parametrize("place", PLACES)
 def test_mixing_stays_on_the_manifold_and_agrees_in_the_end(place, consensus):
     manifold, shape = PLACES[place]
-    generator = torch.Generator().manual_seed(5)
-    x = manifold.random(*shape, generator=generator)
-    coords = torch.randn(6, *manifold.coords_shape(shape), generator=generator, dtype=x.dtype)
+    x = manifold.random(*shape, generator=generator(5))
+    coords = normals(6, 6, *manifold.coords_shape(shape))
     away = x.expand(6, *x.shape)
     models = manifold.retr(away, 0.1 * manifold.from_coords(away, coords))
     same = mixed(manifold, away, away, consensus=consensus)

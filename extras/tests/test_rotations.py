@@ -7,12 +7,13 @@ import torch
 from scipy.spatial.transform import Rotation
 
 from manifed_extras.rotations import SpecialOrthogonal
+from tests.conformance.manifold_cases import generator, normals
 
 SO = SpecialOrthogonal()
 
 
-def rotation(seed: int, n: int = 3) -> torch.Tensor:
-    return SO.random(n, n, generator=torch.Generator().manual_seed(seed))
+def rotation(seed, n=3):
+    return SO.random(n, n, generator=generator(seed))
 
 
 def test_distance_is_sqrt_two_times_the_angle_of_scipy():
@@ -23,7 +24,7 @@ def test_distance_is_sqrt_two_times_the_angle_of_scipy():
 
 
 @pytest.mark.parametrize("gap", [1e-1, 1e-3, 1e-5])
-def test_the_logarithm_is_accurate_close_to_half_a_turn(gap: float):
+def test_the_logarithm_is_accurate_close_to_half_a_turn(gap):
     axis = torch.tensor([0.6, 0.0, 0.8]).double()
     turn = torch.linalg.cross(torch.eye(3).double(), axis.expand(3, 3), dim=-1)
     x = rotation(3)
@@ -32,7 +33,7 @@ def test_the_logarithm_is_accurate_close_to_half_a_turn(gap: float):
 
 
 def test_projection_of_a_reflection_is_the_nearest_rotation():
-    z = torch.randn(50, 3, 3, generator=torch.Generator().manual_seed(4)).double()
+    z = normals(4, 50, 3, 3)
     x = SO.projx(z)
     assert SO.check_point_on_manifold(x, atol=1e-12)
     for seed in range(20):

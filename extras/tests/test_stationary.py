@@ -93,9 +93,10 @@ def test_white_noise_costs_what_decor_costs():
         paper = secldp.worst(graph, secldp.Correlated(0.7, 3**0.5), q)
         assert paper.precision <= found.precision * (1 + 1e-12)
         assert found.precision <= paper.precision * 1.0002
-        run = secldp.Rounds(30, 2.0)
         mu = math.sqrt(squared_mu(2.0, 30, found.precision))
-        assert run.epsilon(found, 1e-5) == pytest.approx(gaussian_epsilon(1e-5, mu=mu), rel=1e-9)
+        assert found.epsilon(1e-5, 30, 2.0) == pytest.approx(
+            gaussian_epsilon(1e-5, mu=mu), rel=1e-9
+        )
 
 
 @given(st.integers(0, 10**6))

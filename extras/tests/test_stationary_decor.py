@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 
+from extras.tests.streams import covariance_of
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.federation.rounds import Course, free, run_rounds, sent
-from manifed.federation.stack import Asked
 from manifed.plan import example_mechanism, planned_statement
-from manifed.privacy.noise import EdgeStream, NoiseSource, Stream
+from manifed.privacy.noise import NoiseSource, Stream
 from manifed.privacy.secldp import Correlated, worst
 from manifed_extras import stationary
 from manifed_extras.stationary import Shape
 from reproduction import decor_reference as reference
 from tests.algorithms.gossip_runs import (
-    WAYS,
+    EVERY_WAY,
     experiment,
     least_squares_of,
     models_of,
@@ -57,7 +57,7 @@ def noise_of(config, source, rounds):
     def fresh(t, j):
         own = source.normals((d,), stream=Stream.STREAM_NOISE, partition=tuple(range(n)),
                              server_round=t, step=j)  # fmt: skip
-        each = pairs.normals((d,), stream=EdgeStream.PAIR_NOISE, edge=edges,
+        each = pairs.normals((d,), stream=Stream.PAIR_NOISE, edge=edges,
                                   server_round=t, step=j)  # fmt: skip
         return own.numpy(), each.numpy()
 
@@ -79,7 +79,7 @@ def noise_of(config, source, rounds):
     return np.stack(found)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@EVERY_WAY
 def test_every_engine_is_the_noise_as_written_in_plain_numpy(way):
     config = streaming()
     noise = noise_of(config, NoiseSource.from_seed(config.federation.seed), 5)
@@ -139,14 +139,7 @@ def test_messages_carry_the_covariance_that_is_charged():
         seen.append((x - np.linalg.solve(weights, mixed)) / STEP)
         x = mixed
     y = np.stack(seen).reshape(rounds * nodes, d)  # round after round
-    noise = config.training.noise(Correlated(OWN, MASK))
-    lags = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
-    covariance = np.zeros((rounds * nodes,) * 2)
-    incidence = noise.graph.incidence
-    for j, shape in enumerate(noise.shapes):
-        own = np.diag(noise.nodes[:, j])
-        masks = (incidence * noise.edges[:, j]) @ incidence.T
-        covariance += np.kron(shape.autocovariance(lags), own + masks)
+    covariance = covariance_of(config.training.noise(Correlated(OWN, MASK)), rounds)
     change = np.zeros((rounds, nodes))
     change[:, 0] = 1.0  # node 0 moves alike in every round
     filtered = np.linalg.solve(covariance, change.ravel())
@@ -166,7 +159,7 @@ def test_a_seeded_run_goes_on_in_the_middle_as_if_it_had_never_stopped():
     assert torch.equal(rest[-1].state["x"], reports_of(config, "stacked")[-1].state["x"])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@EVERY_WAY
 def test_streams_from_exchanged_keys_cancel_too(way):
     config = streaming(rounds=4, step_size=1e-9, privacy={"noise_source": "os"})
     assert config.training.pair_keys == "exchanged"
@@ -187,7 +180,7 @@ def test_a_node_whose_streams_are_of_another_round_refuses():
         course = Course(plan, reports[-1].state)
         course.round = wanted
         now = course.opened()
-        replies = transport.exchange(Asked(now.header, now.phase, sent(now), now.asked, {}))
+        replies = transport.exchange(course.asked(sent(now)))
         assert len(replies.failures) == 6
         assert why in replies.failures[0].text, replies.failures[0]
 

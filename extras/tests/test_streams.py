@@ -41,7 +41,7 @@ def test_the_attack_reaches_nearly_what_is_charged_and_never_more(attack):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", stream_faults(SOURCE), ids=lambda m: m.name)
 def test_every_planted_fault_of_streams_is_caught(fault):
-    assert find(fault).verdict.is_violated
+    assert find(fault).is_violated
 
 
 def test_noise_over_rounds_holds_its_price_and_not_that_of_one_participation():
@@ -53,5 +53,5 @@ def test_noise_over_rounds_holds_its_price_and_not_that_of_one_participation():
         find(Audited("correlated", attack, 20000, "a canary in every round", claim))
         for claim in (attack.claim, attack.claim_of_one)
     )
-    assert not honest.verdict.is_violated
-    assert wrong.verdict.is_violated
+    assert not honest.is_violated
+    assert wrong.is_violated

@@ -1,1 +1,1 @@
-"""One page an algorithm, beside its paper; and what all of them are made of."""
+"""The algorithms of the papers, one module each, and the base classes that they derive from."""

@@ -1,4 +1,4 @@
-"""The base classes of every algorithm, with the defaults of all that a page need not say.
+"""The base classes of every algorithm: its client update, its server update, their defaults.
 
 A page states what a client does in a round (`ClientUpdate`), what the server makes of it
 (`ServerUpdate`), or both, where its paper ties the two (`Algorithm`). An object is a frozen table
@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, make_dataclass
 from functools import cache
+from operator import methodcaller
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -30,19 +31,17 @@ Space = Literal["tangent", "ambient"]
 """Where uploads live: at the broadcast point, or in the embedding space."""
 Weighting = Literal["num-examples", "uniform"]
 """A client's weight in a mean: its number of examples, or 1."""
-_Place = Literal["point", "point-nearby", "tangent", "ambient", "any"]
-"""Where what comes down lies: on the manifold, near it (only its projection is used as a point),
-tangent at the point of this round, anywhere in the ambient space, or nowhere on it (a key)."""
-UploadPlace = Literal["tangent", "ambient", "point", "any"]
-"""Where an upload lies: tangent at the server's base, in the ambient space, on the manifold, or
-nowhere on it."""
+Place = Literal["point", "point-nearby", "tangent", "ambient", "any"]
+"""Where a value lies: on the manifold, near it (only its projection is used as a point, and no
+upload), tangent at the point of this round or the server's base, anywhere in the ambient space, or
+nowhere on it (a key)."""
 State = dict[str, Tensor]
 """What a server (in whose checkpoint all of it goes) or a client carries from round to round."""
 
 
 @dataclass(frozen=True)
 class Memory(Payload):
-    """What a client remembers between rounds: a frozen record of tensors that never travels."""
+    """A client's memory between rounds: a frozen record of tensors that never travels."""
 
     def __getitem__(self, name: str) -> Tensor:
         """A tensor by its name."""
@@ -55,21 +54,30 @@ def _record(names: tuple[str, ...]) -> Any:
     return make_dataclass("Remembered", fields, bases=(Memory,), frozen=True)
 
 
-def remembered(tensors: State | None) -> Memory | None:
-    """The record of these tensors."""
-    return None if tensors is None else _record(tuple(tensors))(*tensors.values())
+def recorded(made: "Tensor | Payload | State") -> Any:
+    """Turns what a client returned into a record of detached tensors, which can be stacked."""
+    kind: Any = Displacement
+    if isinstance(made, dict):
+        kind = _record(tuple(made))
+    elif isinstance(made, Payload):
+        kind = type(made)
+        made = vars(made)
+    else:
+        made = {"u": made}
+    alone = map(Tensor.detach, made.values())
+    return kind(*map(methodcaller("as_subclass", Tensor), alone))
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One exchange of a round: its name, what goes down and up, and where what comes down lies."""
+    """One exchange of a round: its name, both payload types, and where the downlink fields lie."""
 
     name: str
     down: type[Payload]
     up: type[Payload]
-    places: tuple[_Place, ...] = ("point",)
+    places: tuple[Place, ...] = ("point",)
     """One for each field of ``down``; the client refuses what is elsewhere."""
-    uploads: tuple[UploadPlace, ...] = ()
+    uploads: tuple[Place, ...] = ()
     """One for each field of ``up``; the server drops what is elsewhere; (): the server's space."""
     aggregation: Literal["mean", "none"] = "mean"
     """What the server update gets beside the uploads; "none" for keys, and where it mixes."""
@@ -78,7 +86,7 @@ class Phase:
 
 
 class Here(NamedTuple):
-    """Where and when a client update takes place."""
+    """The circumstances of a client update: its manifold, round, phase and random draws."""
 
     manifold: Manifold
     exchange: str
@@ -91,7 +99,7 @@ class Here(NamedTuple):
 
 
 class ClientUpdate(Frozen):
-    """What a client does in a round."""
+    """The client side of an algorithm: what it asks its oracle, and what it uploads."""
 
     kind: Any
     """The name in the config."""
@@ -110,10 +118,14 @@ class ClientUpdate(Frozen):
     def client(
         self, x: Tensor, oracle: Oracle, here: Here
     ) -> Tensor | Payload | tuple[Tensor | Payload, State | Memory | None]:
-        """What goes up, given the point that came down; with it what the client remembers."""
+        """Returns the upload and the new memory, given the payload that came down.
+
+        A point that came down is a `geoopt.ManifoldTensor` in ``here.down``; clone it before an
+        optimizer changes it in place.
+        """
 
     def remember(self, x: Tensor) -> State | None:
-        """What a client remembers before its first update, at a point x; None: nothing, ever."""
+        """Returns the memory of a client before its first update; None if it never has any."""
         return None
 
     @property
@@ -122,44 +134,21 @@ class ClientUpdate(Frozen):
         return (Phase("train", Point, Displacement, uploads=(self.space,)),)
 
     def initial_memory(self, x: Tensor) -> Memory | None:
-        """The record of what `remember` says."""
-        return remembered(self.remember(x))
-
-    def update(
-        self,
-        phase: str,
-        down: Payload,
-        memory: Memory | None,
-        oracle: Oracle,
-        manifold: Manifold,
-        draws: Draws,
-    ) -> tuple[Payload, Memory | None]:
-        """The upload and the new memory of one exchange.
-
-        A point that came down is a `geoopt.ManifoldTensor` on ``manifold`` in ``here.down``; clone
-        it before an optimizer changes it in place.
-        """
-        x = next(iter(vars(down).values())).detach()
-        made = self.client(
-            x, oracle, Here(manifold, phase, draws.server_round, down, memory, draws)
-        )
-        up, after = made if isinstance(made, tuple) else (made, None)
-        return (
-            Displacement(up) if isinstance(up, Tensor) else up,
-            remembered(after) if isinstance(after, dict) else after,
-        )
+        """Returns the tensors of `remember` as a record; None if the client has no memory."""
+        made = self.remember(x)
+        return None if made is None else recorded(made)
 
     # -- what is asked and released ----------------------------------------------------------
     def asks(self) -> tuple[Ask, ...]:
-        """What a client asks its oracle in one round; the default is one full gradient."""
+        """Lists the questions to the oracle in one round; the default is one full gradient."""
         return (Ask(),)
 
     def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
-        """The `asks` with the clip, noise and charge that a mechanism gives each."""
+        """Gives each of the `asks` the clip, noise and charge of a mechanism."""
         return tuple(Query.of(mechanism, ask, num_examples) for ask in self.asks())
 
     def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Release, ...]:
-        """What one round releases about the client's examples: what the queries are charged as."""
+        """Lists the releases about the client's examples that one round is charged for."""
         asked = self.queries(mechanism, num_examples)
         return tuple(release for query in asked for release in query.release())
 
@@ -167,27 +156,27 @@ class ClientUpdate(Frozen):
     _round: int = PrivateAttr(default=1)
 
     def in_round(self, server_round: int) -> "ClientUpdate":
-        """The update of one round; exchanges, memory and payloads are those of every round."""
+        """Returns the update as it is run in one round; phases and memory do not change."""
         return self
 
     def with_round(self, server_round: int) -> Self:
-        """A copy that knows in ``_round`` which round its queries and releases are of."""
+        """Returns a copy whose queries and releases are those of one round, kept in ``_round``."""
         found = self.model_copy()
         found._round = server_round
         return found
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether rounds differ."""
+        """Whether queries and releases depend on the round."""
         return type(self).in_round is not ClientUpdate.in_round
 
     @property
     def is_in_order(self) -> bool:
-        """Whether each record is used once, and a client's records may be a stream."""
+        """Whether records are read in order and used once, so that they may be a stream."""
         return False
 
     def largest_batch(self, num_examples: int) -> int | None:
-        """The largest batch of rounds that so many records suffice for; None: the queries say."""
+        """Returns the largest batch that so many records allow; None if the queries say it."""
         return num_examples if self.is_scheduled else None
 
     @property
@@ -197,32 +186,32 @@ class ClientUpdate(Frozen):
 
     @property
     def remembers_setup(self) -> bool:
-        """Whether memory of any round and attempt of this run is the one to go on with."""
+        """Whether memory written in any round or attempt of this run may be continued from."""
         return False
 
     # -- what is said of it ------------------------------------------------------------------
     @property
     def server_maps(self) -> MapChoice | None:
-        """By which maps a server must move that undoes these uploads; None: by any."""
+        """The manifold maps by which the server must undo these uploads; None: any will do."""
         return None
 
     @property
     def published_steps(self) -> int | None:
-        """The steps in the published formula for noise; None: it is not of this algorithm."""
+        """The number of steps in the paper's noise formula; None if the paper has no formula."""
         return None
 
     @property
     def premise(self) -> str:
-        """What a statement says that a client does to its records beside the clip."""
+        """The statement's sentence about what a client does to its records beside the clip."""
         return ""
 
     @property
     def kept_noise(self) -> str | None:
-        """What a statement says that a client keeps of its noise; None: draws are forgotten."""
+        """The statement's sentence about noise that a client keeps; None if it keeps none."""
         return None
 
     def check(self, setting: Any) -> None:
-        """Refuse a run that the algorithm cannot do, or that nothing prices.
+        """Refuses a run that the algorithm cannot do, or that no bound prices.
 
         Args:
             setting: a `manifed.setting.Setting`.
@@ -233,7 +222,7 @@ class ClientUpdate(Frozen):
 
 
 class GradientSteps(ClientUpdate):
-    """``local_steps`` steps of ``step_size`` along minibatch gradients."""
+    """Base of client updates that take ``local_steps`` steps along minibatch gradients."""
 
     step_size: float = Field(gt=0)
     """The length of a local step."""
@@ -253,10 +242,15 @@ class GradientSteps(ClientUpdate):
 
 
 class MappedSteps(GradientSteps):
-    """Gradient steps by exact maps or by retractions."""
+    """Base of gradient steps that move by exact maps or by retractions."""
 
     maps: MapChoice = "exact"
     """"retraction" replaces the exponential map, its inverse and the transport."""
+
+    @property
+    def server_maps(self) -> MapChoice | None:
+        """The maps of the local steps, which the server must use too to undo an upload."""
+        return self.maps
 
     def check(self, setting: Any) -> None:
         """Refuse exact maps that the manifold has not."""
@@ -266,7 +260,7 @@ class MappedSteps(GradientSteps):
 
 
 def check_steps(field: str, value: int) -> None:
-    """Refuse a number of queries in a round whose noise no address could hold."""
+    """Refuses more queries in a round than noise has addresses for."""
     if value > STEPS_PER_PHASE:
         raise ValueError(
             f"{field}: expected at most {STEPS_PER_PHASE}, which addresses can hold, got {value}"
@@ -283,9 +277,8 @@ def check_exact_maps(kind: str, manifold: Manifold) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Collected:
-    """The uploads of one phase after aggregation.
+class Collected(NamedTuple):
+    """The uploads of one phase: their means after aggregation, and each client's own.
 
     ``mean`` holds the weighted mean of every field of the payload; ``uploads`` the stacked payload
     it came from, for algorithms that keep a record of each client (rows follow ``partitions``).
@@ -296,13 +289,9 @@ class Collected:
     uploads: Payload | None
     partitions: tuple[int, ...]
     num_clients: int
-    draw: Callable[[], float]
-    """Draws the one uniform of the round in (0, 1); most algorithms never ask."""
-
-    @property
-    def uniform(self) -> float:
-        """The uniform of the round, for Option 2's choice of an output; the same at every look."""
-        return self.draw()
+    uniform: Callable[[], float]
+    """Draws the one uniform of the round in (0, 1), the same in every call, for Option 2's choice
+    of an output; most algorithms never ask."""
 
     @property
     def rows(self) -> Tensor:
@@ -313,7 +302,7 @@ class Collected:
 
 
 class There(NamedTuple):
-    """Where and when a server update takes place."""
+    """The circumstances of a server update: its manifold, round, phase and collected uploads."""
 
     manifold: Manifold
     exchange: str
@@ -322,7 +311,7 @@ class There(NamedTuple):
 
 
 class ServerUpdate(Frozen):
-    """What the server does with the uploads of a round.
+    """The server side of an algorithm: what it sends, and how it steps on the uploads.
 
     By default one model for everybody in ``state["x"]``: it goes down, and what comes up is tangent
     at it.
@@ -340,11 +329,11 @@ class ServerUpdate(Frozen):
 
     @property
     def weighting(self) -> Weighting:
-        """How clients are weighted in the mean."""
+        """The rule by which clients are weighted in the mean."""
         return getattr(self, "weights", self.mean_weights)
 
     def start(self, x: Tensor) -> State:
-        """What the server carries before round 1."""
+        """Returns the server's state before round 1."""
         return {"x": x}
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
@@ -363,12 +352,12 @@ class ServerUpdate(Frozen):
         manifold: Manifold,
     ) -> State:
         """The state after a phase."""
-        mean = next(iter(collected.mean.values()), _NO_MEAN)
+        mean = next(iter(collected.mean.values()), torch.empty(0))
         here = There(manifold, phase, server_round, collected)
         return self.server(dict(state), mean, here)
 
     def down(self, state: State, phase: str) -> Down:
-        """What goes down in a phase: one payload for all, or a row for every client."""
+        """Returns the payload of a phase: one for all clients, or a row for each."""
         return Point(state["x"])
 
     def base(self, state: State, manifold: Manifold) -> Tensor:
@@ -380,7 +369,7 @@ class ServerUpdate(Frozen):
         return state["x"]
 
     def output(self, state: State, manifold: Manifold) -> Tensor:
-        """What the algorithm returns at the end (Option 2: a drawn iterate)."""
+        """Returns the algorithm's result at the end of a run (Option 2: a drawn iterate)."""
         return self.model(state, manifold)
 
     def node_models(self, state: State, manifold: Manifold) -> Tensor | None:
@@ -393,26 +382,26 @@ class ServerUpdate(Frozen):
     # -- exchanges that are made only where they are needed, and uploads that are refused ----
     @property
     def may_disclose(self) -> bool:
-        """Whether some exchanges are made only where they are needed, and cost more."""
+        """Whether some exchanges are made only when needed, at an additional charge."""
         return type(self).is_due is not ServerUpdate.is_due
 
     @property
     def judges_uploads(self) -> bool:
-        """Whether it refuses some uploads for what is in them, wherever they lie."""
+        """Whether the server refuses some uploads for their content (`refused`)."""
         return type(self).refused is not ServerUpdate.refused
 
     def is_due(self, state: State, phase: str) -> bool:
-        """Whether an exchange takes place in this state."""
+        """Whether the exchange takes place in this state."""
         return True
 
     def disclosed(self, state: State, phase: str) -> tuple[int, ...]:
-        """The clients whose masks an exchange discloses; () for one that discloses nothing more."""
+        """Lists the clients whose masks an exchange discloses; empty if it discloses none."""
         return ()
 
     def refused(
         self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
     ) -> Mapping[int, str]:
-        """Whose part in an exchange cannot be used and why, by client, for what is in an upload.
+        """Returns a reason for each client whose upload cannot be used because of its content.
 
         Also a client that others' uploads are about; ``uploads`` has the rows of ``partitions``.
         """
@@ -420,15 +409,15 @@ class ServerUpdate(Frozen):
 
     @property
     def is_average(self) -> bool:
-        """Whether the model is an average of those that were broadcast."""
+        """Whether the model is an average of the points that were broadcast."""
         return False
 
     def check_server(self, setting: Any) -> None:
-        """Refuse a run that the server's part cannot do, as `ClientUpdate.check` does."""
-
-
-_NO_MEAN = torch.empty(0)
+        """Refuses a run that the server update cannot do, as `ClientUpdate.check` does."""
 
 
 class Algorithm(ClientUpdate, ServerUpdate):
-    """Both sides of an algorithm; `client` is all that has to be written."""
+    """Base class of an algorithm that is client and server update in one class.
+
+    Only `client` has to be written.
+    """

@@ -1,4 +1,4 @@
-r"""Averages of released iterates: post-processing on the server, which costs no privacy.
+r"""Averages of released iterates, made on the server as post-processing without privacy cost.
 
 * Geodesic: x_bar_n = Exp_{x_bar_{n-1}}( (w_n / W_n) Log_{x_bar_{n-1}}(x_n) ) with
   W_n = w_1 + ... + w_n. With equal weights it is the streaming average of Tripuraneni,
@@ -69,12 +69,12 @@ class GeodesicAverage(_Weights):
         if server_round < self.from_round:
             return state | {"average": state["x"]}
         ratio = self.after(state, server_round)
-        move = manifold.maps(maps)
-        average = state["average"]
-        if float(ratio) == 1.0:
-            return state | {"average": state["x"], "weights": ratio}
-        u = move.inverse(average, state["x"]) / ratio
-        return state | {"average": move.forward(average, u), "weights": ratio}
+        average = state["x"]
+        if float(ratio) != 1.0:
+            start = state["average"]
+            move = manifold.maps(maps)
+            average = move.forward(start, move.inverse(start, average) / ratio)
+        return state | {"average": average, "weights": ratio}
 
     def point(self, state: State) -> Tensor:
         """The average, shape ``(*point)``."""
@@ -87,7 +87,7 @@ class ProjectorAverage(_Weights):
     kind: Literal["projector"] = "projector"
 
     def initial(self, x: Tensor) -> State:
-        """The mean projector begins at zero."""
+        """Returns a mean projector of zeros."""
         d = len(_frame(x))
         return super().initial(x.new_zeros(d, d))
 
@@ -95,15 +95,13 @@ class ProjectorAverage(_Weights):
         self, state: State, server_round: int, manifold: Manifold, maps: MapChoice
     ) -> State:
         """The state whose mean projector holds the iterate state["x"] of this round too."""
-        del manifold, maps
         if server_round < self.from_round:
             return state
         ratio = self.after(state, server_round)
         frame = _frame(state["x"])
         mean = state["average"]
-        share = (1 / ratio).to(mean.dtype)
-        mean = mean + share * (frame @ frame.mT - mean)
-        return state | {"average": mean, "weights": ratio}
+        move = (1 / ratio).to(mean.dtype) * (frame @ frame.mT - mean)
+        return state | {"average": mean + move, "weights": ratio}
 
     def point(self, state: State) -> Tensor:
         """The average, shape ``(*point)``; the last iterate while none counts."""
@@ -115,7 +113,7 @@ class ProjectorAverage(_Weights):
         return (top @ polar(top.mT @ frame)).reshape(x.shape)
 
     def check(self, manifold: Manifold) -> None:
-        """Refuse points that are no frames.
+        """Refuses manifolds whose points are not orthonormal frames.
 
         Raises:
             ValueError: naming the manifold.

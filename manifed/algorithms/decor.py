@@ -28,12 +28,12 @@ from manifed.oracles.oracle import Oracle
 
 
 class Decor(Masking, OnGraph):
-    """Algorithm 1 on any graph."""
+    """DECOR (Algorithm 1) on any graph: gossip whose noise cancels between neighbours."""
 
     kind: Literal["decor"] = "decor"
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Any:
-        """Algorithm 1 of one node."""
+        """Runs Algorithm 1 of one node: a gradient step with own noise and masks."""
         if here.exchange in SETUP:
             return self.set_up(here)
         shape = here.manifold.coords_of(x)

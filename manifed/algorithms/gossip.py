@@ -13,7 +13,7 @@ node and one comes back in a round.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -29,16 +29,13 @@ from manifed.algorithms.algorithm import (
     Space,
     State,
     There,
-    Weighting,
 )
 from manifed.algorithms.payloads import Down, PerClient, Point
-from manifed.graphs import Graph, GraphSpec, Weights, metropolis_hastings
+from manifed.graphs import Graph, GraphSpec, metropolis_hastings
 from manifed.manifolds.base import Manifold
 from manifed.oracles.oracle import Oracle
 
 _MixingWeights = Literal["metropolis-hastings", "complete"]
-_BY_ENTRIES_FROM = 32
-"""Nodes from which on W is kept by its entries."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +43,8 @@ class _Network:
     """A graph and who mixes with whom, as index tables; nodes are partitions."""
 
     graph: Graph
-    weights: Weights
-    """W, (n, n); of a large graph by its entries."""
+    weights: Any
+    """W, (n, n); of 32 nodes or more by its entries."""
 
     def mixed(self, x: Tensor) -> Tensor:
         """W X, (n, *point); by its entries a row is their sum in the order of the nodes."""
@@ -66,7 +63,7 @@ def _network(
     if mixing_weights == "complete":
         return _Network(graph, np.full((num_nodes, num_nodes), 1.0 / num_nodes))
     weights = metropolis_hastings(graph)
-    return _Network(graph, weights.toarray() if num_nodes < _BY_ENTRIES_FROM else weights)
+    return _Network(graph, weights.toarray() if num_nodes < 32 else weights)
 
 
 class _OfGraph(ClientUpdate):
@@ -88,7 +85,7 @@ class _OfGraph(ClientUpdate):
         """
         if self.num_nodes is None:
             raise ValueError("training.num_nodes: required outside a config, got None")
-        spec = cast("Any", self.graph)  # frozen, so pydantic hashes it
+        spec: Any = self.graph  # frozen, so pydantic hashes it
         weights = getattr(self, "mixing_weights", "metropolis-hastings")
         return _network(spec, self.num_nodes, self.graph_seed, weights)
 
@@ -108,17 +105,17 @@ class _OfGraph(ClientUpdate):
 
 
 class ModelOfEachNode(_OfGraph, ServerUpdate):
-    """The half of an algorithm that keeps a model for every node of a graph, and mixes them."""
+    """Server side that keeps a model for every node of a graph and mixes them."""
 
     mixing_weights: _MixingWeights = "metropolis-hastings"
     """"complete" is the plain mean whatever the graph: the central special case."""
 
     space: ClassVar[Space] = "ambient"
-    mean_weights: ClassVar[Weighting] = "uniform"
+    mean_weights = "uniform"
     """1/n, whatever the shards: eq. (1)."""
-    needs_everyone: ClassVar[bool] = True
+    needs_everyone = True
     """A missing node is a round that was not mixed."""
-    without_client_level: ClassVar[str | None] = "the server mixes models that it sees"
+    without_client_level = "the server mixes models that it sees"
 
     def start(self, x: Tensor) -> State:
         """Every node starts from x, which everybody knows."""
@@ -126,11 +123,11 @@ class ModelOfEachNode(_OfGraph, ServerUpdate):
         return {"x": x.expand(n, *x.shape).clone()}
 
     def base(self, state: State, manifold: Manifold) -> Tensor:
-        """Any point: uploads are points themselves."""
+        """Returns a point of the right shape; uploads are points, so any will do."""
         return state["x"][0]
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
-        """What the nodes showed."""
+        """Takes the nodes' uploads as their new models; a subclass may mix them."""
         return state | {"x": here.collected.rows}
 
     def node_models(self, state: State, manifold: Manifold) -> Tensor | None:
@@ -138,16 +135,16 @@ class ModelOfEachNode(_OfGraph, ServerUpdate):
         return state["x"]
 
     def model(self, state: State, manifold: Manifold) -> Tensor:
-        """The mean of all models: mixing does not move it."""
+        """Returns the mean of all nodes' models, which mixing does not move."""
         return state["x"].mean(0)
 
     def check(self, setting: Any) -> None:
         """Refuse a graph in parts, and models that are no vectors."""
         super().check(setting)
         found = self.network.graph
-        if self.mixing_weights != "complete" and not found.is_connected:
+        if self.mixing_weights != "complete" and found.num_parts > 1:
             raise ValueError(
-                f"training.graph: expected a connected graph, got {len(found.components)} parts, "
+                f"training.graph: expected a connected graph, got {found.num_parts} parts, "
                 "between which nothing is ever mixed"
             )
         self.check_mixes(setting.manifold)
@@ -162,39 +159,39 @@ class ModelOfEachNode(_OfGraph, ServerUpdate):
 
 
 class ByGraph(GradientSteps, _OfGraph):
-    """Gradient steps of nodes on a graph, which may become shorter."""
+    """Base of gossip algorithms with gradient steps whose size may fall with the round."""
 
     decay_rounds: float | None = Field(default=None, gt=0)
     """Eta_t = step_size / (1 + t / decay_rounds) in round t + 1; None: constant."""
 
     def step_size_in(self, server_round: int) -> float:
-        """Eta_t of a round 1, 2, ..., t = server_round - 1."""
+        """Returns eta_t of round 1, 2, ..., with t = server_round - 1."""
         if self.decay_rounds is None:
             return self.step_size
         return self.step_size / (1.0 + (server_round - 1) / self.decay_rounds)
 
 
 class OnGraph(ByGraph, ModelOfEachNode):
-    """What gossip with and without masks shares: a model for every node, and the server mixes."""
+    """Base of gossip with and without masks: nodes step from their models, the server mixes."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """One exchange: a model down, a half step up."""
+        """One exchange: a node's model goes down, its half step comes up."""
         return (Phase("mix", Point, Point, uploads=("point",), aggregation="none"),)
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Any:
-        """x_i^(t + 1/2): the steps of this node from its own model."""
+        """Returns x_i^(t + 1/2), the half step of this node from its own model."""
         eta = self.step_size_in(here.round)
         for _ in range(self.local_steps):
             x = x - eta * oracle.gradient(x)
         return Point(x)
 
     def down(self, state: State, phase: str) -> Down:
-        """A row for every node."""
+        """Returns each node's own model, a row for every node."""
         return PerClient(Point(state["x"]))
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
-        """x_i^(t+1) = sum_j W_ij x_j^(t + 1/2)."""  # (4)
+        """Mixes the half steps: x_i^(t+1) = sum_j W_ij x_j^(t + 1/2)."""  # (4)
         return state | {"x": self.network.mixed(here.collected.rows)}
 
 

@@ -21,7 +21,7 @@ Invariant: nothing that a node computes from its records leaves it without noise
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from manifed.schedules import Array, TimeVarying
 
 @dataclass(frozen=True)
 class OwnAndMixed(Payload):
-    """Down, Algorithm 2: a node's own model x_i,k and the mean z_i,k of its neighbours'."""
+    """Downlink of Algorithm 2: a node's own model x_i,k and its neighbours' mean z_i,k."""
 
     x: Tensor
     z: Tensor
@@ -51,7 +51,7 @@ class OwnAndMixed(Payload):
 
 @dataclass(frozen=True)
 class OwnModel(Memory):
-    """x_i,k of Algorithm 1, never sent, and k, (..., 1): the iteration that goes on from it.
+    """Memory of Algorithm 1: the node's model x_i,k, never sent, and its iteration k, (..., 1).
 
     A price holds for the steps of its rounds and no others. Where k is another one (a round was
     left out or asked again), the node starts from z_i,k, which everybody sees, at no larger price.
@@ -68,7 +68,7 @@ def _sensitivities(of: Releases, rounds: int) -> Array:
 
 
 class GrowingSamples(ModelOfEachNode):
-    """Client and server update in one."""
+    """Stochastic optimisation on a graph with growing batches: client and server update in one."""
 
     kind: Literal["growing-samples"] = "growing-samples"
     perturbation: Literal["output", "gradient"]
@@ -91,7 +91,7 @@ class GrowingSamples(ModelOfEachNode):
     """When gamma_k is more than a node has (of samples "in-order": has left): end, or go on with
     all it has (begin again), and lose what growth gives: the total epsilon then grows without
     bound."""
-    draws_laplace: ClassVar[bool] = True
+    draws_laplace = True
 
     @model_validator(mode="after")
     def _fits(self) -> "GrowingSamples":
@@ -119,7 +119,7 @@ class GrowingSamples(ModelOfEachNode):
 
     @property
     def is_in_order(self) -> bool:
-        """Whether each record is used once, and a client's may be a stream."""
+        """Whether each record is used once, so that a client's records may be a stream."""
         return self.samples == "in-order" and self.on_exhausted == "stop"
 
     def largest_batch(self, num_examples: int) -> int:
@@ -132,29 +132,29 @@ class GrowingSamples(ModelOfEachNode):
 
     # -- the client --------------------------------------------------------------------------
     def in_round(self, server_round: int) -> "GrowingSamples":
-        """Iteration k = server_round - 1."""
+        """Returns the update of iteration k = server_round - 1."""
         return self.with_round(server_round)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """One exchange."""
+        """One exchange a round."""
         if self.perturbation == "output":
             return (Phase("mix", Point, Point, ("point",), ("point",), "none"),)
         return (Phase("mix", OwnAndMixed, Point, ("point", "point"), ("point",), "none"),)
 
     def initial_memory(self, x: Tensor) -> Memory | None:
-        """x_i,0: where everybody starts."""
+        """Returns x_i,0, the point from which every node starts."""
         if self.perturbation != "output":
             return None
         return OwnModel(x, torch.zeros_like(x[..., :1], dtype=torch.float64))
 
     @property
     def minibatch(self) -> WithoutReplacement:
-        """gamma_k examples, each at most once."""
+        """Draws gamma_k examples, each used at most once."""
         return WithoutReplacement(batch_size=self.schedules.size(self._round - 1))
 
     def asks(self) -> tuple[Ask, ...]:
-        """One mean of gradients."""
+        """Asks for one mean of gradients a round."""
         return (Ask(self.minibatch),)
 
     @property
@@ -162,20 +162,22 @@ class GrowingSamples(ModelOfEachNode):
         """The statement's sentence that steep records do not count."""
         if self.lipschitz is None:
             return ""
-        steep = "; records whose gradient is not Lipschitz with constant "
-        return f"{steep}{self.lipschitz:g} count as zero"
+        return (
+            "; records whose gradient is not Lipschitz with constant "
+            f"{self.lipschitz:g} count as zero"
+        )
 
     def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
-        """One mean of gradients, noised itself (Algorithm 2) or with the model it leads to.
+        """States the round's query, whose noise lies on the gradient or on the model it leads to.
+
+        Algorithm 2 noises the mean of gradients itself.
 
         Raises:
             ValueError: gamma_k is more than ``num_examples``, and the rule is to stop.
         """
         k = self._round - 1
         batch = self.minibatch
-        first = None
-        if self.samples == "in-order":
-            first = self.schedules.samples(k)
+        first = self.schedules.samples(k) if self.samples == "in-order" else None
         if (first or 0) + batch.batch_size > num_examples and self.on_exhausted == "stop":
             before = f" after {first} that were used" if first else ""
             raise ValueError(
@@ -188,7 +190,9 @@ class GrowingSamples(ModelOfEachNode):
         if asked.clip is None:
             return (replace(asked, first=first),)
         whole = mechanism.sensitivity(asked.clip, 1.0)  # C
-        stddev = mechanism.stddev(whole, num_examples) * self.schedules.noise_scale(k + is_output)
+        stddev = mechanism.noise.stddev(whole, num_examples) * self.schedules.noise_scale(
+            k + is_output
+        )
         priced: Any = self.priced(num_examples)  # frozen, so pydantic hashes it
         moved = _sensitivities(priced, 1 << max(k, 63).bit_length())[k]
         return (
@@ -204,12 +208,12 @@ class GrowingSamples(ModelOfEachNode):
         )
 
     def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Release, ...]:
-        """One release; that batches are drawn at random is not counted on."""
+        """States one release a round; random batches bring no amplification."""
         made = super().releases(mechanism, num_examples)
         return tuple(one.model_copy(update={"sampling": Unsampled()}) for one in made)
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Any:
-        """y_i,k+1 and, for the node alone, x_i,k+1 (Algorithm 1); x_i,k+1 (Algorithm 2)."""
+        """Returns y_i,k+1 (Algorithm 1, which keeps x_i,k+1 here) or x_i,k+1 (Algorithm 2)."""
         s = self.schedules
         k = here.round - 1
         down = here.down
@@ -236,7 +240,7 @@ class GrowingSamples(ModelOfEachNode):
 
     # -- the server, whose model with Algorithm 1 is a mean of noised ones ---------------------
     def down(self, state: State, phase: str) -> PerClient:
-        """Z = A Y, a row for every node."""
+        """Returns Z = A Y, a row for every node."""
         x = state["x"]
         z = self.network.mixed(x)
         return PerClient(Point(z) if self.perturbation == "output" else OwnAndMixed(x, z))

@@ -21,7 +21,7 @@ is trusted to say truly who is silent (honest but curious).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -33,62 +33,56 @@ from manifed.algorithms.algorithm import (
     Phase,
     State,
     There,
-    Weighting,
 )
 from manifed.algorithms.pair_masks import SETUP, Masking
-from manifed.algorithms.payloads import Displacement, Down, Layout, Payload, Point, sized
+from manifed.algorithms.payloads import Displacement, Down, Payload, Point
 from manifed.errors import RoundFailed
 from manifed.oracles.oracle import Oracle
 
-REVEAL = "reveal"
-
 
 class TooManySilent(RuntimeError):
-    """A question for masks with more nodes than this one agreed to, or with itself."""
+    """Error: the server asks for masks with itself or with more nodes than this one allows."""
 
 
 @dataclass(frozen=True)
-class Silent(Payload):
+class _Silent(Payload):
     """Down: 1 for every node that sent no message, behind the point of the round."""
 
     x: Tensor
     dropped: Tensor
 
-    @classmethod
-    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Layout]:
-        """A byte a node."""
-        return {"x": (shape, dtype), "dropped": ((cls.places,), torch.uint8)}
+    of_bytes = (("dropped", ()),)
 
 
 class MaskedMean(Masking, MappedSteps):
-    """One masked gradient a node and round, and their mean."""
+    """The masked mean: each node sends one masked gradient a round, and masks cancel in the sum."""
 
     kind: Literal["masked-mean"] = "masked-mean"
-    mean_weights: ClassVar[Weighting] = "uniform"
+    mean_weights = "uniform"
     """Masks cancel in the plain sum."""
     max_dropped: int | None = Field(default=None, ge=0)
     """With how many nodes at once masks are revealed; None: a third of them."""
 
     @property
     def most_dropped(self) -> int:
-        """The bound in force."""
+        """The largest number of silent nodes whose masks a node reveals."""
         most = self.secret_graph.num_nodes // 3
         return most if self.max_dropped is None else self.max_dropped
 
     # -- the client --------------------------------------------------------------------------
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """A masked gradient up; where somebody was silent, the masks with them."""
-        down = sized(Silent, self.secret_graph.num_nodes)
+        """The exchanges: masked gradients up; after a dropout, masks with silent nodes up."""
+        down = _Silent.sized(self.secret_graph.num_nodes)
         return (
             Phase("send", Point, Displacement, uploads=("tangent",), aggregation="none"),
             Phase(
-                REVEAL, down, Displacement, ("point", "any"), ("tangent",), "none", needs_all=True
+                "reveal", down, Displacement, ("point", "any"), ("tangent",), "none", needs_all=True
             ),
         )
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Any:
-        """u_i, or what is to be taken off the sum.
+        """Returns the masked gradient u_i, or the masks that are to be taken off the sum.
 
         Raises:
             TooManySilent: asked for masks with more than ``max_dropped`` nodes, nobody, or itself.
@@ -96,7 +90,7 @@ class MaskedMean(Masking, MappedSteps):
         if here.exchange in SETUP:
             return self.set_up(here)
         dropped = None
-        if isinstance(here.down, Silent):
+        if isinstance(here.down, _Silent):
             said = here.down.dropped
             at = here.draws.partition
             dropped = frozenset((said if said.dim() == 1 else said[0]).nonzero()[:, 0].tolist())
@@ -115,7 +109,7 @@ class MaskedMean(Masking, MappedSteps):
     # -- the server --------------------------------------------------------------------------
     @property
     def about_keys(self) -> str:
-        """Whom masks that are revealed trust, too."""
+        """The statement's sentences on keys, and on who is trusted when masks are revealed."""
         trusted = (
             "; the server is trusted to say truly who is silent: one that lies learns as much of a "
             "node as everybody else together"
@@ -123,20 +117,20 @@ class MaskedMean(Masking, MappedSteps):
         return super().about_keys + (trusted if self.most_dropped > 0 else "")
 
     def down(self, state: State, phase: str) -> Down:
-        """The point; before round 1 keys; after a dropout who is silent."""
-        if phase == REVEAL:
-            return sized(Silent, self.secret_graph.num_nodes)(state["x"], state["dropped"])
+        """Returns the point; before round 1 keys; after a dropout the list of silent nodes."""
+        if phase == "reveal":
+            return _Silent.sized(self.secret_graph.num_nodes)(state["x"], state["dropped"])
         return super().down(state, phase)
 
     def is_due(self, state: State, phase: str) -> bool:
-        """Whether an exchange takes place: masks are revealed only where somebody was silent."""
-        return phase != REVEAL or "dropped" in state
+        """Whether the exchange takes place; masks are revealed only after a dropout."""
+        return phase != "reveal" or "dropped" in state
 
     def refused(
         self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
     ) -> Mapping[int, str]:
-        """As `Masking.refused`; also who reveals masks though it has none with a silent node."""
-        if phase != REVEAL:
+        """Refuses as `Masking.refused` does, and nodes that reveal masks which they do not have."""
+        if phase != "reveal":
             return super().refused(state, phase, uploads, partitions)
         assert isinstance(uploads, Displacement)
         dropped = set(self.disclosed(state, phase))
@@ -148,13 +142,13 @@ class MaskedMean(Masking, MappedSteps):
         }
 
     def disclosed(self, state: State, phase: str) -> tuple[int, ...]:
-        """Whose masks an exchange discloses, which is charged before it."""
-        if phase != REVEAL or "dropped" not in state:
+        """Lists the nodes whose masks the exchange discloses, which is charged before it."""
+        if phase != "reveal" or "dropped" not in state:
             return ()
         return tuple(state["dropped"].nonzero()[:, 0].tolist())
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
-        """x', or the sum so far while masks of silent nodes are in it."""
+        """Returns the next model x', or the partial sum while masks of silent nodes are in it."""
         if here.exchange in SETUP:
             return super().server(state, mean, here)
         x = state["x"]
@@ -162,7 +156,7 @@ class MaskedMean(Masking, MappedSteps):
         total = here.collected.rows.sum(0)
         dropped = torch.ones(seen.num_clients, dtype=torch.uint8)
         dropped[list(seen.partitions)] = 0
-        if here.exchange == REVEAL:
+        if here.exchange == "reveal":
             total = state["total"] - total  # the sum of the survivors, without dangling masks
         elif int(dropped.sum()) > self.most_dropped:
             raise RoundFailed(

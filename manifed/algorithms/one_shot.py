@@ -1,4 +1,4 @@
-r"""What all one-shot releases share: one noised sum of per-example statistics from each client.
+r"""One-shot algorithms: each client releases one noised sum of statistics, the server solves.
 
 Where a problem is a function of a few sums over the examples (`Problem.sufficient_statistic`), each
 client can release those once, with the whole budget, and the server solves what is left. Clip,
@@ -75,12 +75,11 @@ from manifed.algorithms.algorithm import (
     Algorithm,
     Here,
     Phase,
-    Space,
     State,
     There,
     Weighting,
 )
-from manifed.algorithms.payloads import Displacement, GramMean, Payload, Point, SymmetricMean
+from manifed.algorithms.payloads import Displacement, Payload, Point, SymmetricMean
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import EXP, sym_function, unpacked
 from manifed.oracles.minibatch import Ask, Full
@@ -89,21 +88,18 @@ from manifed.problems.linear import LinearModel
 from manifed.problems.problem import Problem
 from manifed.problems.statistics import APART, GramMatrices, LogSums, SecondMoments
 
-_LABEL = "statistic"
-"""The label of the query, and of the release that it is charged as."""
-
 
 class OneShot(Algorithm):
-    """One exchange: a noised mean statistic up, and the model that follows from their mean."""
+    """Base of one-shot algorithms: a noised mean statistic goes up, the model follows from it."""
 
     weights: Weighting = "num-examples"
     """A client's weight in the mean: its number of examples, or 1."""
     minibatch: Full = Full()
     """Every example: a batch would save nothing, and add noise."""
 
-    space: ClassVar[Space] = "ambient"
-    noise_is: ClassVar[str] = "Gaussian on the statistic of"
-    up: ClassVar[type[Displacement]]
+    space = "ambient"
+    noise_is = "Gaussian on the statistic of"
+    up: ClassVar[type[Displacement]] = SymmetricMean
     """What goes up, a noised mean of per-example statistics; its layout is their size."""
     takes: ClassVar[type[Problem]]
     """The statistic that it is priced for, and solves."""
@@ -112,20 +108,20 @@ class OneShot(Algorithm):
     apart: ClassVar[float] = 2.0
     """How many clip norms two clipped ones are apart at most (replace-one)."""
 
-    def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:
-        """The model of a mean statistic (m,), shape and type of the point x."""
+    def solve(self, mean: Tensor, x: Tensor) -> Tensor:
+        """Returns the model that a mean statistic (m,) gives, of the shape and type of x."""
         raise NotImplementedError
 
     # -- the client --------------------------------------------------------------------------
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """One exchange."""
+        """One exchange: a point down for its shape, a statistic up."""
         return (Phase("train", Point, self.up),)
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Payload:
-        """The statistic, whatever the point that came down: it fixes shapes alone."""
+        """Uploads the noised statistic; the point that came down only fixes shapes."""
         origin = self._zero(x, here.manifold.ndim)
-        return self.up(oracle.statistic(origin, _LABEL, self.takes))
+        return self.up(oracle.statistic(origin, "statistic", self.takes))
 
     def _zero(self, x: Tensor, ndim: int) -> Tensor:
         """A statistic of zeros for every point of ``x``, which have so many dimensions."""
@@ -133,11 +129,11 @@ class OneShot(Algorithm):
         return x.new_zeros(*x.shape[:-ndim], *shape)
 
     def asks(self) -> tuple[Ask, ...]:
-        """One mean of statistics."""
-        return (Ask(label=_LABEL, apart=self.apart),)
+        """Asks for one mean of statistics."""
+        return (Ask(label="statistic", apart=self.apart),)
 
     def check(self, setting: Any) -> None:
-        """Refuse more rounds than one, and a problem that is no function of what is released."""
+        """Refuses more than one round, and a problem without the statistic that is released."""
         rounds = setting.federation.num_rounds
         if rounds > 1:
             raise ValueError(
@@ -153,29 +149,28 @@ class OneShot(Algorithm):
 
     # -- the server --------------------------------------------------------------------------
     def start(self, x: Tensor) -> State:
-        """Nothing is known: the start point is the model."""
+        """Returns the state before round 1, whose model is the start point."""
         return {"x": x, "mean": self._zero(x, x.dim())}
 
     def base(self, state: State, manifold: Manifold) -> Tensor:
-        """A point of the statistic's shape; uploads are vectors wherever they start."""
+        """Returns the mean statistic in the state, whose shape is that of the uploads."""
         return state["mean"]
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
-        """The mean statistic, and the model that it gives."""
-        return {"x": self.solve(mean, state["x"], here.manifold), "mean": mean}
+        """Stores the mean statistic and the model that it gives."""
+        return {"x": self.solve(mean, state["x"]), "mean": mean}
 
 
 class SecondMoment(OneShot):
-    """Noised second moments of all clients, and the leading eigenvectors of their mean."""
+    """One-shot principal components: leading eigenvectors of the noised mean second moment."""
 
     kind: Literal["second-moment"] = "second-moment"
 
-    up: ClassVar[type[Displacement]] = SymmetricMean
-    takes: ClassVar[type[Problem]] = SecondMoments
-    solves: ClassVar[str] = "'principal-eigenvector' or 'kpca'"
-    apart: ClassVar[float] = APART
+    takes = SecondMoments
+    solves = "'principal-eigenvector' or 'kpca'"
+    apart = APART
 
-    def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:
+    def solve(self, mean: Tensor, x: Tensor) -> Tensor:
         """V_k: k leading eigenvectors for a frame x (d, k), one for a unit vector x (d,)."""
         count = x.shape[-1] if x.dim() == 2 else 1
         _, vectors = torch.linalg.eigh(unpacked(mean).to(torch.float64))  # Algorithm 1, line 3
@@ -186,21 +181,20 @@ class SecondMoment(OneShot):
 
 
 class LogEuclidean(OneShot):
-    """Noised means of logarithms of all clients, and the exponential of their mean."""
+    """One-shot log-Euclidean mean: the exponential of the noised mean of logarithms."""
 
     kind: Literal["log-euclidean"] = "log-euclidean"
 
-    up: ClassVar[type[Displacement]] = SymmetricMean
-    takes: ClassVar[type[Problem]] = LogSums
-    solves: ClassVar[str] = "'frechet-mean' with problem.manifold = 'spd-log-euclidean'"
+    takes = LogSums
+    solves = "'frechet-mean' with problem.manifold = 'spd-log-euclidean'"
 
-    def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:
-        """Exp of the mean logarithm, shape (m, m)."""  # Theorem 3.13
+    def solve(self, mean: Tensor, x: Tensor) -> Tensor:
+        """Returns the exponential of the mean logarithm, shape (m, m)."""  # Theorem 3.13
         return sym_function(unpacked(mean.to(x.dtype)), EXP)
 
 
 class NoisyGram(OneShot):
-    """Noised Gram matrices of all clients, and the least squares that they say."""
+    """One-shot least squares: the solution of the noised mean Gram matrix."""
 
     kind: Literal["noisy-gram"] = "noisy-gram"
     ridge: float = Field(default=0.0, ge=0)
@@ -208,18 +202,18 @@ class NoisyGram(OneShot):
     eigenvalue_floor: float = Field(default=1e-3, gt=0)
     """Public: least eigenvalue of A_aa that is believed."""
 
-    up: ClassVar[type[Displacement]] = GramMean
-    takes: ClassVar[type[Problem]] = GramMatrices
-    solves: ClassVar[str] = "'least-squares'"
-    apart: ClassVar[float] = APART
+    up = SymmetricMean.sized(1)
+    takes = GramMatrices
+    solves = "'least-squares'"
+    apart = APART
 
     quadratic: ClassVar[float] = 1.0
     """c of the loss c/2 s^2 - l b s of a score s."""
     linear: ClassVar[float] = 1.0
     """l of that loss."""
 
-    def solve(self, mean: Tensor, x: Tensor, manifold: Manifold) -> Tensor:
-        """(c A_aa^+ + rho I)^{-1} l A_ab, shape (d,)."""
+    def solve(self, mean: Tensor, x: Tensor) -> Tensor:
+        """Returns (c A_aa^+ + rho I)^{-1} l A_ab, shape (d,)."""
         gram = unpacked(mean.to(torch.float64))
         values, vectors = torch.linalg.eigh(gram[:-1, :-1])
         believed = self.quadratic * values.clamp_min(self.eigenvalue_floor) + self.ridge
@@ -227,7 +221,7 @@ class NoisyGram(OneShot):
         return solved.to(x.dtype)
 
     def check(self, setting: Any) -> None:
-        """Refuse another ridge than the problem's."""
+        """Refuses a ridge that is not the problem's."""
         super().check(setting)
         problem = setting.problem
         if isinstance(problem, LinearModel) and problem.ridge != self.ridge:

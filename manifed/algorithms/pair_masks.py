@@ -1,4 +1,4 @@
-"""Masks for the nodes of a graph: the exchanges that agree on them, and what a node draws.
+"""Pairwise masks on a graph: how nodes agree on keys, and how a node draws its masks.
 
 Two ways, by ``pair_keys``. "exchanged": before round 1 every node offers an X25519 key through the
 server and gets those of its neighbours; the secrets stay in its memory, which never travels
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import model_validator
@@ -25,15 +25,13 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Here, Memory, Phase, ServerUpdate, State, There
 from manifed.algorithms.gossip import ByGraph
-from manifed.algorithms.payloads import Down, Layout, Payload, PerClient, Point, sized
+from manifed.algorithms.payloads import Down, Payload, PerClient, Point
 from manifed.errors import RoundFailed
 from manifed.graphs import Graph
-from manifed.oracles.minibatch import Ask
 from manifed.oracles.oracle import Draws
 from manifed.privacy.masks import (
     FLAWS,
     KEY_BYTES,
-    SIGNATURE_BYTES,
     Agreement,
     BadOffer,
     Offer,
@@ -43,28 +41,24 @@ from manifed.privacy.masks import (
     read_signing,
     seeded_pairs,
 )
-from manifed.privacy.noise import EdgeStream, NoiseSource
+from manifed.privacy.noise import NoiseSource, Stream
 from manifed.privacy.secldp import Correlated, Hidden
 
-log = logging.getLogger("manifed")
-
-_SECRET = b"mask secret of a node\0"
 SETUP = ("offer", "agree")
 """The exchanges before round 1, where there are some."""
-Shape = tuple[int, ...]
 
 
 class NotAgreed(RuntimeError):
-    """A question that a node with a secret, and a key with every neighbour, would answer."""
+    """Error: a node is asked for masks before it has a secret and a key with every neighbour."""
 
 
 class MaskUsed(RuntimeError):
-    """A question for a round and attempt whose masks were used, or for an earlier one."""
+    """Error: a node is asked for masks of a round and attempt that it already used or passed."""
 
 
 @dataclass(frozen=True)
 class PairKeys(Memory):
-    """A node's X25519 secret, its pair keys by neighbour, and what it used them for last.
+    """A node's memory: its X25519 secret, its pair keys by neighbour, and their last use.
 
     ``used`` holds the last round and attempt that it masked, and 1 once it revealed masks of it.
     """
@@ -76,23 +70,17 @@ class PairKeys(Memory):
 
 @dataclass(frozen=True)
 class OfferedKey(Payload):
-    """Up, before round 1: a public key and its signature (zeros without a signing key)."""
+    """Uplink before round 1: a public key and its signature (zeros without a signing key)."""
 
     public: Tensor
     signature: Tensor
 
-    @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
-        """Bytes."""
-        return {
-            "public": ((KEY_BYTES,), torch.uint8),
-            "signature": ((SIGNATURE_BYTES,), torch.uint8),
-        }
+    of_bytes = (("public", (KEY_BYTES,)), ("signature", (64,)))
 
 
 @dataclass(frozen=True)
 class NeighbourKeys(Payload):
-    """Down, before round 1: the offers of a node's neighbours, in order, zeros where it has fewer.
+    """Downlink before round 1: the offers of a node's neighbours in order, padded by zeros.
 
     The point stands in front as in everything that goes down; it is not used.
     """
@@ -101,18 +89,11 @@ class NeighbourKeys(Payload):
     public: Tensor
     signature: Tensor
 
-    @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
-        """A layout of as many keys as a node has neighbours at most."""
-        return {
-            "x": (shape, dtype),
-            "public": ((cls.places, KEY_BYTES), torch.uint8),
-            "signature": ((cls.places, SIGNATURE_BYTES), torch.uint8),
-        }
+    of_bytes = OfferedKey.of_bytes
 
 
 @dataclass(frozen=True)
-class Agreed(Payload):
+class _Agreed(Payload):
     """Up, before round 1: 0 for every neighbour with whom this node has a pair key now.
 
     Else which of `FLAWS` it found in the key that was relayed as the neighbour's, from 1. An error
@@ -121,14 +102,11 @@ class Agreed(Payload):
 
     flaws: Tensor
 
-    @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> dict[str, Layout]:
-        """A byte a neighbour."""
-        return {"flaws": ((cls.places,), torch.uint8)}
+    of_bytes = (("flaws", ()),)
 
 
 class Masking(ByGraph, ServerUpdate):
-    """What algorithms with pairwise masks share; see the module."""
+    """Base of algorithms with pairwise masks: agreement on keys, masks, checks and words."""
 
     pair_keys: Literal["seeded", "exchanged"] = "seeded"
     """In a config: by privacy.noise_source, "os" needs "exchanged"."""
@@ -138,7 +116,7 @@ class Masking(ByGraph, ServerUpdate):
     signing_keys: str | None = None
     """Absolute path, at every node, of its own Ed25519 key; ``{node}`` stands for its number."""
 
-    has_masks: ClassVar[bool] = True
+    has_masks = True
 
     @model_validator(mode="after")
     def _fits(self) -> "Masking":
@@ -158,30 +136,30 @@ class Masking(ByGraph, ServerUpdate):
 
     @property
     def secret_graph(self) -> Graph:
-        """Who shares a secret with whom."""
+        """The graph whose edges are the pairs of nodes that share a secret."""
         return self.network.graph
 
     @property
     def remembers_setup(self) -> bool:
-        """What a node learnt before round 1 stays true in every round, whatever became of it."""
+        """True: keys that a node agreed on before round 1 hold in every round of the run."""
         return self.pair_keys == "exchanged"
 
     # -- before round 1 ----------------------------------------------------------------------
     @property
     def setup_phases(self) -> tuple[Phase, ...]:
-        """Keys up, and the keys of neighbours down; none where masks come from the seed."""
+        """The exchanges of keys before round 1; none where masks are drawn from the seed."""
         if self.pair_keys == "seeded":
             return ()
         most = max(self.secret_graph.degrees)
-        down = sized(NeighbourKeys, most)
-        up = sized(Agreed, most)
+        down = NeighbourKeys.sized(most)
+        up = _Agreed.sized(most)
         return (
             Phase("offer", Point, OfferedKey, ("point",), ("any", "any"), "none"),
             Phase("agree", down, up, ("point", "any", "any"), ("any",), "none"),
         )
 
     def initial_memory(self, x: Tensor) -> Memory | None:
-        """No secret yet; of one node."""
+        """Returns the memory of one node that has no secret yet."""
         if self.pair_keys == "seeded":
             return None
         most = max(self.secret_graph.degrees)
@@ -193,12 +171,12 @@ class Masking(ByGraph, ServerUpdate):
 
     @property
     def run(self) -> bytes:
-        """What keys and signatures are bound to: everything that the config says of training."""
+        """The identifier that keys and signatures are bound to: all the config says of training."""
         said = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(said.encode()).digest()
 
     def set_up(self, here: Here) -> tuple[Payload, Memory]:
-        """An exchange before round 1: the offer of a key, or agreement on those of all pairs.
+        """Answers an exchange before round 1: offers a key, or agrees on keys with neighbours.
 
         Raises:
             MaskUsed: masks of this run were used: with new keys they could be asked for once more.
@@ -206,38 +184,29 @@ class Masking(ByGraph, ServerUpdate):
         """
         memory = here.memory
         down = here.down
-        at = here.draws.partition
+        node = here.draws.partition
+        source = here.draws.source
         assert isinstance(memory, PairKeys)
-        if here.exchange == "offer" and bool(memory.used.any()):
-            raise MaskUsed("Expected keys to be offered before masks were used, got it after")
-        if isinstance(at, int):
-            return self._set_up_one(at, down, memory, here.draws.source)
-        ups, memories = zip(
-            *[
-                self._set_up_one(
-                    node,
-                    down.take(row) if isinstance(down, NeighbourKeys) else down,
-                    memory.take(row),
-                    here.draws.source,
+        if not isinstance(node, int):
+            made = [
+                self.set_up(
+                    here._replace(
+                        down=down.take(row),
+                        memory=memory.take(row),
+                        draws=here.draws._replace(partition=one),
+                    )
                 )
-                for row, node in enumerate(at)
-            ],
-            strict=True,
-        )
-        return type(ups[0]).stack(ups), type(memory).stack(memories)
-
-    def _set_up_one(
-        self, node: int, down: Payload, memory: PairKeys, source: NoiseSource
-    ) -> tuple[Payload, PairKeys]:
-        """The offer of a fresh secret's key; or the key of every pair whose other end's is sound.
-
-        With the latter goes what is wrong with the others.
-        """
+                for row, one in enumerate(node)
+            ]
+            ups, memories = zip(*made, strict=True)
+            return type(ups[0]).stack(ups), type(memory).stack(memories)
         pairs = torch.zeros_like(memory.pairs)
         if not isinstance(down, NeighbourKeys):
-            secret = source.derive(_SECRET + node.to_bytes(4, "big")).key
+            if bool(memory.used.any()):
+                raise MaskUsed("Expected keys to be offered before masks were used, got it after")
+            secret = source.derive(b"mask secret of a node\0" + node.to_bytes(4, "big")).key
             offer = self._agreement(node, secret).offer()
-            signature = offer.signature.ljust(SIGNATURE_BYTES, b"\0")
+            signature = offer.signature.ljust(64, b"\0")
             after = replace(memory, secret=_tensor(secret), pairs=pairs)
             return OfferedKey(_tensor(offer.public), _tensor(signature)), after
         if not bool(memory.secret.any()):
@@ -248,11 +217,13 @@ class Masking(ByGraph, ServerUpdate):
         flaws = down.public.new_zeros(len(down.public))
         for place, offer in enumerate(offers):
             try:
-                pairs[place] = _tensor(mine.source(offer, source.precision, owners).key)
+                pairs[place] = _tensor(mine.source(offer, owners).key)
             except BadOffer as bad:
-                flaws[place] = 1 + FLAWS.index(bad.flaw)
-                log.error("Node %d refuses the key that was relayed to it: %s", node, bad)
-        return sized(Agreed, len(flaws))(flaws), replace(memory, pairs=pairs)
+                flaws[place] = bad.code
+                logging.getLogger("manifed").error(
+                    "Node %d refuses the key that was relayed to it: %s", node, bad
+                )
+        return _Agreed.sized(len(flaws))(flaws), replace(memory, pairs=pairs)
 
     def _agreement(self, node: int, secret: bytes) -> Agreement:
         """This node's side; its files are read before round 1 alone."""
@@ -266,17 +237,22 @@ class Masking(ByGraph, ServerUpdate):
     def refused(
         self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
     ) -> Mapping[int, str]:
-        """Whose key is refused: by the server at the offer, or later by those it was relayed to.
+        """Returns the nodes whose keys are refused, by the server or by a neighbour, with reasons.
 
         Raises:
             RoundFailed: the server has a file of pinned keys that cannot be read.
         """
         if phase not in SETUP:
             return {}
-        pinned = self._pins_here()
+        pinned = None  # where the server has no file of them
+        if self.pinned_keys is not None and Path(self.pinned_keys).exists():
+            try:
+                pinned = read_pinned(Path(self.pinned_keys), self.secret_graph.num_nodes)
+            except ValueError as error:
+                raise RoundFailed(f"training.pinned_keys: {error}") from None
+        found = dict[int, str]()
         if isinstance(uploads, OfferedKey):
             offers = _offers(partitions, uploads)
-            found = dict[int, str]()
             owners = owners_of(offers)
             for offer in offers:
                 try:
@@ -284,22 +260,12 @@ class Masking(ByGraph, ServerUpdate):
                 except BadOffer as bad:
                     found[offer.node] = str(bad).removeprefix(f"node {offer.node}: ")
             return found
-        assert isinstance(uploads, Agreed)
-        said = dict(zip(partitions, uploads.flaws.tolist(), strict=True))
-        return self._complaints(said, is_signature_known=pinned is not None)
-
-    def _complaints(
-        self, said: Mapping[int, Sequence[int]], *, is_signature_known: bool
-    ) -> dict[int, str]:
-        """Whose key was refused, by whom and why, from what every node said of its neighbours'.
-
-        The owner, who refuses it or the server may be at fault, so the text has who takes it and
-        what the server found. A node that says what nobody can have found is at fault itself.
-        """
+        assert isinstance(uploads, _Agreed)
+        # The owner, who refuses it or the server may be at fault, so the text has who takes it and
+        # what the server found. A node that says what nobody can have found is at fault itself.
         near = self.secret_graph.neighbors
-        found = dict[int, str]()
-        refusals: dict[int, dict[int, str]] = {}
-        for i, codes in said.items():
+        refusals = dict[int, dict[int, str]]()
+        for i, codes in zip(partitions, uploads.flaws.tolist(), strict=True):
             if any(codes[len(near[i]) :]) or max(codes) > len(FLAWS):
                 found[i] = f"Expected codes of flaws in its neighbours' keys, got {codes[:5]}"
                 continue
@@ -308,25 +274,16 @@ class Masking(ByGraph, ServerUpdate):
                     refusals.setdefault(j, {})[i] = FLAWS[code - 1]
         for j, by in refusals.items():
             why = sorted(set(by.values()))
-            takes = [i for i in near[j] if i in said and i not in by]
+            takes = [i for i in near[j] if i in partitions and i not in by]
             text = f"clients {list(by)[:5]} refuse the key relayed as its ({', '.join(why)})"
             text += f", clients {takes[:5]} take it" if takes else ""
-            if is_signature_known or FLAWS[-1] not in why:  # it was looked at when it was offered
+            if pinned is not None or FLAWS[-1] not in why:  # it was looked at when it was offered
                 text += ", the server found it sound"
             found.setdefault(j, text)
         return found
 
-    def _pins_here(self) -> Mapping[int, bytes] | None:
-        """The pinned keys, where the server has their file too."""
-        if self.pinned_keys is None or not Path(self.pinned_keys).exists():
-            return None
-        try:
-            return read_pinned(Path(self.pinned_keys), self.secret_graph.num_nodes)
-        except ValueError as error:
-            raise RoundFailed(f"training.pinned_keys: {error}") from None
-
     def down(self, state: State, phase: str) -> Down:
-        """Before round 1 the point that everybody knows, and the keys of a node's neighbours."""
+        """Returns the payload before round 1: the known point, or the keys of neighbours."""
         if phase not in SETUP:
             return super().down(state, phase)
         x = self.known_point(state)
@@ -340,21 +297,21 @@ class Masking(ByGraph, ServerUpdate):
             for one in (state["public"], state["signature"])
         )
         everywhere = x.expand(len(near), *x.shape)
-        return PerClient(sized(NeighbourKeys, most)(everywhere, keys, signatures))
+        return PerClient(NeighbourKeys.sized(most)(everywhere, keys, signatures))
 
     def known_point(self, state: State) -> Tensor:
-        """A point that every node has before round 1."""
+        """Returns a point that every node has before round 1."""
         return state["x"]
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
-        """Before round 1 the server relays keys and keeps none."""
+        """Relays keys before round 1; the server keeps none."""
         if here.exchange == "offer":
             assert isinstance(here.collected.uploads, OfferedKey)
             return state | here.collected.uploads.tensors()
         return {"x": state["x"]} if here.exchange == "agree" else super().server(state, mean, here)
 
     def check(self, setting: Any) -> None:
-        """Refuse masks that would hide nothing, and a price that is not that of masks."""
+        """Refuses masks that would hide nothing, and a mechanism that does not price masks."""
         super().check(setting)
         privacy = setting.privacy
         cohort = setting.federation.cohort
@@ -383,7 +340,7 @@ class Masking(ByGraph, ServerUpdate):
 
     @property
     def about_keys(self) -> str:
-        """What a statement says of where the secrets of pairs come from."""
+        """The statement's sentence on where the secrets of pairs come from."""
         if self.pair_keys == "seeded":
             return (
                 "masks are computed from the seed, a stand-in for exchanged keys that hides nothing"
@@ -396,22 +353,20 @@ class Masking(ByGraph, ServerUpdate):
         return "pair keys were exchanged through the server, signed by keys that every node pinned"
 
     def hidden(self, noise: Correlated, collusion: int, coalition: tuple[int, ...] = ()) -> Hidden:
-        """What own noise and masks hide of one round from whom."""
+        """Says how much noise hides one round from each adversary, own noise and masks together."""
         return Hidden.of(self.secret_graph, noise, collusion, coalition)
 
     # -- in a round --------------------------------------------------------------------------
-    def asks(self) -> tuple[Ask, ...]:
-        """One masked gradient."""
-        return (Ask(batch=self.minibatch),)
-
     def masked_now(
         self,
-        shape: Shape,
+        shape: tuple[int, ...],
         memory: Memory | None,
         draws: Draws,
         dropped: frozenset[int] | None = None,
     ) -> tuple[Tensor, Memory | None]:
-        """sum_j v_ij of unit deviation, ``(*shape)`` or ``(C, *shape)``, and what is remembered.
+        """Draws a node's summed masks sum_j v_ij, ``(*shape)`` or ``(C, *shape)``, and notes it.
+
+        Each mask has unit deviation.
 
         With ``dropped`` the sum is over these nodes alone, for a round and attempt that was masked.
 
@@ -427,7 +382,7 @@ class Masking(ByGraph, ServerUpdate):
     def used_now(
         self, memory: PairKeys, draws: Draws, dropped: frozenset[int] | None = None
     ) -> Tensor:
-        """What ``used`` is after this question; errors as `masked_now`."""
+        """Returns the new value of ``used`` after this question; errors as `masked_now`."""
         if self.pair_keys == "seeded":
             return memory.used
         now = [draws.server_round, draws.attempt]
@@ -446,13 +401,13 @@ class Masking(ByGraph, ServerUpdate):
 
     def drawn(
         self,
-        shape: Shape,
+        shape: tuple[int, ...],
         memory: Memory | None,
         draws: Draws,
         dropped: frozenset[int] | None = None,
         step: int = 0,
     ) -> Tensor:
-        """`masked_now` without the question whether they were used; ``step`` tells streams apart.
+        """Draws masks as `masked_now`, without its check of reuse; ``step`` tells streams apart.
 
         Raises:
             ValueError: seeded masks beside noise from the operating system.
@@ -463,7 +418,7 @@ class Masking(ByGraph, ServerUpdate):
         nodes = (draws.partition,) if isinstance(draws.partition, int) else draws.partition
         when = {"server_round": draws.server_round, "attempt": draws.attempt, "step": step}
         if self.pair_keys == "seeded":
-            if source.is_release:
+            if source.origin == "os":
                 raise ValueError(
                     "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', "
                     "got 'seeded': masks that anybody can compute hide nothing"
@@ -472,13 +427,13 @@ class Masking(ByGraph, ServerUpdate):
             found = torch.zeros(len(nodes) + 1, *shape, dtype=torch.float64)
             if edges:
                 drawn = seeded_pairs(source).normals(
-                    shape, stream=EdgeStream.PAIR_NOISE, edge=edges, **when
+                    shape, stream=Stream.PAIR_NOISE, edge=edges, **when
                 )
                 found.index_add_(0, ends[:, 0], drawn).index_add_(0, ends[:, 1], drawn, alpha=-1)
             found = found[:-1]
         else:
             assert isinstance(memory, PairKeys)
-            each: list[Tensor] = []
+            each = list[Tensor]()
             kept = memory.pairs.reshape(len(nodes), -1, KEY_BYTES)
             for node, pairs in zip(nodes, kept, strict=True):
                 near = graph.neighbors[node]
@@ -489,7 +444,7 @@ class Masking(ByGraph, ServerUpdate):
                         "compute its masks"
                     )
                 sources = {
-                    j: NoiseSource(_bytes(key), source.is_release, precision=source.precision)
+                    j: NoiseSource(_bytes(key), source.origin, precision=source.precision)
                     for key, j in zip(pairs, near, strict=False)
                     if dropped is None or j in dropped
                 }

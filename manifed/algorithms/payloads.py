@@ -1,22 +1,27 @@
-"""What travels between server and clients: all of it, on one page.
+"""The payloads that travel between server and clients.
 
 In a star, points go down and tangent (or ambient) vectors go up. Nothing un-noised rides along: no
 loss, no norm, no example count. Each payload is a frozen record of tensors; with a leading
 dimension it is the stacked payload of a cohort.
+
+A client judges by itself what comes down, before any record is looked at (`check_broadcast`):
+lengths and noise are those of the metric *at the point*, so clip and noise of a mechanism are right
+only at a point of the manifold. Off it, the noise of an isotropic tangent Gaussian no longer covers
+every direction in which a gradient may move. The server is an adversary of example-level privacy,
+so a client believes nothing that it can check. Refusals depend on the broadcast alone and show
+nothing else.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from manifed.manifolds.base import LARGEST, TOLERANCE, Manifold, frobenius
 from manifed.manifolds.linalg import packed_size
-
-Layout = tuple[tuple[int, ...], torch.dtype]
-"""Shape and type of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,10 @@ class Payload:
     The first field of what goes down always has the shape and type of a point.
     """
 
-    places: ClassVar[int] = 0
-    """How many places the layout of this kind has (`sized`)."""
+    of_bytes: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = ()
+    """The fields that hold bytes, and the shape of one place of each."""
+    places: ClassVar[tuple[int, ...]] = ()
+    """How many places fields of bytes have (`sized`); (): one, without an axis."""
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields by name, in declaration order."""
@@ -40,56 +47,58 @@ class Payload:
         return tuple(field.name for field in fields(cls))
 
     @classmethod
-    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Layout]:
-        """Shape and type of every field, in order, where a point has these."""
-        return dict.fromkeys(cls.names(), (shape, dtype))
+    @cache
+    def sized(cls, places: int) -> type[Self]:
+        """Returns the payload type for a number of places in each field."""
+        made: Any = type(f"{cls.__name__}{places}", (cls,), {"places": (places,)})
+        return made
+
+    @classmethod
+    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Any]:
+        """Lists shape and type of every field, given those of a point."""
+        bytes_of = {name: ((*cls.places, *one), torch.uint8) for name, one in cls.of_bytes}
+        return dict.fromkeys(cls.names(), (shape, dtype)) | bytes_of
 
     def num_bytes(self) -> int:
         """Size of the tensors in bytes."""
         return sum([tensor.nbytes for tensor in vars(self).values()])
 
+    def bytes_to(self, clients: int) -> int:
+        """Returns the bytes that are sent to so many clients."""
+        return self.num_bytes() * clients
+
     @classmethod
     def stack(cls, payloads: "Sequence[Self]") -> Self:
-        """The payloads of a cohort in one, leading dimension C."""
-        columns = [[p.tensors()[name] for p in payloads] for name in cls.names()]
-        return cls(*[torch.stack(column) for column in columns])
+        """Stacks the payloads of a cohort along a new leading dimension C."""
+        columns = zip(*[vars(payload).values() for payload in payloads], strict=True)
+        return cls(*map(torch.stack, columns))
 
     def take(self, index: int | slice | Tensor) -> Self:
         """The payload of the client(s) at ``index`` of a stacked one."""
-        return type(self)(*[t[index] for t in self.tensors().values()])
+        return type(self)(*[t[index] for t in vars(self).values()])
 
     def to(self, device: str | torch.device) -> Self:
         """Returns the payload on ``device``."""
-        return type(self)(*[t.to(device) for t in self.tensors().values()])
-
-
-P = TypeVar("P", bound=Payload)
-
-
-@cache
-def sized(kind: type[P], places: int) -> type[P]:
-    """The payload with so many places."""
-    made: Any = type(f"{kind.__name__}{places}", (kind,), {"places": places})
-    return made
+        return type(self)(*[t.to(device) for t in vars(self).values()])
 
 
 @dataclass(frozen=True)
 class Point(Payload):
-    """Down: the broadcast point x, on the manifold or (projected FL) near it."""
+    """Downlink: the broadcast point x, on the manifold or (projected FL) near it."""
 
     x: Tensor
 
 
 @dataclass(frozen=True)
 class MeanGradient(Payload):
-    """Down, second phase of RFedSVRG: the mean gradient at the point of the first phase."""
+    """Downlink of RFedSVRG's second phase: the mean gradient at the point of the first phase."""
 
     gradient: Tensor
 
 
 @dataclass(frozen=True)
 class PointAndDisplacement(Payload):
-    """Down, projected FL with partial participation: x and the mean of the known displacements."""
+    """Downlink of projected FL with cohorts: x and the mean of the known displacements."""
 
     x: Tensor
     u: Tensor
@@ -97,52 +106,107 @@ class PointAndDisplacement(Payload):
 
 @dataclass(frozen=True)
 class Displacement(Payload):
-    """Up: a vector at the broadcast point (tangent, or ambient for projected FL)."""
+    """Uplink: a vector at the broadcast point, tangent or (projected FL) ambient."""
 
     u: Tensor
 
 
 @dataclass(frozen=True)
 class SymmetricMean(Displacement):
-    """Up: a symmetric matrix of the order d of a point's first axis, in coordinates of Sym(d)."""
+    """Uplink: a symmetric d x d matrix in coordinates of Sym(d), d being a point's first size.
+
+    `sized` makes the order larger: second moments of rows with a target have d + 1.
+    """
 
     @classmethod
-    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Layout]:
-        """d(d+1)/2 numbers."""
-        return {"u": ((packed_size(shape[0]),), dtype)}
-
-
-@dataclass(frozen=True)
-class GramMean(Displacement):
-    """Up: the second moment of rows of a point's length with a target, in coordinates of Sym."""
-
-    @classmethod
-    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Layout]:
-        """(d+1)(d+2)/2 numbers."""
-        return {"u": ((packed_size(shape[0] + 1),), dtype)}
+    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Any]:
+        """Lists one field of m(m+1)/2 numbers for matrices of order m."""
+        return {"u": ((packed_size(shape[0] + sum(cls.places)),), dtype)}
 
 
 @dataclass(frozen=True)
 class PerClient:
-    """What goes down where it differs by client.
+    """A downlink payload that differs by client: a row for each.
 
     A server update gives a row for every client; a transport gets one for each client asked.
     """
 
     rows: Payload
 
+    def bytes_to(self, clients: int) -> int:
+        """Bytes sent to so many clients, which have a row each."""
+        return self.rows.num_bytes()
+
 
 Down = Payload | PerClient
 """What goes down in one exchange: the same for everybody, or a row for each client asked."""
 
 
-def downs(down: Down, clients: int) -> list[Payload]:
-    """What each of so many clients is sent."""
-    if isinstance(down, PerClient):
-        return [down.rows.take(row) for row in range(clients)]
-    return [down] * clients
+# -- what a client takes -------------------------------------------------------------------------
+class BadBroadcast(ValueError):
+    """Error: a broadcast does not lie where its phase says; the text holds its numbers alone."""
 
 
-def down_bytes(down: Down, clients: int) -> int:
-    """Bytes sent to so many clients."""
-    return down.rows.num_bytes() if isinstance(down, PerClient) else down.num_bytes() * clients
+def check_broadcast(places: Sequence[str], down: Payload, manifold: Manifold) -> None:
+    """Refuses fields that do not lie where ``places`` says; a stack is refused as a whole.
+
+    A point lies on the manifold, an ambient value has a projection on it, and everything has a
+    Euclidean norm of at most 1e100. A tangent vector comes without its base point: the algorithm
+    that remembers the base checks it (`check_tangent`). A row is no longer than all together.
+
+    Raises:
+        BadBroadcast: naming field, defect and bound.
+    """
+    for (field, value), place in zip(vars(down).items(), places, strict=True):
+        name = f"the broadcast {field}"
+        if place == "point":
+            check_point(name, value, manifold)
+        elif place != "any" or value.is_floating_point():
+            _check_length(name, value)
+            if place == "point-nearby":
+                _check_on(f"the projection of {name}", manifold.nearest(value), manifold)
+
+
+def check_point(name: str, x: Tensor, manifold: Manifold) -> None:
+    """Refuses a tensor that is not a point of ``manifold``; ``name`` says what it should be.
+
+    Raises:
+        BadBroadcast: naming it, its defect and the bound.
+    """
+    _check_length(name, x)
+    _check_on(name, x, manifold)
+
+
+def check_tangent(name: str, x: Tensor, u: Tensor, manifold: Manifold) -> None:
+    """Refuses a broadcast vector with a normal part at ``x``, leading dimensions allowed.
+
+    Raises:
+        BadBroadcast: naming the vector, its defect and the bound.
+    """
+    what = f"the broadcast {name} tangent at the point of this round within"
+    defect = manifold.tangency_defect(x, u).max()
+    _check_bound(what, TOLERANCE[u.dtype], "a relative normal part of ", defect)
+
+
+def _check_length(name: str, value: Tensor) -> None:
+    """Refuses what is too long; the squares may be too large where the norm is not."""
+    flat = value.reshape(-1)
+    if not flat.dot(flat).item() <= LARGEST[value.dtype] ** 2:
+        length = frobenius(value, value.dim())
+        _check_bound(f"{name} of Euclidean norm at most", LARGEST[value.dtype], "", length)
+
+
+def _check_on(name: str, x: Tensor, manifold: Manifold) -> None:
+    """Refuses what is off the manifold; of a whole space what is finite is a point."""
+    if not manifold.is_whole_space:
+        what = f"{name} on {manifold.name} within"
+        defect = manifold.membership_defect(x).max()
+        _check_bound(what, TOLERANCE[x.dtype], "a relative distance of ", defect)
+
+
+def _check_bound(what: str, bound: float, measure: str, found: Tensor) -> None:
+    """Refuses what is beyond a bound, or nan; ``measure`` says what was found."""
+    if not float(found) <= bound:
+        raise BadBroadcast(
+            f"Expected {what} {bound:g}, got {measure}{float(found):.3g}; nothing was computed"
+        )

@@ -35,7 +35,6 @@ from manifed.algorithms.algorithm import (
     Space,
     State,
     There,
-    Weighting,
 )
 from manifed.algorithms.payloads import Displacement, Payload, Point, PointAndDisplacement
 from manifed.errors import RoundFailed
@@ -53,7 +52,7 @@ class _Projecting(GradientSteps, ServerUpdate):
     theory asks for half of it, Assumption 2.3)."""
 
     space: ClassVar[Space] = "ambient"
-    mean_weights: ClassVar[Weighting] = "uniform"
+    mean_weights = "uniform"
 
     # -- the client --------------------------------------------------------------------------
     def local(
@@ -122,7 +121,7 @@ class _Projecting(GradientSteps, ServerUpdate):
 
 
 class Projected(_Projecting):
-    """Algorithm 1; everybody takes part in every round."""
+    """Projected federated learning (Algorithm 1), in which everybody takes part in every round."""
 
     kind: Literal["projected"] = "projected"
     upload: Literal["corrected", "plain"] = "corrected"
@@ -133,16 +132,16 @@ class Projected(_Projecting):
     correction becomes a random walk); plain uploads forget it after one round.
     """
 
-    needs_everyone: ClassVar[bool] = True
+    needs_everyone = True
     """Sum c_i = 0 holds only when all clients reply (section 6 of the paper)."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """One exchange; x^r goes down unprojected: line 17 needs it as it is."""  # line 14
+        """One exchange; x^r goes down unprojected, as line 17 needs it."""  # line 14
         return (Phase("train", Point, Displacement, ("point-nearby",)),)
 
     def remember(self, x: Tensor) -> State:
-        """What line 17 needs of the last round; ``has_history`` (..., 1) is 0 before the first."""
+        """Returns the memory that line 17 needs; ``has_history`` (..., 1) is 0 in round 1."""
         blank = {name: torch.zeros_like(x) for name in ("anchor", "mean_gradient")}  # c_i^1 = 0
         return blank | {"has_history": torch.zeros_like(x[..., :1])}
 
@@ -153,13 +152,13 @@ class Projected(_Projecting):
         return memory["has_history"] * rebuilt
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> tuple[Tensor, State]:
-        """Lines 3-11, after line 17 of the round before."""
+        """Takes the local steps of lines 3 to 11, after the correction of line 17."""
         c = self.correction(x, here.memory)
         anchor, end, mean = self.local(x, c, oracle, here.manifold)
         u = end - anchor  # line 11
         if self.upload == "plain":
             u = -self.step_size * self.local_steps * mean
-        seen = torch.ones_like(here.memory["has_history"])
+        seen = torch.ones_like(x[..., :1])
         return u, {"anchor": anchor, "mean_gradient": mean, "has_history": seen}
 
     def check(self, setting: Any) -> None:
@@ -173,58 +172,59 @@ class Projected(_Projecting):
 
 
 class ProjectedPartial(_Projecting):
-    """Algorithm 1 for cohorts, by control variates that the server keeps of every client."""
+    """Projected federated learning for cohorts, with control variates that the server keeps."""
 
     kind: Literal["projected-partial"] = "projected-partial"
 
-    without_client_level: ClassVar[str | None] = (
+    without_client_level = (
         "its server broadcasts a mean of control variates, which are un-noised uploads"
     )
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """One exchange, two matrices down."""
+        """One exchange, in which two matrices go down."""
         places = ("point-nearby", "ambient")
         return (Phase("train", PointAndDisplacement, Displacement, places),)
 
     def remember(self, x: Tensor) -> State:
-        """The uncorrected displacement D_i of the last round; none yet."""
+        """Returns the client's last uncorrected displacement D_i, which is zero at first."""
         return {"u": torch.zeros_like(x), "has_history": torch.zeros_like(x[..., :1])}
 
     def correction(self, mean_displacement: Tensor, memory: Any) -> Tensor:
-        """c_i, ambient; 0 without history."""
+        """Returns the correction c_i, ambient; 0 without history."""
         undone = -self.step_size * self.local_steps
         return memory["has_history"] * (mean_displacement - memory["u"]) / undone
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> tuple[Tensor, State]:
-        """Corrected steps; what goes up is uncorrected, so the control variates cannot drift."""
+        """Takes corrected steps and uploads the uncorrected displacement, so nothing drifts."""
         assert isinstance(here.down, PointAndDisplacement)
         c = self.correction(here.down.u, here.memory)
         _, _, mean = self.local(x, c, oracle, here.manifold)
         u = -self.step_size * self.local_steps * mean
-        return u, {"u": u, "has_history": torch.ones_like(here.memory["has_history"])}
+        return u, {"u": u, "has_history": torch.ones_like(x[..., :1])}
 
     def start(self, x: Tensor) -> State:
-        """Nothing is known of anybody; the control variates get their rows in the first step."""
+        """Returns the state without control variates; the first step gives them their rows."""
         unknown = {"displacements": x.new_zeros(0, *x.shape), "is_known": x.new_zeros(0)}
         return super().start(x) | {"mean_displacement": torch.zeros_like(x)} | unknown
 
     def down(self, state: State, phase: str) -> Payload:
-        """x^r and the mean D of the known displacements."""
+        """Returns x^r and the mean D of the known displacements."""
         return PointAndDisplacement(state["x"], state["mean_displacement"])
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
-        """Line 13 with the corrections from the control variates, then the control variates."""
+        """Takes the step of line 13 with the corrections, then updates the control variates."""
         x = state["x"]
         seen = here.collected
-        u = here.collected.rows
+        u = seen.rows
         rows = list(seen.partitions)
         displacements = state["displacements"].clone()
         is_known = state["is_known"].clone()
         if len(is_known) != seen.num_clients:  # before the first round
             displacements = x.new_zeros(seen.num_clients, *x.shape)
             is_known = x.new_zeros(seen.num_clients)
-        before = corrections(state["mean_displacement"], displacements[rows], is_known[rows])
+        known = is_known[rows].reshape(-1, *[1] * x.dim())
+        before = known * (state["mean_displacement"] - displacements[rows])  # -eta tau c_i
         moved = super().server(state, (u + before).mean(0), here)
         displacements[rows], is_known[rows] = u, torch.ones_like(is_known[rows])
         return moved | {
@@ -232,9 +232,3 @@ class ProjectedPartial(_Projecting):
             "is_known": is_known,
             "mean_displacement": displacements.sum(0) / is_known.sum(),
         }
-
-
-def corrections(mean_displacement: Tensor, displacements: Tensor, is_known: Tensor) -> Tensor:
-    """-eta tau c_i of the clients of ``displacements`` (c, *ambient): mean D - D_i, 0: unknown."""
-    known = is_known.reshape(-1, *[1] * mean_displacement.dim())
-    return known * (mean_displacement - displacements)

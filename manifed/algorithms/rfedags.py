@@ -26,7 +26,7 @@ stream is clipped in T_{x^(t)} and the server noises sum_{i in S_t} zeta_i / (ex
 which is the rule above for equal weights and the cohort's own p (manifed/privacy/mechanism.py).
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -38,7 +38,6 @@ from manifed.algorithms.algorithm import (
     ServerUpdate,
     State,
     There,
-    Weighting,
 )
 from manifed.oracles.oracle import Oracle
 
@@ -49,7 +48,7 @@ class RFedAGS(MappedSteps, ServerUpdate):
     """``local_steps`` gradient steps a client; the server averages the streams of those present."""
 
     kind: Literal["rfedags"] = "rfedags"
-    mean_weights: ClassVar[Weighting] = "uniform"
+    mean_weights = "uniform"
     """The weights of the mean that a mechanism noises; 1 / (n p_i) weigh the streams."""
     server_step_size: float = Field(default=1.0, gt=0)
     """The length of the server's step along the mean."""
@@ -59,7 +58,7 @@ class RFedAGS(MappedSteps, ServerUpdate):
 
     # -- the client --------------------------------------------------------------------------
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:
-        """The gradient stream from the broadcast point."""
+        """Uploads the gradient stream of the local steps from the broadcast point."""
         maps = here.manifold.maps(self.maps)
         start = x
         stream = step = -self.step_size * oracle.gradient(start)
@@ -71,11 +70,11 @@ class RFedAGS(MappedSteps, ServerUpdate):
 
     # -- the server --------------------------------------------------------------------------
     def start(self, x: Tensor) -> State:
-        """x^(0), and no client seen yet; the counts get their rows in the first step."""
+        """Returns x^(0) with empty counts of participation, filled in the first step."""
         return {"x": x, "present": x.new_zeros(0)}
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
-        """Exp along the streams of those present; at client level along what was released."""
+        """Moves along the present clients' streams; at client level along what was released."""
         x = state["x"]
         counts = state["present"]
         seen = here.collected
@@ -95,7 +94,7 @@ class RFedAGS(MappedSteps, ServerUpdate):
         return {"x": moved, "present": counts}
 
     def check(self, setting: Any) -> None:
-        """Refuse probabilities of other clients, or that a price does not allow."""
+        """Refuses probabilities that are not the cohort's, or that no bound prices."""
         super().check(setting)
         privacy = setting.privacy.kind
         cohort = setting.federation.cohort

@@ -16,21 +16,15 @@ from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Here, MappedSteps
-from manifed.manifolds.base import MapChoice
 from manifed.oracles.oracle import Oracle
 
 
 class RFedProx(MappedSteps):
-    """``local_steps`` proximal gradient steps."""
+    """Client update of ``local_steps`` steps that are pulled back to the broadcast point."""
 
     kind: Literal["rfedprox"] = "rfedprox"
     penalty_weight: float = Field(ge=0)
     """mu, of the pull towards the broadcast point."""
-
-    @property
-    def server_maps(self) -> MapChoice | None:
-        """The maps of the steps, whose end the upload's logarithm tells."""
-        return self.maps
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:
         """The steps from the broadcast point; the pull is zero in the first and left out there."""

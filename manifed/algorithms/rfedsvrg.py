@@ -28,14 +28,13 @@ from manifed.algorithms.algorithm import (
     There,
     Weighting,
 )
-from manifed.algorithms.broadcast import check_tangent
-from manifed.algorithms.payloads import Displacement, MeanGradient, Payload, Point
+from manifed.algorithms.payloads import Displacement, MeanGradient, Payload, Point, check_tangent
 from manifed.oracles.minibatch import Ask, Full
 from manifed.oracles.oracle import Oracle
 
 
 class RFedSVRG(MappedSteps, ServerUpdate):
-    """Two exchanges a round: gradients, then iterates."""
+    """RFedSVRG with two exchanges a round: gradients at a common point, then iterates."""
 
     kind: Literal["rfedsvrg"] = "rfedsvrg"
     server_step_size: float = Field(default=1.0, gt=0)
@@ -46,19 +45,19 @@ class RFedSVRG(MappedSteps, ServerUpdate):
     # -- the client --------------------------------------------------------------------------
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The gradients first, the steps second."""
+        """Two exchanges: the gradients first, the local steps second."""
         return (
             Phase("gradient", Point, Displacement, uploads=("tangent",)),
             Phase("train", MeanGradient, Displacement, ("tangent",), ("tangent",)),
         )
 
     def remember(self, x: Tensor) -> State:
-        """x^r and g_i^0 of this round; ``has_history`` (..., 1) is 0 before a first phase."""
+        """Returns x^r and g_i^0; ``has_history`` (..., 1) is 0 before a first phase."""
         blank = {name: torch.zeros_like(x) for name in ("x", "gradient")}
         return blank | {"has_history": torch.zeros_like(x[..., :1])}
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> tuple[Tensor, Any]:
-        """The upload of one phase; in phase "train" the mean gradient came down.
+        """Returns the upload of one phase: the local gradient, or the result of corrected steps.
 
         Raises:
             ValueError: in phase "train", when this client did not go through phase "gradient".
@@ -66,15 +65,13 @@ class RFedSVRG(MappedSteps, ServerUpdate):
         before = here.memory
         if here.exchange == "gradient":
             g = oracle.gradient(x, "reference")
-            seen = torch.ones_like(before["has_history"])
-            return g, {"x": x, "gradient": g, "has_history": seen}
+            return g, {"x": x, "gradient": g, "has_history": torch.ones_like(x[..., :1])}
         if not bool(before["has_history"].all()):
             raise ValueError("Expected a gradient of phase 'gradient' in memory, got none")
         mean = x
-        anchor = before["x"]
+        x = anchor = before["x"]
         maps = here.manifold.maps(self.maps)
         check_tangent("gradient", anchor, mean, here.manifold)
-        x = anchor
         offset = before["gradient"] - mean
         for t in range(self.local_steps):
             if t > 0:
@@ -90,22 +87,22 @@ class RFedSVRG(MappedSteps, ServerUpdate):
         return self.minibatch.kind == "full"
 
     def asks(self) -> tuple[Ask, ...]:
-        """One full gradient and the local ones, over both phases."""
+        """Asks for one full gradient and the local ones, over both phases."""
         count = self.local_steps - 1 if self.reuses_reference else self.local_steps
         return (Ask(Full(), 1, "reference"), Ask(self.minibatch, count))
 
     # -- the server --------------------------------------------------------------------------
     def start(self, x: Tensor) -> State:
-        """The broadcast point; no gradient yet."""
+        """Returns the state of the start point, without a gradient."""
         return {"x": x, "gradient": torch.zeros_like(x)}
 
     def down(self, state: State, phase: str) -> Payload:
-        """The point, then the mean gradient at it."""
+        """Returns the point in the first phase, the mean gradient in the second."""
         return Point(state["x"]) if phase == "gradient" else MeanGradient(state["gradient"])
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
-        """Keep the mean gradient, or move to the tangent mean."""
+        """Keeps the mean gradient in the first phase, moves to the tangent mean in the second."""
         if here.exchange == "gradient":
             return state | {"gradient": mean}
-        forward = here.manifold.maps(self.maps).forward
-        return state | {"x": forward(state["x"], self.server_step_size * mean)}
+        maps = here.manifold.maps(self.maps)
+        return state | {"x": maps.forward(state["x"], self.server_step_size * mean)}

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Here, MappedSteps
-from manifed.manifolds.base import MapChoice
 from manifed.oracles.minibatch import Minibatch, Poisson, Query
 from manifed.oracles.oracle import Oracle
 from manifed.privacy.mechanism import ExampleMechanism
@@ -26,7 +25,7 @@ Option = Literal["last-iterate", "random-iterate"]
 
 
 class Output:
-    """The iterate that Options 1 and 2 send.
+    """The iterate that a client sends: the last one (Option 1) or a drawn one (Option 2).
 
     The index of Option 2 is drawn first, independently for each client of a cohort, out of
     ``count`` iterates without the last one, and only the iterate at that index is kept.
@@ -36,10 +35,10 @@ class Output:
         self._kept = x
         self._index = None
         if option == "random-iterate":
-            self._index = here.manifold.expand_scalar(here.draws.index(count))
+            self._index = here.manifold.expand_scalar(here.draws.place(count))
 
     def see(self, k: int, x: Tensor) -> None:
-        """Keep the iterate x number k = 0, 1, ..., count - 1 where it is the drawn one."""
+        """Keeps iterate x number k = 0, 1, ..., count - 1 if it is the drawn one."""
         if self._index is not None:
             self._kept = torch.where(self._index == k, x, self._kept)
 
@@ -49,7 +48,7 @@ class Output:
 
 
 class RSGD(MappedSteps):
-    """K steps of Riemannian stochastic gradient descent."""
+    """Client update of K steps of Riemannian stochastic gradient descent (PriRFed, Algorithm 2)."""
 
     kind: Literal["rsgd"] = "rsgd"
     minibatch: Minibatch = Poisson(batch_size=32)
@@ -58,17 +57,12 @@ class RSGD(MappedSteps):
     """What of its local iterates a client sends."""
 
     @property
-    def server_maps(self) -> MapChoice | None:
-        """The maps of the steps, whose end the upload's logarithm tells."""
-        return self.maps
-
-    @property
     def published_steps(self) -> int | None:
-        """K."""
+        """The number of steps K, as in the paper's noise formula."""
         return self.local_steps
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:
-        """Algorithm 2 from the broadcast point; what the server averages are tangent vectors."""
+        """Runs Algorithm 2 from the broadcast point and uploads a tangent vector there."""
         maps, start = here.manifold.maps(self.maps), x  # line 1
         output = Output(self.output, x, self.local_steps, here)
         for k in range(self.local_steps):  # line 2
@@ -94,7 +88,7 @@ class ScheduledRSGD(RSGD):
     """z_r as a schedule of k = r - 1."""
 
     def in_round(self, server_round: int) -> "ScheduledRSGD":
-        """Algorithm 2 as it is run, and charged, in a round."""
+        """Returns Algorithm 2 as it is run, and charged, in one round."""
         return self.with_round(server_round)
 
     def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:

@@ -38,12 +38,9 @@ from manifed.oracles.minibatch import Ask, Minibatch, Poisson, Query
 from manifed.oracles.oracle import Oracle
 from manifed.privacy.mechanism import ExampleMechanism
 
-_SUBSET_FACTOR = 3.5
-"""Utpala et al., Claim 4: what a subset costs over rate^2 times the unsampled price."""
-
 
 class RSVRG(ClientUpdate):
-    """K epochs of m variance-reduced steps."""
+    """Client update of K epochs of m variance-reduced steps each (PriRFed, Algorithm 3)."""
 
     kind: Literal["rsvrg"] = "rsvrg"
     step_size: float = Field(gt=0)
@@ -63,12 +60,12 @@ class RSVRG(ClientUpdate):
 
     @property
     def server_maps(self) -> MapChoice:
-        """Exact ones, by which the steps are."""
+        """The exact maps, by which the local steps move."""
         return "exact"
 
     @property
     def published_steps(self) -> int | None:
-        """K m."""
+        """The number of steps K m, as in the paper's noise formula."""
         return self.epochs * self.inner_steps
 
     def check(self, setting: Any) -> None:
@@ -78,7 +75,7 @@ class RSVRG(ClientUpdate):
         check_exact_maps(self.kind, setting.manifold)
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:
-        """Algorithm 3 from the broadcast point."""
+        """Runs Algorithm 3 from the broadcast point and uploads a tangent vector there."""
         manifold, start, k = here.manifold, x, 0  # line 1
         output = Output(self.output, x, self.epochs * self.inner_steps, here)
         for _ in range(self.epochs):  # line 2
@@ -93,7 +90,7 @@ class RSVRG(ClientUpdate):
 
     # -- what is asked and released ----------------------------------------------------------
     def asks(self) -> tuple[Ask, ...]:
-        """References and corrections of one round."""
+        """Asks for the reference gradients and the corrections of one round."""
         steps = self.epochs * self.inner_steps
         return (
             Ask(count=steps if self.variant == "fresh" else self.epochs, label="reference"),
@@ -111,24 +108,17 @@ class RSVRG(ClientUpdate):
         if mechanism.l2_norm_clip is None or self.variant != "fresh":
             return (reference, correction)
         together = correction.sensitivity + reference.sensitivity
-        sigma = mechanism.stddev(together, num_examples)
-        share = _least_cost_share(reference, correction)
+        sigma = mechanism.noise.stddev(together, num_examples)
+        # alpha*, the minimiser of (3) as printed: Delta_0 / (Delta_0 + sqrt(3.5) q Delta_1) for
+        # batches that hold a share q, (sqrt(14) - 1) / 13 for one example, two clips and equal
+        # bounds. A subset costs 3.5 rate^2 times the unsampled price (Claim 4); else 1 is there.
+        rate = correction.expected_size / num_examples
+        proper = correction.sampling.kind == "without-replacement" and rate < 1
+        factor = math.sqrt(3.5 if proper else 1.0)
+        first = reference.sensitivity
+        share = first / (first + factor * (rate * correction.sensitivity))
         there, here = math.sqrt(share) * sigma, math.sqrt(1.0 - share) * sigma  # (2)
         return (
             replace(reference, stddev=there, drawn=None),
             replace(correction, stddev=here, drawn=sigma),
         )
-
-
-def _least_cost_share(reference: Query, correction: Query) -> float:
-    """alpha*: Delta_0 / (Delta_0 + sqrt(3.5) q Delta_1) for batches that hold a share q.
-
-    The minimiser of (3) as printed: (sqrt(14) - 1) / 13 for one example, two clips and equal
-    bounds. Without subsets 1 stands for 3.5.
-    """
-    proper = correction.sampling.kind == "without-replacement"
-    rate = correction.expected_size / correction.num_examples
-    factor = _SUBSET_FACTOR if proper and rate < 1 else 1.0
-    there = reference.sensitivity
-    here = rate * correction.sensitivity
-    return there / (there + math.sqrt(factor) * here)

@@ -28,7 +28,7 @@ from manifed.manifolds.base import DRIFT, Manifold, MapChoice
 
 
 class TangentMean(ServerUpdate):
-    """Algorithm 1: one Riemannian gradient step on the weighted Fréchet mean of the uploads."""
+    """Server update of PriRFed (Algorithm 1): a step to the tangent mean of the uploads, (3.2)."""
 
     kind: Literal["tangent-mean"] = "tangent-mean"
     server_step_size: float = Field(default=1.0, gt=0)
@@ -54,14 +54,14 @@ class TangentMean(ServerUpdate):
         return self
 
     def start(self, x: Tensor) -> State:
-        """The broadcast point, the drawn output, and what average or momentum carry."""
+        """Returns the state before round 1: the point, the drawn output, average and momentum."""
         state = {"x": x, "output": x}
         if self.average is not None:
             state |= self.average.initial(x)
         return state if self.momentum is None else state | {"momentum": torch.zeros_like(x)}
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
-        """Lines 10, 12 and 13."""
+        """Runs lines 10, 12 and 13 of Algorithm 1: the mean, the step, the drawn output."""
         start = state["x"]
         manifold = here.manifold
         choice = self.maps or "exact"
@@ -69,7 +69,7 @@ class TangentMean(ServerUpdate):
         if self.momentum is not None:
             mean = mean + self.momentum * state["momentum"]
         x = maps.forward(start, self.server_step_size * mean)  # line 10, (3.2)
-        keeps = self.output_rule == "last" or here.collected.uniform * here.round < 1.0  # line 13
+        keeps = self.output_rule == "last" or here.collected.uniform() * here.round < 1.0  # line 13
         after = state | {"x": x, "output": x if keeps else state["output"]}
         if self.momentum is not None:
             after["momentum"] = maps.transport(start, x, mean)
@@ -80,11 +80,11 @@ class TangentMean(ServerUpdate):
         return self.average.include(after, here.round, manifold, choice)
 
     def model(self, state: State, manifold: Manifold) -> Tensor:
-        """The broadcast point, or the average of those that were."""
+        """Returns the broadcast point, or the average of all broadcast points."""
         return state["x"] if self.average is None else self.average.point(state)
 
     def output(self, state: State, manifold: Manifold) -> Tensor:
-        """x^(T), the average, or the drawn iterate."""
+        """Returns x^(T), the average, or the drawn iterate."""
         return self.model(state, manifold) if self.output_rule == "last" else state["output"]
 
     @property
@@ -93,7 +93,7 @@ class TangentMean(ServerUpdate):
         return self.average is not None
 
     def check_server(self, setting: Any) -> None:
-        """Refuse an average that no iterate would be part of, or of points it cannot average."""
+        """Refuses an average that would hold no iterate, or of points that cannot be averaged."""
         if self.average is None:
             return
         self.average.check(setting.manifold)

@@ -1,1 +1,1 @@
-"""Attacks on our own mechanisms: worst-case neighbouring datasets through the code that runs."""
+"""Attacks on the library's own mechanisms, run through the same code as a training run."""

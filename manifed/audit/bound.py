@@ -1,4 +1,4 @@
-"""Empirical lower bounds on epsilon: how well are two neighbouring datasets told apart?
+"""Lower bounds on epsilon from how well an attack tells two neighbouring data sets apart.
 
 (epsilon, delta)-DP bounds every test: TPR <= exp(epsilon) FPR + delta, and with the two datasets
 swapped. So scores of many independent runs on both give a lower bound on any honest epsilon. A
@@ -13,7 +13,7 @@ Tight auditing of differentially private machine learning (2023).
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -24,26 +24,30 @@ from torch import Tensor
 
 from manifed.errors import ConfigError
 
-Scores = NDArray[np.float64]
+_Scores = NDArray[np.float64]
 _DELTAS: Final = (1e-5, 1e-4, 1e-3, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 """Where a claim is compared: the larger ones need the fewest runs."""
 _LEAST_CLAIM: Final = 0.1
 """At a delta where less is claimed, a ratio of two small numbers says nothing."""
-_WEAK: Final = 0.5
-"""An audit that proves a smaller share of the claim is weak: it would miss a fault of that size."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the scores of an attack prove about one claim."""
+    """The outcome of an audit: the epsilon that an attack proves, and the claim beside it."""
 
     epsilon_lower_bound: float
     claimed_epsilon: float
     delta: float
+    name: str = ""
+    """Of the mechanism under attack."""
+    trials: int = 0
+    """Runs on each dataset."""
+    attack: str = ""
+    """The attack in words."""
 
     @property
     def power(self) -> float:
-        """Proved over claimed: 1 is a tight audit, 0 one that saw nothing."""
+        """The proved epsilon over the claimed one: 1 is a tight audit, 0 proves nothing."""
         return self.epsilon_lower_bound / self.claimed_epsilon
 
     @property
@@ -54,7 +58,21 @@ class Verdict:
     @property
     def is_weak(self) -> bool:
         """Whether so little is proved that a fault of a factor of two would be missed."""
-        return self.power < _WEAK
+        return self.power < 0.5
+
+    def plain(self) -> dict[str, Any]:
+        """The result as data for JSON."""
+        judged = {"power": self.power, "is_violated": self.is_violated, "is_weak": self.is_weak}
+        return asdict(self) | judged
+
+    def line(self) -> str:
+        """The result as a line of a table."""
+        mark = "VIOLATED" if self.is_violated else "weak" if self.is_weak else "holds"
+        return (
+            f"{self.name:26s} claimed {self.claimed_epsilon:7.3f}  attack proves "
+            f"{self.epsilon_lower_bound:7.3f}  power {self.power:5.2f}  at delta {self.delta:<7g} "
+            f"{mark}"
+        )
 
 
 def clopper_pearson(
@@ -62,21 +80,19 @@ def clopper_pearson(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """One-sided bounds (lower, upper), each at ``confidence``, of binomial probabilities."""
     count = np.asarray(successes)
-    alpha = 1.0 - confidence
-    with np.errstate(invalid="ignore"):
-        low = stats.beta.ppf(alpha, count, trials - count + 1)
-        high = stats.beta.ppf(1.0 - alpha, count + 1, trials - count)
-    return np.where(count == 0, 0.0, low), np.where(count == trials, 1.0, high)
+    low = stats.beta.ppf(1.0 - confidence, count, trials - count + 1)  # nan: of none, or of all
+    high = stats.beta.ppf(confidence, count + 1, trials - count)
+    return np.nan_to_num(low), np.nan_to_num(high, nan=1.0)
 
 
 def audit(
-    present: Scores,
-    absent: Scores,
+    present: _Scores,
+    absent: _Scores,
     *,
     claim: Callable[[float], float],
     confidence: float = 0.95,
 ) -> Verdict:
-    """The largest share of ``claim`` that these scores prove.
+    """Computes the largest share of ``claim`` that these scores prove.
 
     Guarantees: under any mechanism that is (claim(delta), delta)-DP at every delta,
     P[bound > claimed_epsilon] <= 1 - confidence, for scores that are independent between runs.
@@ -84,8 +100,7 @@ def audit(
     Raises:
         ConfigError: for a claim below LEAST_CLAIM at every delta.
     """
-    claims = [(delta, claim(delta)) for delta in _DELTAS]
-    claims = [(delta, e) for delta, e in claims if _LEAST_CLAIM <= e < math.inf]
+    claims = [(delta, e) for delta in _DELTAS if _LEAST_CLAIM <= (e := claim(delta)) < math.inf]
     if not claims:
         raise ConfigError(
             f"Expected a finite claim of epsilon >= {_LEAST_CLAIM} at a delta of {_DELTAS}, got "
@@ -95,8 +110,8 @@ def audit(
     tests = list[tuple[float, int, float, float, float]]()
     # either dataset as the positive one, above or below a threshold
     sides = [(s * a, s * b) for s in (1.0, -1.0) for a, b in ((present, absent), (absent, present))]
-    for side, (positive, negative) in enumerate(sides):
-        seen = positive[:third], negative[:third]
+    for side, both in enumerate(sides):
+        seen = [scores[:third] for scores in both]
         pooled = np.sort(np.concatenate(seen))
         picks = pooled[np.linspace(0, len(pooled) - 2, 400).astype(int)]
         thresholds = np.unique(np.append(picks, seen[1].max()))
@@ -104,12 +119,12 @@ def audit(
         row, best = np.unravel_index(shares.argmax(), shares.shape)
         tests.append((shares[row, best], side, float(thresholds[best]), *claims[int(row)]))
     _, side, threshold, at, claimed = max(tests)
-    judged = sides[side][0][third:], sides[side][1][third:]
+    judged = [scores[third:] for scores in sides[side]]
     return Verdict(max(0.0, float(_proved(judged, threshold, at, confidence))), claimed, at)
 
 
 def _proved(
-    scores: tuple[Scores, Scores], thresholds: ArrayLike, delta: ArrayLike, confidence: float
+    scores: Sequence[_Scores], thresholds: ArrayLike, delta: ArrayLike, confidence: float
 ) -> NDArray[Any]:
     """log((TPR - delta) / FPR) from bounds of how many of each lie above a threshold.
 
@@ -117,45 +132,40 @@ def _proved(
     confidence 1 - (1 - confidence) / 2, so both bounds hold at once.
     """
     trials = len(scores[0])
-    each = 1.0 - (1.0 - confidence) / 2.0
+    each = (1.0 + confidence) / 2.0
     wins, losses = (
         trials - np.searchsorted(np.sort(one), thresholds, side="right") for one in scores
     )
     rate = clopper_pearson(wins, trials, each)[0]
-    false_rate = clopper_pearson(losses, trials, each)[1]
-    return np.log(np.maximum(rate - delta, 1e-300) / false_rate)
-
-
-_CONFIDENCE = 0.95
+    return np.log(np.maximum(rate - delta, 1e-300) / clopper_pearson(losses, trials, each)[1])
 
 
 class Attack(ABC):
-    """Many independent runs of a mechanism on one of two neighbouring datasets."""
+    """Interface of an attack: many independent runs of a mechanism on either of two neighbours."""
 
     @property
     def at_once(self) -> int:
-        """Runs that one call of `run` makes, at most."""
+        """The largest number of runs that one call of `run` makes."""
         return 1
 
     @abstractmethod
     def claim(self, delta: float) -> float:
-        """Epsilon that is charged for one run."""
+        """The epsilon that is charged for one run."""
 
     @abstractmethod
     def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
-        """One score a trial, (trials,); the noise addresses of a trial follow from its number."""
+        """Returns one score a trial, (trials,); a trial's number gives its noise addresses."""
 
-    def scores(self, trials: int, *, is_present: bool) -> Scores:
-        """One score a run, with the canary or without; no two runs share a noise address."""
-        first = 0 if is_present else trials
-        starts = range(first, first + trials, self.at_once)
-        batches = [tuple(range(i, min(i + self.at_once, first + trials))) for i in starts]
+    def scores(self, trials: int, *, is_present: bool) -> _Scores:
+        """Returns one score a run, with or without the canary; no two share a noise address."""
+        numbers = tuple(range(trials) if is_present else range(trials, 2 * trials))
+        batches = [numbers[i : i + self.at_once] for i in range(0, trials, self.at_once)]
         return torch.cat([self.run(one, is_present=is_present) for one in batches]).numpy()
 
 
 @dataclass(frozen=True)
 class Audited:
-    """A mechanism under attack, and what is claimed for it."""
+    """A mechanism under attack with the claim that is made for it."""
 
     name: str
     attack: Attack
@@ -167,44 +177,13 @@ class Audited:
     """Epsilon by delta; None: the attack's own, what is charged."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One audited mechanism, and what its attack proved."""
-
-    audited: Audited
-    verdict: Verdict
-
-    def plain(self) -> dict[str, Any]:
-        """The result as data for JSON."""
-        found = self.verdict
-        judged = {"power": found.power, "is_violated": found.is_violated, "is_weak": found.is_weak}
-        audited = {"name": self.audited.name, "trials": self.audited.trials}
-        return audited | {"attack": self.audited.how} | asdict(found) | judged
-
-    def line(self) -> str:
-        """The result as a line of a table."""
-        found = self.verdict
-        mark = "VIOLATED" if found.is_violated else "weak" if found.is_weak else "holds"
-        return (
-            f"{self.audited.name:26s} claimed {found.claimed_epsilon:7.3f}  attack proves "
-            f"{found.epsilon_lower_bound:7.3f}  power {found.power:5.2f}  "
-            f"at delta {found.delta:<7g} {mark}"
-        )
-
-
-def find(audited: Audited, confidence: float = _CONFIDENCE) -> Finding:
-    """Attack one mechanism."""
+def find(audited: Audited, confidence: float = 0.95) -> Verdict:
+    """Attacks one mechanism and returns the verdict."""
     scores = [audited.attack.scores(audited.trials, is_present=p) for p in (True, False)]
-    claim = audited.claim or audited.attack.claim
-    return Finding(audited, audit(*scores, claim=claim, confidence=confidence))
+    found = audit(*scores, claim=audited.claim or audited.attack.claim, confidence=confidence)
+    return replace(found, name=audited.name, trials=audited.trials, attack=audited.how)
 
 
-def find_all(attacks: Sequence[Audited]) -> Iterator[Finding]:
-    """What each attack proves, at a confidence such that all hold together at 95 % (Bonferroni)."""
-    return (find(one, 1.0 - (1.0 - _CONFIDENCE) / len(attacks)) for one in attacks)
-
-
-def find_strongest(attacks: Sequence[Audited]) -> tuple[Finding, list[Finding]]:
-    """The attack that proves the largest share of the claim, and all of them in order."""
-    found = list(find_all(attacks))
-    return max(found, key=lambda finding: finding.verdict.power), found
+def find_all(attacks: Sequence[Audited]) -> Iterator[Verdict]:
+    """Attacks several mechanisms at a confidence at which all verdicts hold together (95 %)."""
+    return (find(one, 1.0 - 0.05 / len(attacks)) for one in attacks)

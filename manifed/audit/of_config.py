@@ -1,4 +1,4 @@
-"""The attacks on a config's own mechanism: on a client's examples, on its masks, on the server."""
+"""Chooses and runs the attacks on the mechanism of a config."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,16 +27,14 @@ from manifed.privacy.secldp import MOST_EXACT, Correlated, MaskedMechanism, wors
 from manifed.problems.data import SiteData
 
 _SEEN_AT = 0.05
-_ENOUGH = 1.0
 """So many rounds are attacked together that epsilon = 1 is claimed at this delta, or all there are:
 a claim of nearly nothing cannot be told from nothing by a few thousand runs."""
-_MOST_MASKED_ROUNDS = 16
 _Found = list[tuple[Attack, str]]
 """Attacks, each with what it does in words."""
 
 
 def attacks_of(config: Experiment, trials: int) -> list[Audited]:
-    """Attacks on some rounds of a client (or one round of the server) of ``config``.
+    """Lists the attacks on a config: some rounds of a client, or one round of the server.
 
     Where rounds differ, each attacked round is the costliest one.
 
@@ -58,18 +56,15 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
 def costliest_round(
     training: ClientUpdate, mechanism: ExampleMechanism, num_examples: int, num_rounds: int
 ) -> int:
-    """The first of the rounds in which a client's update releases most."""
-
-    def cost(server_round: int) -> float:
-        releases = training.in_round(server_round).releases(mechanism, num_examples)
-        return accountant.epsilon(releases, _SEEN_AT)
-
-    return max(range(1, num_rounds + 1), key=cost)
+    """Returns the first of the rounds in which a client's update releases most."""
+    made = [training.in_round(r + 1).releases(mechanism, num_examples) for r in range(num_rounds)]
+    costs = [accountant.epsilon(releases, _SEEN_AT) for releases in made]
+    return 1 + costs.index(max(costs))
 
 
 def _enough(attack: Any, most: int) -> Any:
     """The attack over so many rounds that enough is claimed, ``most`` at most."""
-    while attack.num_rounds < most and attack.claim(_SEEN_AT) < _ENOUGH:
+    while attack.num_rounds < most and attack.claim(_SEEN_AT) < 1.0:
         attack = replace(attack, num_rounds=min(2 * attack.num_rounds, most))
     return attack
 
@@ -90,13 +85,13 @@ def _of_examples(config: Experiment, source: NoiseSource) -> _Found:
         )
     facts = facts_of(config)
     mechanism = example_mechanism(config.setting, facts.sizes)
-    if isinstance(config.data, SiteData):
-        smallest = made_up_examples(config, min(facts.sizes))
-    else:
-        smallest = min(load_shards(config).examples, key=len)
+    smallest = (
+        made_up_examples(config, min(facts.sizes))
+        if isinstance(config.data, SiteData)
+        else min(load_shards(config).examples, key=len)
+    )
     if training.is_scheduled:
-        r = costliest_round(training, mechanism, len(smallest), rounds)
-        training = training.in_round(r)
+        training = training.in_round(costliest_round(training, mechanism, len(smallest), rounds))
     own = ExampleAttack(facts.problem, training, mechanism, smallest, initial_point(config), source)
     how = "own problem: the record that moves the upload most"
     if isinstance(training, OneShot):
@@ -116,33 +111,32 @@ def _of_masks(config: Experiment, source: NoiseSource) -> _Found:
     """
     training = config.training
     privacy = config.privacy
-    clients = config.federation.num_clients
     if type(training) is not Decor:
         raise ConfigError(
             "training.kind: with privacy.kind = 'correlated' the audit of a config attacks "
             f"'decor', got {training.kind!r}"
         )
     assert privacy.kind == "correlated"
-    if privacy.unit != "client" or clients > MOST_EXACT:
+    graph = training.secret_graph
+    if privacy.unit != "client" or graph.num_nodes > MOST_EXACT:
         raise ConfigError(
             "privacy.unit, federation.num_clients: the audit of a config with masks attacks "
-            f"'client' and at most {MOST_EXACT} of them, got {privacy.unit!r} and {clients}"
+            f"'client' and at most {MOST_EXACT} of them, got {privacy.unit!r} and {graph.num_nodes}"
         )
     mechanism = example_mechanism(config.setting, facts_of(config).sizes)
     assert isinstance(mechanism, MaskedMechanism)
     assert mechanism.l2_norm_clip is not None
     stddevs = Correlated(mechanism.noise.stddev(1.0, 1), mechanism.mask_stddev)
-    graph = training.secret_graph
     named = tuple(sorted(privacy.coalition))
     coalitions: dict[tuple[int, ...], str] = {(): "the server: every message, best linear test"}
     if graph.num_nodes > 1 and (one := worst(graph, stddevs, 1).coalition):
         coalitions[one] = f"node {one[0]} takes the masks off that it shares"
-    if not named and 2 <= privacy.collusion < graph.num_nodes:
+    if not named and privacy.collusion < graph.num_nodes:
         named = worst(graph, stddevs, privacy.collusion).coalition or ()
     if len(named) > 1:
         coalitions[named] = f"nodes {', '.join(map(str, named))} collude"
-    first = MaskedAttack(training.graph, clients, stddevs, source, clip=mechanism.l2_norm_clip)
-    most = min(config.federation.num_rounds, _MOST_MASKED_ROUNDS)
+    first = MaskedAttack(graph, stddevs, source, clip=mechanism.l2_norm_clip)
+    most = min(config.federation.num_rounds, 16)
     found = _Found()
     for coalition, how in coalitions.items():
         attack = _enough(replace(first, coalition=coalition), most)
@@ -159,12 +153,10 @@ def _of_server(config: Experiment, source: NoiseSource) -> _Found:
         raise ConfigError(
             "federation.cohort.kind: the audit attacks 'all' and 'poisson', got 'fixed-size'"
         )
-    clients = config.federation.num_clients
     plan = plan_of(config)
-    rate = 1.0 if cohort.kind == "all" else cohort.rate(clients)
     attack = ClientAttack(
-        source, mechanism, rate, plan.manifold, initial_point(config), plan.server_update.space,
-        clients,
+        source, mechanism, cohort, plan.manifold, initial_point(config), plan.server_update.space,
+        plan.num_clients,
     )  # fmt: skip
     how = "own manifold and clip rule: canary upload ten times the clip norm; one round"
     return [(attack, how)]

@@ -1,4 +1,4 @@
-"""From a request on the command line to a finished run folder, on any of the three engines."""
+"""Runs a request of the command line on any of the three engines, up to a finished run folder."""
 
 import importlib
 import os
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from manifed.cli.options import DEBUG, outcome
-from manifed.errors import ConfigError, EngineFailed, RunEnded, one_line
+from manifed.cli.options import outcome
+from manifed.errors import ConfigError, EngineFailed, RunEnded, check_linux, one_line, optional
 from manifed.experiment.assembly import (
     check_first_update,
     check_shards,
@@ -35,10 +35,10 @@ from manifed.runs.places import check_new, real
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line."""
+    """A run that was requested on the command line: config, overrides, engine, folder."""
 
     config: str
-    sets: tuple[str, ...] = ()
+    sets: Sequence[str] = ()
     engine: str | None = None
     out: Path | None = None
     resume: Path | None = None
@@ -53,7 +53,7 @@ def _to_go_on(config: Experiment, named: str) -> str:
     directory = named_directory(config)
     folder = RunFolder(directory)
     if folder.is_finished:
-        return f"; {finished(folder)}"
+        return f"; the run is finished and whole: {printable(directory)}"
     if not folder.experiment_path.is_file():
         return " before anything was written"
     # a deployed run's folder names no files of its nodes
@@ -63,41 +63,43 @@ def _to_go_on(config: Experiment, named: str) -> str:
 
 
 def resolve(request: Request) -> Experiment:
-    """The experiment to run, with its folder, checked as far as can be before anything is written.
+    """Returns the experiment and its folder, checked as far as can be before any write.
 
     Raises:
         ConfigError: in one line.
     """
     path = find(request.config)
     resume = request.resume
-    if resume is not None:
+    if resume:
         path = experiment_in(real("--resume", resume))
     elif request.ledger_head is not None:
         raise ConfigError("--ledger-head: expected --resume RUN_DIR beside it, got none")
-    asked = {"output.resume": resume is not None, "output.ledger_head": request.ledger_head,
-             "engine.kind": request.engine, "output.plain": request.plain}  # fmt: skip
-    settings = {"output.quiet": True} | {key: value for key, value in asked.items() if value}
+    asked = {"output.quiet": True, "output.resume": bool(resume), "engine.kind": request.engine,
+             "output.ledger_head": request.ledger_head, "output.plain": request.plain}  # fmt: skip
+    settings = {key: value for key, value in asked.items() if value}
     try:
         config = load(path, request.sets, settings)
-        if resume is not None and isinstance(config.data, SiteData) and not simulated_paths(config):
+        if resume and not config.setting.has_all_data:
             # the folder of a deployed run does not tell where its nodes have their files
             files = [str(one) for one in simulated_paths(load(find(request.config)))]
             if files:
                 config = load(path, request.sets, settings | {"data.paths": files})
     except ConfigError as error:
-        if resume is None or request.sets:
+        if not resume or request.sets:
             raise
         raise ConfigError(f"{path}: {error}") from None
-    option = "--out" if resume is None else "--resume"
-    directory = real(option, resume or request.out or named_directory(config))
-    output = config.output.model_copy(update={"directory": str(directory)})
-    config = config.model_copy(update={"output": output})
+    directory = real(
+        "--resume" if resume else "--out", resume or request.out or named_directory(config)
+    )
+    config = config.model_copy(
+        update={"output": config.output.model_copy(update={"directory": str(directory)})}
+    )
     _check_machine(request, config)
-    if resume is not None:
+    if resume:
         with held_or_refused(directory):
             read_past(directory, config)
     check_parts(config)
-    if resume is None:
+    if not resume:
         check_new("--out", directory, is_fresh)
     return config
 
@@ -109,23 +111,24 @@ def _check_machine(request: Request, config: Experiment) -> None:
         raise ConfigError(
             "engine.device: expected a CUDA device for 'cuda', got none on this machine; use 'cpu'"
         )
-    if is_deployment and isinstance(config.data, SiteData) and not simulated_paths(config):
+    if is_deployment and not config.setting.has_all_data:
         raise ConfigError(
             "data.paths: required by --engine deployment, which plays all sites on this machine, "
             "but not given; name the config that has them (also before --resume), or one file a "
             "site with --set"
         )
-    if request.is_insecure and request.credentials is not None:
+    if request.is_insecure and request.credentials:
         raise ConfigError("--insecure: expected it or --credentials DIR, got both")
-    if not is_deployment and (request.is_insecure or request.credentials is not None):
+    if (request.is_insecure or request.credentials) and not is_deployment:
+        option = "--insecure" if request.is_insecure else "--credentials"
         raise ConfigError(
-            f"{'--insecure' if request.is_insecure else '--credentials'}: expected --engine "
-            f"deployment, got {config.engine.kind!r}, which uses no network"
+            f"{option}: expected --engine deployment, got {config.engine.kind!r}, which uses no "
+            "network"
         )
 
 
 def check_parts(config: Experiment, *, is_to_run: bool = True) -> None:
-    """Load the data and find the noise, so that a config that cannot run fails before round 1.
+    """Loads the data and finds the noise, so that a config that cannot run fails before round 1.
 
     A config that is only to be priced says all that is needed where it declares the N_i: no file of
     a client is opened then.
@@ -135,25 +138,20 @@ def check_parts(config: Experiment, *, is_to_run: bool = True) -> None:
         check_shards(config)
     initial_point(config)
     check_first_update(config)
-    if facts.declared is not None:
+    if facts.declared:
         promise = promise_of(config.setting, facts.declared)
         promise.statement(promise.odometer())
 
 
 def checked_config(config: str, sets: Sequence[str] | None) -> Experiment:
-    """The experiment of a config that is to be priced; nothing is run or written."""
-    found = load(find(config), tuple(sets or ()))
+    """Reads the experiment of a config that is only to be priced; nothing is run or written."""
+    found = load(find(config), sets or ())
     check_parts(found, is_to_run=False)
     return found
 
 
-def finished(folder: RunFolder) -> str:
-    """What whoever interrupts a command after its last round is told."""
-    return f"the run is finished and whole: {printable(folder.directory)}"
-
-
-def launch(request: Request, began: float | None = None) -> RunFolder:
-    """Run a request on its engine; ``began`` as of `manifed.runs.driver.run`.
+def launch(request: Request) -> RunFolder:
+    """Run a request on its engine.
 
     Raises:
         ConfigError: bad input. EngineFailed, RoundFailed, ...: the run itself failed.
@@ -164,7 +162,7 @@ def launch(request: Request, began: float | None = None) -> RunFolder:
     try:
         with ending_signals():
             if config.engine.kind == "inline":
-                _inline(config, began)
+                _inline(config)
             else:
                 _networked(config, request)
         return RunFolder.open(named_directory(config))
@@ -174,60 +172,64 @@ def launch(request: Request, began: float | None = None) -> RunFolder:
     except EngineFailed as failed:
         why = str(failed)
     except OSError as error:
-        said = f"run failed: the system refused: {error}; nothing that was written is lost"
-        why = one_line(said)
+        why = one_line(f"run failed: the system refused: {error}; nothing that was written is lost")
     except Exception as error:
-        if hasattr(error, "exit_code") or os.environ.get(DEBUG):
+        if hasattr(error, "exit_code") or os.environ.get("MANIFED_DEBUG"):
             raise
         why = f"run failed: {outcome(error)[0]}"
     raise RunEnded(why + _to_go_on(config, request.config), code)
 
 
-def _inline(config: Experiment, began: float | None) -> None:
+def _inline(config: Experiment) -> None:
     if config.engine.execution == "cohort":
         with cohort_transport(config) as transport:
-            is_elsewhere = config.engine.workers is not None
-            run(config, rounds_over(transport), is_elsewhere=is_elsewhere, began=began)
+            run(
+                config,
+                rounds_over(transport),
+                is_elsewhere=bool(config.engine.workers),
+            )
         return
-    from manifed.flower.apps import run as run_on
-    from manifed.flower.client import client_app_of
-    from manifed.flower.inline import InlineGrid
+    with optional():
+        from manifed.flower.apps import run as run_on
+        from manifed.flower.transport import InlineGrid
 
-    grid = InlineGrid(client_app_of(lambda _: config), config.federation.num_clients, {})
-    run_on(grid, config, began=began)
+    run_on(
+        InlineGrid.of(config),
+        config,
+    )
 
 
 def engine(kind: str) -> Callable[..., None]:
-    """The function that runs the application on an engine of Flower's ("ray" or "deployment").
+    """Returns the function that runs the application on an engine of Flower ("ray", "deployment").
 
     Raises:
-        ConfigError: when this is no clone.
+        ConfigError: this is no clone, or the platform is not Linux.
     """
     if not (APP_FOLDER / "app" / "deployment.py").is_file():
         raise ConfigError(
             f"engine.kind: {kind!r} runs the Flower application, which the installed library does "
             "not hold; run it from a clone: python simulation.py CONFIG --engine " + kind
         )
+    check_linux(f"engine.kind: {kind!r}")
     if str(APP_FOLDER) not in sys.path:
         sys.path.insert(0, str(APP_FOLDER))
-    return importlib.import_module("app.deployment").run
+    with optional():
+        return importlib.import_module("app.deployment").run
 
 
 def _networked(config: Experiment, request: Request) -> None:
-    kind = config.engine.kind
-    told: dict[str, Any] = {}
-    run_on = engine(kind)
+    is_simulation = config.engine.kind == "ray"
+    run_on = engine(config.engine.kind)
     consent_to(dump(config))
-    if kind == "deployment":  # nobody else is told of keys, and of the files of the nodes
-        told |= {"is_insecure": request.is_insecure, "credentials": request.credentials}
-        if paths := simulated_paths(config):
-            told["data_paths"] = paths
+    told: dict[str, Any] = {"is_insecure": request.is_insecure, "credentials": request.credentials,
+                            "data_paths": simulated_paths(config) or None}  # fmt: skip
     run_on(
-        run_config=run_config_of(config, is_simulation=kind == "ray"),
+        run_config=run_config_of(config, is_simulation=is_simulation),
         num_supernodes=config.federation.num_clients,
         project=APP_FOLDER,
         timeout=config.engine.timeout,
         on_line=lambda line: sys.stderr.write(line + "\n"),
-        is_simulation=kind == "ray",
-        **told,
+        is_simulation=is_simulation,
+        # nobody else is told of keys, and of the files of the nodes
+        **({} if is_simulation else told),
     )

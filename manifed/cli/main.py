@@ -1,4 +1,4 @@
-"""The command ``manifed`` and the face of ``simulation.py``: parse, run, report, exit code.
+"""The command ``manifed`` and ``simulation.py``: options, commands and exit codes.
 
 Bad input ends in one clear line on standard error and exit code 2. Heavy imports happen after the
 arguments are read, so ``--help`` is quick.
@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
@@ -20,7 +20,6 @@ from typer import Argument, Exit, Option, Typer, core, echo
 
 from manifed.cli import privacy
 from manifed.cli.options import (
-    DEBUG,
     QUICKSTART,
     Command,
     ConfigPath,
@@ -34,14 +33,8 @@ from manifed.cli.options import (
 from manifed.errors import ConfigError, RunEnded, one_line
 from manifed.runs.interrupt import Ended, ending_signals
 
-if TYPE_CHECKING:
-    from manifed.runs.folder import RunFolder
-
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
-_GARBAGE_EVERY = 50_000
-"""Objects between two looks for garbage. Python's 700 look again and again through the thousands
-that modules make and keep: up to a fifth of the time that a command takes to start."""
 
 app = Typer(
     name="manifed",
@@ -79,7 +72,10 @@ def run(
     data_dir: DataDir = None,
     plain: Annotated[bool, Option("--plain", help="No progress bar.")] = False,
 ) -> None:
-    """Run one experiment and leave a run folder, or go on with the run of one."""
+    """Run one experiment, or resume a run.
+
+    The run leaves a folder; --resume goes on with the run in a folder.
+    """
     if is_status:
         from manifed.runs.status import status_of, text_of
 
@@ -89,41 +85,27 @@ def run(
         echo(text_of(found))
         print_json(found)
         return
-    from manifed.cli.launch import Request, finished, launch
-    from manifed.experiment.load import load
-    from manifed.runs.manifest import process_began
-
-    folder: RunFolder | None = None
-    try:
-        folder = launch(
-            Request(config, tuple(sets or ()), engine, out, resume, plain, ledger_head, insecure,
-                    credentials),
-            process_began(),
-        )  # fmt: skip
-        _tell(folder)
-        if load(str(folder.experiment_path)).output.plots:
-            from manifed.runs.report import draw_finished
-
-            draw_finished(folder)
-    except Ended as ended:
-        if folder is None:
-            raise
-        raise RunEnded(f"interrupted; {finished(folder)}", ended.code) from None
-
-
-def _tell(folder: "RunFolder") -> None:
-    """What a finished run came to, on the screen before a figure is drawn."""
+    from manifed.cli.launch import Request, launch
     from manifed.runs.folder import printable
     from manifed.runs.statement import statement_of
 
-    manifest = folder.manifest()
-    lines = [f"stopped: {manifest['stopped']}"] if manifest.get("stopped") else []
-    lines += [json.dumps(manifest["final"]), f"run folder: {printable(folder.directory)}"]
-    lines += [statement_of(manifest["privacy"])]
-    lines += [f"ledger head: {manifest['ledger_head']}"] if manifest.get("ledger_head") else []
-    lines += [f"seconds: {manifest['final']['seconds']:.1f} from start to end"]
-    echo("\n".join(lines))
-    print_json({"directory": str(folder.directory), **manifest["final"]})
+    folder = launch(
+        Request(config, sets or (), engine, out, resume, plain, ledger_head, insecure, credentials)
+    )
+    try:
+        manifest = folder.manifest()
+        final = manifest["final"]
+        if stopped := manifest["stopped"]:
+            echo(f"stopped: {stopped}")
+        echo(
+            f"{json.dumps(final)}\nrun folder: {printable(folder.directory)}\n"
+            f"{statement_of(manifest['privacy'])}\nledger head: {manifest['ledger_head']}\n"
+            f"seconds: {final['seconds']:.1f} from start to end"
+        )
+        print_json({"directory": folder.directory, **final})
+    except Ended as ended:
+        where = printable(folder.directory)
+        raise RunEnded(f"interrupted; the run is finished and whole: {where}", ended.code) from None
 
 
 @app.command(cls=Command)
@@ -135,12 +117,14 @@ def plan(
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Predict what each method makes of the budget, best first; nothing is run or spent."""
+    """Predict the best method for a budget.
+
+    Methods are listed best first; nothing is run or spent.
+    """
     from manifed.experiment.load import parse, save, table_of
     from manifed.experiment.planner import planned, with_option
-    from manifed.plan import plan_label
 
-    table = table_of(config, tuple(sets or ()))
+    table = table_of(config, sets or ())
     found = planned(table, parse)
     made = [with_option(table, option) for option in found]
     rows = [
@@ -161,16 +145,15 @@ def plan(
         else "gap: (f(x) - f*) / |f*|, a mean over runs, for a guessed problem (docs/choosing.md)"
     ]
     best = parse(made[0])
-    if out is not None:
+    if out:
         save(best, out)
         lines.append(f"config: {out}")
     methods = [
-        row
-        | {name: one.get(name) for name in ("training", "strategy")}
-        | {"l2_norm_clip": option.clip}
+        {**row, "training": one.get("training"), "strategy": one.get("strategy"),
+         "l2_norm_clip": option.clip}
         for row, one, option in zip(rows, made, found, strict=True)
-    ]
-    answer({"methods": methods}, *lines, rows=rows, label=plan_label(best.setting))
+    ]  # fmt: skip
+    answer({"methods": methods}, *lines, rows=rows, label=best.setting.plan_label)
 
 
 @app.command(cls=Command)
@@ -180,18 +163,23 @@ def audit(
     sets: Sets = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Attack the mechanism: the epsilon that an attack proves, beside the one that is claimed."""
-    from manifed.audit.bound import find_strongest
+    """Attack the mechanism of a config.
+
+    The epsilon that an attack proves is printed beside the one that is claimed.
+    """
+    from manifed.audit.bound import find_all
     from manifed.audit.of_config import attacks_of
     from manifed.cli.launch import checked_config
-    from manifed.plan import plan_label
 
     experiment = checked_config(config, sets)
-    best, found = find_strongest(attacks_of(experiment, trials))
-    attacks = [finding.plain() for finding in found]
-    lines = [f"{finding.line()}\n  {finding.audited.how}" for finding in found]
-    answer(best.plain() | {"attacks": attacks}, *lines, label=plan_label(experiment.setting))
-    if any(finding.verdict.is_violated for finding in found):
+    found = list(find_all(attacks_of(experiment, trials)))
+    best = max(found, key=lambda verdict: verdict.power)
+    answer(
+        best.plain() | {"attacks": [verdict.plain() for verdict in found]},
+        *[f"{verdict.line()}\n  {verdict.attack}" for verdict in found],
+        label=experiment.setting.plan_label,
+    )
+    if any(verdict.is_violated for verdict in found):
         raise Exit(1)
 
 
@@ -205,16 +193,16 @@ def sweep(
     seeds: Annotated[str, Option(help="Seeds of each setting: 0-4, or 1,7.")] = "0",
     jobs: Annotated[int, Option(min=1, max=256, help="Runs beside each other.")] = 1,
     out: Annotated[Path | None, Option(help="Where the runs go.")] = None,
-    measure: Annotated[
-        str | None, Option(help="The measured column that the table compares.")
-    ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run a config over several values and seeds; a table, curves, and on again if interrupted."""
+    """Run a config over several values and seeds.
+
+    A table of all settings is printed; the same command goes on after an interruption.
+    """
     from manifed.cli import sweep as of_runs
     from manifed.flower.run_config import find
 
-    of_runs.sweep(find(config), sets or (), seeds, jobs, out, measure)
+    of_runs.sweep(find(config), sets or (), seeds, jobs, out)
 
 
 @app.command(cls=Command)
@@ -227,7 +215,7 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        Option(help="The folder for page and figures (one run: its own; several: ./report)."),
+        Option(help="The folder for the page (one run: its own; several: ./report)."),
     ] = None,
     is_server_view: Annotated[
         bool,
@@ -237,34 +225,40 @@ def report(
         ),
     ] = False,
 ) -> None:
-    """Write one page (report.html) and figures of runs, and print their table."""
+    """Write one page (report.html) of runs.
+
+    The page shows their curves; their table is printed, too.
+    """
     from manifed.durable import write_atomically
     from manifed.runs.export import viewed
     from manifed.runs.places import check_file, check_new
-    from manifed.runs.report import curves_of, page_of, read, rows_of, write_figures
+    from manifed.runs.report import page_of, read, rows_of
 
+    is_one = len(folders) == 1
     kept: list[Path] = []
     for folder in folders:
         if not folder.exists():
             raise ConfigError(f"Expected a run folder, got {folder}, which is not there")
-        if len(folders) == 1 or (folder / "manifest.json").is_file():
+        if is_one or (folder / "manifest.json").is_file():
             kept.append(folder)
         else:
             echo(f"skipped: {one_line(str(folder), 300)} holds no manifest.json", err=True)
     runs = [viewed(read(one), is_server_view=is_server_view) for one in kept or folders]
-    home = out or (folders[0] if len(folders) == 1 else Path("report"))
+    home = out or (folders[0] if is_one else Path("report"))
     page = home / "report.html"
     check_new("--out", home)
     content = page_of(runs, is_server_view=is_server_view).encode()
     home.mkdir(parents=True, exist_ok=True)
     check_file("--out", page)
     write_atomically(page, content)
-    paths = [page, *write_figures(curves_of(runs), home)]
     print_table([row for _, row in rows_of(runs)])
-    told = [(run.manifest.get("privacy") or {}).get("doubts", ()) for run in runs]
-    notes = dict.fromkeys(f"note: {doubt}" for some in told for doubt in some)
-    echo("\n".join([*notes, *map(str, paths)]))
-    print_json({"files": paths, "is_server_view": is_server_view})
+    notes = dict.fromkeys(
+        f"note: {doubt}"
+        for run in runs
+        for doubt in (run.manifest.get("privacy") or {}).get("doubts", ())
+    )
+    echo("\n".join([*notes, str(page)]))
+    print_json({"files": [page], "is_server_view": is_server_view})
 
 
 @app.command(cls=Command)
@@ -272,23 +266,23 @@ def export(
     directory: Annotated[Path, Argument(help="The folder of a finished run.")],
     out: Annotated[Path, Option(help="The folder to make.")],
 ) -> None:
-    """Write what may be published of a run: no cohorts, no traffic, no checksum of the data."""
+    """Write the public part of a run.
+
+    Cohorts, traffic and the checksum of the data are left out.
+    """
     from manifed.runs.export import export as write
     from manifed.runs.folder import RunFolder, json_object
-    from manifed.runs.statement import label_in_manifest
+    from manifed.runs.statement import label_in
 
     paths = write(directory, out)
-    manifest = json_object(RunFolder(out).manifest_path)
-    doubts = (manifest["privacy"] or {}).get("doubts", [])
-    document = {"doubts": doubts, "files": [path.name for path in paths]}
-    notes = (f"note: {doubt}" for doubt in doubts)
-    answer(document, *notes, *map(str, paths), label=label_in_manifest(manifest))
-
-
-_REHEARSAL = (
-    "REHEARSAL: this site answers with noise that anybody can subtract. It protects nobody; use "
-    "made-up data only."
-)
+    privacy = json_object(RunFolder(out).manifest_path)["privacy"] or {"kind": "none"}
+    doubts = privacy.get("doubts", [])
+    answer(
+        {"doubts": doubts, "files": [path.name for path in paths]},
+        *(f"note: {doubt}" for doubt in doubts),
+        *map(str, paths),
+        label=label_in(privacy),
+    )
 
 
 @app.command(cls=Command)
@@ -329,32 +323,40 @@ def site(
         bool, Option(help="Take seeded noise too, which protects nobody.")
     ] = False,
 ) -> None:
-    """Own one file, its budget and its noise; answer a SuperNode over a Unix socket."""
+    """Run the process of a site, which owns one file.
+
+    The process keeps the file's budget, adds the noise, and answers a SuperNode over a Unix socket.
+    """
     from manifed.site import process
     from manifed.site.site import Wanted
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     if rehearsal:
-        process.say(_REHEARSAL)
+        process.say(
+            "REHEARSAL: this site answers with noise that anybody can subtract. It protects "
+            "nobody; use made-up data only."
+        )
     os.umask(0o077)
-    wanted = Wanted(
-        folder=ledger,
-        partition=partition,
-        max_epsilon=max_epsilon,
-        delta=delta,
-        socket=socket,
-        data=data,
-        configs=tuple(config or ()),
-        hashes=tuple(allow_config or ()),
-        num_examples=num_examples,
-        users=tuple(allow_user or ()),
-        group=socket_group,
-        is_changed_data_accepted=accept_changed_data,
-        heads=tuple(ledger_head or ()),
-        is_rehearsal=rehearsal,
-    )
     try:
-        process.run(wanted, print_json)
+        process.run(
+            Wanted(
+                ledger,
+                partition,
+                max_epsilon,
+                delta,
+                socket,
+                data,
+                configs=config or (),
+                hashes=allow_config or (),
+                num_examples=num_examples,
+                users=allow_user or (),
+                group=socket_group,
+                is_changed_data_accepted=accept_changed_data,
+                heads=ledger_head or (),
+                is_rehearsal=rehearsal,
+            ),
+            print_json,
+        )
     except Ended:  # how a service is stopped
         raise Exit(0) from None
 
@@ -369,32 +371,37 @@ app.add_typer(_prices, name="privacy")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """The entry point of ``manifed``."""
-    group = click.version_option(package_name="manifed", message="%(prog)s %(version)s")(
-        typer.main.get_group(app)
+    """The entry point of the command ``manifed``."""
+    call(
+        click.version_option(package_name="manifed", message="%(prog)s %(version)s")(
+            typer.main.get_group(app)
+        ),
+        sys.argv[1:] if argv is None else argv,
+        "manifed",
     )
-    call(group, sys.argv[1:] if argv is None else argv, "manifed")
 
 
 def simulation(argv: Sequence[str]) -> NoReturn:
-    """The entry point of ``python simulation.py``: the command ``run`` alone."""
+    """The entry point of ``python simulation.py``, which has the command ``run`` alone."""
     call(typer.main.get_group(app).commands["run"], argv, "python simulation.py")
 
 
 def call_alone(function: Callable[..., None], argv: Sequence[str], name: str) -> NoReturn:
-    """Run a program of one command and exit, as `call` does."""
+    """Runs a program that has one command, and exits as `call` does."""
     alone = Typer(add_completion=False)
     alone.command()(function)
     call(typer.main.get_command(alone), argv, name)
 
 
 def call(command: click.Command, argv: Sequence[str], name: str) -> NoReturn:
-    """Run a command and exit; whatever it raises ends in one line (`outcome`).
+    """Runs a command and exits; an error ends in one line (`outcome`).
 
     SIGTERM and SIGHUP end it as Ctrl-C does, from here on. An error that nothing foresaw is a
     traceback under MANIFED_DEBUG.
     """
-    gc.set_threshold(_GARBAGE_EVERY)
+    # between two looks for garbage; Python's 700 look again and again through the thousands of
+    # objects that modules make and keep: up to a fifth of the time that a command takes to start
+    gc.set_threshold(50_000)
     core.HAS_RICH = False  # frames take longer to import than all else that help needs
     code: Any = 1
     try:
@@ -409,7 +416,7 @@ def call(command: click.Command, argv: Sequence[str], name: str) -> NoReturn:
     except BrokenPipeError:  # who reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
-        if os.environ.get(DEBUG) and not hasattr(error, "exit_code"):
+        if os.environ.get("MANIFED_DEBUG") and not hasattr(error, "exit_code"):
             raise
         line, code = outcome(error)
         echo(f"error: {line}", err=True)

@@ -1,7 +1,6 @@
-"""What commands share: options, numbers between bounds, answers, how they fail."""
+"""Options, output and error handling that the commands share."""
 
 import json
-import math
 import os
 import sys
 import traceback
@@ -17,8 +16,6 @@ from typer.core import TyperCommand
 from manifed.errors import one_line
 
 QUICKSTART = "configs/quickstart.toml"
-DEBUG = "MANIFED_DEBUG"
-"""The environment variable under which an unexpected error shows its traceback."""
 _DOCUMENT = "manifed.document"
 Sets = Annotated[
     list[str] | None,
@@ -46,15 +43,22 @@ DataDir = Annotated[
 
 
 class Command(TyperCommand):
-    """A command with ``--json``: standard output is one document's, every word goes elsewhere."""
+    """A command with the option ``--json``.
+
+    With it, standard output holds one document, and all words go to standard error.
+    """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        words = "Print one JSON document alone; words go to standard error."
-        option = click.Option(
-            ["--json"], is_flag=True, expose_value=False, callback=_apart, help=words
+        self.params.append(
+            click.Option(
+                ["--json"],
+                is_flag=True,
+                expose_value=False,
+                callback=_apart,
+                help="Print one JSON document alone; words go to standard error.",
+            )
         )
-        self.params.append(option)
 
 
 def _apart(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
@@ -64,7 +68,7 @@ def _apart(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print one JSON document on one line, where ``--json`` asks for it."""
+    """Prints one JSON document on one line if ``--json`` was given."""
     from manifed.runs.folder import jsonable
 
     if (out := click.get_current_context().meta.get(_DOCUMENT)) is not None:
@@ -77,36 +81,21 @@ def answer(
     rows: Sequence[Mapping[str, Any]] = (),
     label: str | None = None,
 ) -> None:
-    """Print the word for the noise, lines and a table; or the document, after the same word.
+    """Prints the label of the noise, lines and a table; with ``--json`` a document instead.
 
     Without a ``label`` it is a price, for which no noise was drawn.
     """
-    from manifed.privacy.events import PLANNED
+    from manifed.privacy.events import Label
 
-    label = label or PLANNED
+    label = label or Label.PLANNED
     echo("\n".join([f"privacy: {label}", *lines]))
     if rows:
         print_table(rows)
     print_json({"label": label, **document})
 
 
-class Number(click.FloatRange):
-    """The type of an option that is a number between two bounds; NaN is between none."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """The number; an error names the option, the number and its bounds."""
-        found = super().convert(value, param, ctx)
-        return self.fail(f"{value} is no number", param, ctx) if math.isnan(found) else found
-
-
-POSITIVE = Number(0, math.inf, min_open=True, max_open=True)
-SHARE = Number(0, 1, min_open=True, max_open=True)
-
-
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table in Markdown, a row a mapping, its columns as wide as their widest cells."""
+    """Prints a Markdown table, a row for each mapping, with aligned columns."""
     from manifed.runs.statement import said
 
     table = [[key.replace("_", " ") for key in rows[0]]]
@@ -118,7 +107,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def outcome(error: Exception) -> tuple[str, int]:
-    """The line and the exit code of a command that ends with this error.
+    """Returns the line and the exit code of a command that ends with this error.
 
     2: the input, or a file that the system refuses; 1: the run, and whatever nothing foresaw; of a
     run that a signal ended, 130: Ctrl-C; 143: SIGTERM; 129: SIGHUP.
@@ -130,5 +119,5 @@ def outcome(error: Exception) -> tuple[str, int]:
         (last,) = traceback.extract_tb(error.__traceback__)[-1:]
         said = one_line(f"{type(error).__name__}: {error}", 400)
         place = f"at {Path(last.filename).name}:{last.lineno}"
-        return f"{said} (unexpected {place}; {DEBUG}=1 shows the traceback)", 1
+        return f"{said} (unexpected {place}; MANIFED_DEBUG=1 shows the traceback)", 1
     return one_line(str(error), 1500) if code == 2 else str(error), code

@@ -1,4 +1,4 @@
-"""The commands ``manifed privacy ...``: prices, statements and ledgers; nothing is run."""
+"""The commands ``manifed privacy ...``, which price and check; none of them runs an experiment."""
 
 import math
 import os
@@ -6,40 +6,48 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 from typer import Argument, Exit, Option, echo
 
-from manifed.cli.options import (
-    POSITIVE,
-    QUICKSTART,
-    SHARE,
-    ConfigPath,
-    DataDir,
-    Number,
-    Sets,
-    answer,
-    print_json,
-)
+from manifed.cli.options import QUICKSTART, ConfigPath, DataDir, Sets, answer, print_json
 from manifed.errors import ConfigError, one_line
 
+
+class _Number(click.FloatRange):
+    """The type of an option that is a number between two bounds; NaN is between none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number; an error names the option, the number and its bounds."""
+        found = super().convert(value, param, ctx)
+        return self.fail(f"{value} is no number", param, ctx) if math.isnan(found) else found
+
+
+_POSITIVE = _Number(0, math.inf, min_open=True, max_open=True)
+_SHARE = _Number(0, 1, min_open=True, max_open=True)
 _MOST = 10**9
 """Rounds, clients and steps that the accountants count to."""
-_Delta = Annotated[float, Option(click_type=SHARE, help="Delta of all that is priced.")]
+_Delta = Annotated[float, Option(click_type=_SHARE, help="Delta of all that is priced.")]
 
 
 def compare(
     local_epsilon: Annotated[
         float,
-        Option(click_type=Number(0, 700, min_open=True), help="Epsilon of one training."),
+        Option(click_type=_Number(0, 700, min_open=True), help="Epsilon of one training."),
     ],
     local_delta: Annotated[
-        float, Option(click_type=Number(0, 1, max_open=True), help="Delta of one.")
+        float, Option(click_type=_Number(0, 1, max_open=True), help="Delta of one.")
     ],
     clients: Annotated[int, Option(min=1, max=_MOST, help="N.")],
     cohort_size: Annotated[int, Option(min=1, help="s, drawn without replacement.")],
     rounds: Annotated[int, Option(min=1, max=_MOST, help="T.")],
-    slack_delta: Annotated[float, Option(click_type=SHARE, help="delta-hat.")] = 1e-3,
+    slack_delta: Annotated[float, Option(click_type=_SHARE, help="delta-hat.")] = 1e-3,
 ) -> None:
-    """Theorem 4.2 of PriRFed beside what holds at record level, at the published delta."""
+    """Compare PriRFed's Theorem 4.2 with what holds.
+
+    Both are computed at record level, at the published delta.
+    """
     if cohort_size > clients:
         raise ConfigError(
             f"--cohort-size: expected at most --clients = {clients}, got {cohort_size}"
@@ -53,8 +61,7 @@ def compare(
         "external": "sound: models seen, cohorts not",
         "server": "sound: every upload seen; a priori, a quantile of rounds a client",
     }
-    rows = [{"view": k, **price, "remark": remarks[k]} for k, price in found.items()]
-    answer(found, rows=rows)
+    answer(found, rows=[{"view": k, **price, "remark": remarks[k]} for k, price in found.items()])
 
 
 def statement(
@@ -62,7 +69,10 @@ def statement(
     sets: Sets = None,
     data_dir: DataDir = None,
 ) -> None:
-    """The privacy statement that a config's whole run would end with, everybody invited always."""
+    """Print the privacy statement of a config's whole run.
+
+    It assumes that everybody is invited always; nothing is run.
+    """
     from manifed.cli.launch import checked_config
     from manifed.experiment.assembly import facts_of
     from manifed.plan import planned_statement
@@ -78,7 +88,7 @@ def ledger(
     path: Annotated[Path, Argument(help="A ledger.jsonl, or a folder (run, site) with it.")],
     delta: Annotated[
         float | None,
-        Option(click_type=Number(0, 1), help="At which delta; a site's ledger names its own."),
+        Option(click_type=_Number(0, 1), help="At which delta; a site's ledger names its own."),
     ] = None,
     ledger_key: Annotated[
         Path | None, Option(help="The file of its key ($MANIFED_LEDGER_KEY_FILE).")
@@ -88,9 +98,11 @@ def ledger(
         Option(help="A head that was printed earlier and must be in the chain."),
     ] = None,
 ) -> None:
-    """Verify a ledger's chain and price everything in it, for every adversary (for an auditor)."""
-    from manifed.privacy.account import anchors_of
-    from manifed.privacy.account import ledger_key as key_in
+    """Verify a ledger's chain and price all of it.
+
+    For an auditor: epsilon is printed for every adversary.
+    """
+    from manifed.privacy import ledger
     from manifed.privacy.events import AUTHENTICITY
     from manifed.privacy.statement import audit_ledger
     from manifed.runs.evidence import evidence_of
@@ -100,8 +112,8 @@ def ledger(
     place = real("PATH", path)
     file = place / "ledger.jsonl" if place.is_dir() else path
     check_regular(file, "a ledger", most=1 << 40)
-    key = key_in(ledger_key)
-    found = audit_ledger(file, delta, key=key, anchors=anchors_of(head or ()))
+    key = ledger.ledger_key(ledger_key)
+    found = audit_ledger(file, delta, key=key, anchors=map(ledger.Head.parse, head or ()))
     if any(os.path.lexists(file.with_name(name)) for name in ("manifest.json", "experiment.toml")):
         proved = evidence_of(file.parent, key=key)
         found |= {"label": proved.label, "doubts": list(proved.doubts)}
@@ -132,15 +144,18 @@ def reconcile(
         str | None, Option(help="Flower's number of the run, if its config ran twice.")
     ] = None,
 ) -> None:
-    """Whether a run's ledger and a site's agree on the rounds that both saw (for an auditor)."""
+    """Compare a run's ledger with a site's.
+
+    For an auditor: it says whether they agree on the rounds that both saw.
+    """
     from manifed.site.account import compared
 
     found = compared(run_dir / "ledger.jsonl", site_dir / "ledger.jsonl", run)
     said = "agree" if found.is_whole else "DISAGREE"
+    by_one = f"{len(found.only_site)} by the site alone, {len(found.only_server)} by the server"
     echo(
         f"client {found.partition}: the ledgers {said}: {len(found.both)} rounds charged alike, "
-        f"{len(found.differing)} otherwise, {len(found.only_site)} by the site alone, "
-        f"{len(found.only_server)} by the server alone (lost, refused or absent)"
+        f"{len(found.differing)} otherwise, {by_one} alone (lost, refused or absent)"
     )
     print_json(asdict(found) | {"is_whole": found.is_whole})
     if not found.is_whole:
@@ -149,27 +164,45 @@ def reconcile(
 
 def calibrate(
     target_epsilon: Annotated[
-        float, Option(click_type=POSITIVE, help="Epsilon of all steps together.")
+        float, Option(click_type=_POSITIVE, help="Epsilon of all steps together.")
     ],
     target_delta: _Delta,
     steps: Annotated[int, Option(min=1, max=_MOST, help="Noised gradients (or rounds).")],
     sampling_probability: Annotated[
         float,
         Option(
-            click_type=Number(0, 1, min_open=True),
+            click_type=_Number(0, 1, min_open=True),
             help="Poisson rate of a step; 1 takes everybody.",
         ),
     ] = 1.0,
 ) -> None:
-    """The least noise multiplier for a target, add-or-remove, erring on the private side."""
-    from manifed.privacy.accountant import for_steps
+    """Find the least noise multiplier for a target.
 
-    found = for_steps(target_epsilon, target_delta, steps, sampling_probability)
-    line = (
-        f"noise multiplier {found['noise_multiplier']:.6g} (noise over sensitivity) costs "
-        f"({found['epsilon']:.6g}, {target_delta:g}) over {steps} steps"
+    Neighbours are add-or-remove, and the search errs on the private side.
+    """
+    from manifed.privacy.accountant import epsilon, least_multiplier
+    from manifed.privacy.events import PoissonSampled, Release
+
+    def cost(multiplier: float) -> float:
+        release = Release(
+            unit="example",
+            neighboring_relation="add-or-remove",
+            noise_multiplier=multiplier,
+            sampling=PoissonSampled(sampling_probability=sampling_probability),
+            count=steps,
+        )
+        return epsilon([release], target_delta)
+
+    try:
+        found = least_multiplier(cost, target_epsilon)
+    except ValueError as error:
+        raise ConfigError(f"calibrate: {error}") from None
+    spent = cost(found)
+    answer(
+        {"noise_multiplier": found, "epsilon": spent, "delta": target_delta},
+        f"noise multiplier {found:.6g} (noise over sensitivity) costs "
+        f"({spent:.6g}, {target_delta:g}) over {steps} steps",
     )
-    answer(found, line)
 
 
 def curve(
@@ -178,31 +211,32 @@ def curve(
     sets: Sets = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Epsilon against rounds against every adversary of a config."""
+    """Compute epsilon by round for every adversary."""
     import numpy as np
 
     from manifed.cli.launch import checked_config
     from manifed.durable import write_atomically
     from manifed.experiment.assembly import facts_of
-    from manifed.plan import plan_label, planned_curve
+    from manifed.plan import planned_curve
     from manifed.runs.places import check_file
     from manifed.runs.report import picture
 
-    if plot is not None:
+    if plot:
         check_file("--plot", plot)
     experiment = checked_config(config, sets)
     rows = planned_curve(experiment.setting, facts_of(experiment).sizes)
-    label = plan_label(experiment.setting)
+    label = experiment.setting.plan_label
     lines: list[str] = []
-    if plot is not None:
+    if plot:
         columns = {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
         rounds = columns.pop("round")
         curves = {
             f"{name} (unsound)" if name == "published" else name: (rounds, column[None])
             for name, column in columns.items()
         }
-        drawn = picture(curves, "round", "epsilon", title=f"{experiment.name}: {label}")
-        write_atomically(plot, drawn)
+        write_atomically(
+            plot, picture(curves, "round", "epsilon", title=f"{experiment.name}: {label}")
+        )
         lines.append(f"figure: {plot}")
     answer({"curve": rows}, *lines, rows=rows, label=label)
 
@@ -212,7 +246,7 @@ def series(
     rounds: Annotated[int, Option(min=1, max=10**7, help="K.")] = 100_000,
     delta: _Delta = 1e-5,
 ) -> None:
-    """Price rounds of distributed optimisation with growing samples.
+    """Price rounds of growing samples.
 
     ``manifed privacy statement`` prices the rounds of an experiment; ``python -m
     reproduction.endless`` prices infinitely many rounds, and judges the theorems' conditions.
@@ -238,26 +272,22 @@ def series(
     answer(found, rows=[found])
 
 
-_NAMES = ("I", "II", "III", "IV")
-"""The paper's, of `manifed.privacy.events.OF_MASKS`."""
-
-
 def secldp(
     graph: Annotated[
         str, Option(help="ring, torus, complete, star, exponential, or a file of edges.")
     ],
     nodes: Annotated[int, Option(min=1, max=5000, help="n.")],
     sigma_cdp: Annotated[
-        float, Option(click_type=POSITIVE, help="Deviation of a node's own noise.")
+        float, Option(click_type=_POSITIVE, help="Deviation of a node's own noise.")
     ],
     sigma_cor: Annotated[
         float,
         Option(
-            click_type=Number(0, math.inf, max_open=True), help="Deviation of one pairwise mask."
+            click_type=_Number(0, math.inf, max_open=True), help="Deviation of one pairwise mask."
         ),
     ],
     clip: Annotated[
-        float, Option(click_type=POSITIVE, help="C, the L2 bound of a gradient.")
+        float, Option(click_type=_POSITIVE, help="C, the L2 bound of a gradient.")
     ] = 1.0,
     collusion: Annotated[
         int, Option(min=0, help="q: how many honest-but-curious nodes collude.")
@@ -265,7 +295,7 @@ def secldp(
     rounds: Annotated[int, Option(min=1, max=_MOST, help="T, for totals.")] = 1,
     delta: _Delta = 1e-5,
 ) -> None:
-    """Price masks that cancel along the edges of a graph (DECOR), round by round and in total.
+    """Price masks that cancel along a graph (DECOR).
 
     A round against q colluding nodes: its Renyi slope by Algorithm 3 (exact where `is_exact`), and
     Theorem 6's bound. All rounds: what they cost for the adversaries I to IV.
@@ -277,12 +307,13 @@ def secldp(
     from manifed.algorithms.decor import Decor
     from manifed.experiment.paths import fault
     from manifed.privacy.events import OF_MASKS
-    from manifed.privacy.secldp import Correlated, Rounds, theorem_bound, worst
+    from manifed.privacy.secldp import Correlated, theorem_bound, worst
 
     named = {"kind": "edges", "path": graph} if Path(graph).is_file() else {"kind": graph}
-    table = {"step_size": 1.0, "num_nodes": nodes, "graph": named}
     try:
-        network = Decor.model_validate(table).secret_graph
+        network = Decor.model_validate(
+            {"step_size": 1.0, "num_nodes": nodes, "graph": named}
+        ).secret_graph
     except ValueError as error:
         said = fault(error, Decor) if isinstance(error, ValidationError) else error
         raise ConfigError(f"--graph: {said}") from None
@@ -291,14 +322,18 @@ def secldp(
     met = worst(network, noise, collusion)
     bound = slope * theorem_bound(network, noise, collusion)
     kind = 3 if collusion == nodes - 1 else min(collusion, 2)
-    adversary = _NAMES[kind]
+    names = ("I", "II", "III", "IV")  # the paper's
+    adversary = names[kind]
     text = OF_MASKS[kind].text
     totals: dict[str, dict[str, Any]] = {}
-    for name, size in zip(_NAMES, (0, 1, max(2, collusion), nodes - 1), strict=True):
+    for name, size in zip(names, (0, 1, max(2, collusion), nodes - 1), strict=True):
         if size < nodes:
             against = worst(network, noise, size)
-            epsilon = Rounds(rounds, 2 * clip).epsilon(against, delta)
-            totals[name] = {"collusion": size, "epsilon": epsilon, "is_exact": against.is_exact}
+            totals[name] = {
+                "collusion": size,
+                "epsilon": against.epsilon(delta, rounds, 2 * clip),
+                "is_exact": against.is_exact,
+            }
     answer(
         {
             "epsilon_step": slope * met.precision,

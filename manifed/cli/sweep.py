@@ -1,16 +1,12 @@
-"""The command ``manifed sweep``: a config over some values and seeds, a run folder and a row each.
+"""The command ``manifed sweep``: runs a config over several values and seeds.
 
-OUT/step_size=0.1-seed-0/   a run folder (runs/folder.py)
-OUT/sweep.csv               one row a run, written when the last one ended
-OUT/*.png                   one curve a setting, named by what was set
-
-A finished run of the same resolved config is kept, an unfinished one is resumed, and a folder of
-another config is refused before any run: whoever is interrupted goes on by the same command.
+A run is OUT/step_size=0.1-seed-0/, named by what was set (runs/folder.py), and ``manifed report
+OUT/*`` draws a curve a setting. A finished run of the same resolved config is kept, an unfinished
+one is resumed, and a folder of another config is refused before any run: whoever is interrupted
+goes on by the same command.
 """
 
-import csv
 import hashlib
-import io
 import math
 import os
 import re
@@ -29,22 +25,16 @@ from typing import Any
 from typer import echo
 
 from manifed.cli.launch import Request, check_parts, launch
-from manifed.cli.options import outcome, print_json, print_table
-from manifed.durable import write_atomically
+from manifed.cli.options import answer, outcome
 from manifed.errors import ConfigError, RunEnded, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
 from manifed.runs.evidence import evidence_of, refused, saved_config
-from manifed.runs.folder import RunFolder, is_fresh, with_label
+from manifed.runs.folder import RunFolder, is_fresh
 from manifed.runs.interrupt import Ended
 from manifed.runs.places import check_new, real
-from manifed.runs.report import Run, read, write_figures
-from manifed.runs.statement import label_in_manifest
+from manifed.runs.report import Run, read
 
-_MEASURES = ("relative_cost_gap", "held_out_accuracy", "held_out_loss", "accuracy", "cost")
-"""What a table compares unless it is told, the first that all runs have measured."""
-_COMMA = re.compile(r',(?![^\[{]*[\]}])(?=(?:[^"]*"[^"]*")*[^"]*$)')
-"""Outside brackets and quotes."""
 _SEED = "federation.seed"
 
 
@@ -60,66 +50,51 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """``step_size=0.1, clip=2``: what a legend and a table call the setting."""
+        """The setting as a legend and a table name it: ``step_size=0.1, clip=2``."""
         words = [name + "=" + value.strip('"') for name, value in self.setting.items()]
         return ", ".join(words) or self.config.name
 
 
-def sweep(
-    path: Path, sets: Sequence[str], seeds: str, jobs: int, out: Path | None, measure: str | None
-) -> None:
-    """The command, whose options `manifed.cli.main.sweep` explains."""
+def sweep(path: Path, sets: Sequence[str], seeds: str, jobs: int, out: Path | None) -> None:
+    """Runs a sweep; `manifed.cli.main.sweep` explains the options."""
     folder = real("--out", out or Path("runs") / f"sweep-{path.stem}")
-    trials = trials_of(path, sets, seeds_of(seeds), folder)
+    trials = trials_of(path, sets, seeds, folder)
     for trial in {trial.label: trial for trial in trials}.values():
         check_parts(trial.config)
     check_new("--out", folder)
     again = f"the same command goes on: {shlex.join(['manifed', *sys.argv[1:]])}"
     groups: dict[str, list[Run]] = {}
-    table: list[dict[str, Any]] = []
     failed: list[str] = []
     try:
         for k, (trial, error) in enumerate(run_all(trials, jobs), start=1):
             name = trial.directory.name
             failed += [name] if error else []
-            state = f"FAILED: {error}" if error else "done"
-            echo(f"{k}/{len(trials)} {name}: {state}", err=True)
+            echo(f"{k}/{len(trials)} {name}: {f'FAILED: {error}' if error else 'done'}", err=True)
     except Ended as end:
         raise RunEnded(f"interrupted; {again}", end.code) from None
     except BrokenProcessPool:
         raise RunEnded(f"a process died with its run; {again}", 1) from None
     for trial in trials:
-        if (name := trial.directory.name) not in failed:
-            run = read(trial.directory)
-            groups.setdefault(trial.label, []).append(run)
-            row = {**trial.setting, "seed": trial.config.federation.seed, "folder": name}
-            row |= {column: run.last(column) for column in run.columns}
-            table.append(with_label(row, label_in_manifest(run.manifest, run.final["epsilon"])))
-    if table:
-        column, rows = rows_of(groups, measure)
-        echo(column)
-        print_table(rows)
-        if any(trial.config.privacy.kind != "none" for trial in trials):
-            echo(
-                "privacy: each run's statement prices that run alone. The search is not accounted: "
-                f"to choose among these {len(trials)} runs on private data, or to show them, costs "
-                "more than one of them. Search on public data."
-            )
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(chain(*table))), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
-        write_atomically(folder / "sweep.csv", text.getvalue().encode())
-        for written in (folder / "sweep.csv", *write_figures(groups, folder)):
-            echo(written)
-        label = " / ".join(sorted({row["privacy"] for row in rows}))
-        told = {"label": label, "measure": column, "rows": rows, "failed": failed}
-        print_json(told | {"directory": folder})
+        if trial.directory.name not in failed:
+            groups.setdefault(trial.label, []).append(read(trial.directory))
+    if groups:
+        column, rows = rows_of(groups)
+        note = (
+            f"The search is not accounted: to choose among {len(trials)} runs on private data, or "
+            "to show them, costs more than the one that a statement prices. Search on public data."
+        )
+        answer(
+            {"measure": column, "rows": rows, "failed": failed, "directory": folder},
+            *([note] if any(trial.config.privacy.kind != "none" for trial in trials) else []),
+            f"compared: {column}; curves: manifed report {shlex.quote(str(folder))}/*",
+            rows=rows,
+            label=" / ".join(sorted({row["privacy"] for row in rows})),
+        )
     if failed:
         raise RunEnded(f"{len(failed)} of {len(trials)} runs failed; {again}", 1)
 
 
-def seeds_of(text: str) -> list[int]:
+def _seeds_of(text: str) -> list[int]:
     """The seeds of ``0-4`` or ``1,7,9-11``, in order.
 
     Raises:
@@ -127,27 +102,31 @@ def seeds_of(text: str) -> list[int]:
     """
     found: list[int] = []
     for part in text.split(","):
-        ends = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part.strip())
-        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
+        ends = re.fullmatch(r"\s*(\d{1,18})(-(\d{1,18}))?\s*", part)
+        first, last = (int(ends[1]), int(ends[3] or ends[1])) if ends else (1, 0)
         found += range(first, min(last + 1, first + 10_001))
-        if not first <= last or len(set(found)) < len(found) or len(found) > 10_000:
+        if first > last or len({*found}) < len(found) or len(found) > 10_000:
             raise ConfigError(
                 f"--seeds: expected seeds like 0-4 or 1,7,9-11, every seed once, got {text!r}"
             )
     return found
 
 
-def trials_of(path: Path, sets: Sequence[str], seeds: Sequence[int], out: Path) -> list[Trial]:
-    """All runs of a sweep, settings outside and seeds inside, each checked; nothing is written.
+def trials_of(path: Path, sets: Sequence[str], seeds: str, out: Path) -> list[Trial]:
+    """Lists and checks all runs of a sweep, settings outside and seeds inside; writes nothing.
 
     Raises:
-        ConfigError: a setting that is no config, one key or value twice, or a folder under ``out``
-            that holds another run.
+        ConfigError: a setting that is no config, one key, value or seed twice, or a folder under
+            ``out`` that holds another run.
     """
     grid: dict[str, list[str]] = {}
     for override in sets:
         key, _, text = override.partition("=")
-        values = [value.strip() for value in _COMMA.split(text)]
+        # commas outside brackets and quotes
+        values = [
+            value.strip()
+            for value in re.split(r',(?![^\[{]*[\]}])(?=(?:[^"]*"[^"]*")*[^"]*$)', text)
+        ]
         if not all(values) or len({*values}) < len(values) or key.strip() in (*grid, _SEED):
             raise ConfigError(
                 "--set: expected A.B=VALUE[,OTHER VALUE...], every key once, and no "
@@ -157,7 +136,7 @@ def trials_of(path: Path, sets: Sequence[str], seeds: Sequence[int], out: Path) 
     differing = {key: key.rpartition(".")[2] for key, values in grid.items() if len(values) > 1}
     is_short = len({*differing.values()}) == len(differing)
     found: list[Trial] = []
-    for *chosen, seed in product(*grid.values(), map(str, seeds)):
+    for *chosen, seed in product(*grid.values(), map(str, _seeds_of(seeds))):
         given = dict(zip(grid, chosen, strict=True))
         setting = {short if is_short else k: given[k] for k, short in differing.items()}
         text = ",".join(map("=".join, setting.items()))
@@ -165,49 +144,45 @@ def trials_of(path: Path, sets: Sequence[str], seeds: Sequence[int], out: Path) 
         if name != text or len(name) > 80:
             name = f"{name[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         directory = out / f"{name}-seed-{seed}".lstrip("-")
-        given[_SEED] = seed
-        sets = ("output.plots=false", *map("=".join, given.items()))
+        sets = (*map("=".join, given.items()), f"{_SEED}={seed}")
         config = load(path, sets)
-        request = Request(str(path), sets, out=directory, plain=True)
+        request = Request(str(path), sets, out=directory)
         other = None if is_fresh(directory) else "one that is no run's"
         if RunFolder(directory).experiment_path.is_file():
-            request = Request(str(path), resume=directory, plain=True)
+            request = Request(str(path), resume=directory)
             evidence_of(directory, begun := saved_config(directory))
             other = None if sha256(begun) == sha256(config) else "one of another config"
         if other is not None:
-            remedy = "move it away, or name another place with --out"
-            expected = "expected a new folder, or a run of this config"
-            raise refused(directory, expected, f"{other}; {remedy}")
+            raise refused(
+                directory,
+                "expected a new folder, or a run of this config",
+                f"{other}; move it away, or name another place with --out",
+            )
         found.append(Trial(directory, request, config, setting))
     return found
 
 
-def rows_of(
-    groups: Mapping[str, Sequence[Run]], named: str | None = None
-) -> tuple[str, list[dict[str, Any]]]:
-    """The column that is compared, and a row a setting: its last values over the seeds, best first.
+def rows_of(groups: Mapping[str, Sequence[Run]]) -> tuple[str, list[dict[str, Any]]]:
+    """Returns the compared column and a row for each setting, averaged over seeds, best first.
 
-    Raises:
-        ConfigError: a run has not measured the column that was named, or they have none in common.
+    It is the first of a few that all runs have measured; a release may have nothing but its price.
     """
-    runs = list(chain(*groups.values()))
-    known = [name for name in runs[0].columns if all(run.last(name) is not None for run in runs)]
-    measure = named or next((name for name in _MEASURES if name in known), None)
-    if measure not in known:
-        raise ConfigError(
-            f"--measure: expected a measured column ({', '.join(known)}), got {measure!r}"
-        )
+    runs = [*chain(*groups.values())]
+    usual = (
+        "relative_cost_gap", "held_out_accuracy", "held_out_loss", "accuracy", "cost", "epsilon",
+        "round",
+    )  # fmt: skip
+    measure = next(name for name in usual if all(run.last(name) is not None for run in runs))
     rows: list[dict[str, Any]] = []
     for label, group in groups.items():
         values = [run.last(measure) or 0.0 for run in group]
         spent = [epsilon for run in group if (epsilon := run.last("epsilon")) is not None]
-        words = {label_in_manifest(run.manifest, run.final["epsilon"]) for run in group}
         rows.append(
             {
                 "label": label,
                 "mean": statistics.fmean(values),
                 "deviation": statistics.stdev(values) if len(values) > 1 else math.nan,
-                "privacy": " / ".join(sorted(words)),
+                "privacy": " / ".join(sorted({run.label for run in group})),
                 "epsilon": max(spent, default=None),
                 "runs": len(values),
             }
@@ -216,7 +191,7 @@ def rows_of(
 
 
 def run_all(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, str | None]]:
-    """Run what is not finished, in ``jobs`` processes; each trial, with its error if it failed.
+    """Runs all unfinished trials in ``jobs`` processes; yields each, with its error if any.
 
     When all this is interrupted the processes are ended, each after it has written what it has.
 

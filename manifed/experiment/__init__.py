@@ -1,1 +1,1 @@
-"""From TOML to frozen objects, once."""
+"""Reading a config: from a TOML file to the frozen objects that run."""

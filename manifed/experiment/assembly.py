@@ -1,4 +1,4 @@
-"""From a frozen experiment to the two sides of a federation.
+"""Makes server and client side of an experiment: data, shards, plan and start point.
 
 Client and server each call this with their *own* reading of the config. What protects a client (its
 clip norm, its noise) is computed here from that config and never read from a message.
@@ -14,7 +14,7 @@ models by them, or to count what the config does not say, and then lets go of it
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,6 @@ from manifed.problems.shards import (
     check_pair,
     data_folder,
     dataset,
-    forget_datasets,
     shards,
     sizes_of_shards,
     some_shards,
@@ -47,7 +46,7 @@ from manifed.problems.synthetic import StreamData
 
 @dataclass(frozen=True)
 class Facts:
-    """What everybody may know of the data, and where this process has them the examples."""
+    """The public facts about the data, and the examples where this process has them."""
 
     problem: Problem
     point_shape: tuple[int, ...]
@@ -64,7 +63,7 @@ class Facts:
 
     @property
     def sizes(self) -> Sizes:
-        """N_i.
+        """The number of examples N_i of each client.
 
         Raises:
             ConfigError: the sites have not declared theirs yet.
@@ -79,15 +78,15 @@ class Facts:
 
 @lru_cache(maxsize=4)
 def load_shards(config: Experiment) -> Facts:
-    """The problem and the shards of an experiment, cached per process.
+    """Loads the problem and the shards of an experiment, cached per process.
 
     Raises:
         ConfigError: for a missing data set, a file that cannot be read, or a minibatch larger than
             a shard.
     """
-    clients = config.federation.num_clients
-    sizes = config.federation.num_examples or (None,) * clients
-    examples = _examples(config, range(clients), sizes)
+    federation = config.federation
+    clients = range(federation.num_clients)
+    examples = _examples(config, clients, federation.num_examples or (None,) * len(clients))
     return replace(_facts(config, examples[0], tuple(map(len, examples))), examples=examples)
 
 
@@ -99,8 +98,14 @@ def _facts(config: Experiment, like: Examples, sizes: Sizes | None) -> Facts:
     if not isinstance(source, SiteData):
         source = dataset(source, config.federation.seed, data_folder())
     problem = config.problem.build()
-    checksum = getattr(source, "checksum", None)
-    return Facts(problem, problem.point_shape(like), sizes, like, checksum, meta=source.meta)
+    return Facts(
+        problem,
+        problem.point_shape(like),
+        sizes,
+        like,
+        getattr(source, "checksum", None),
+        meta=source.meta,
+    )
 
 
 def _examples(
@@ -136,24 +141,25 @@ def _split(config: Experiment) -> tuple[DataSource, PartitionRule, int, int, Pat
 
 @lru_cache(maxsize=4)
 def facts_of(config: Experiment) -> Facts:
-    """What the server knows; no file of a site is opened unless one process plays them all.
+    """Returns what the server knows of the data; sites' files are opened only in a simulation.
 
     Raises:
         ConfigError: as `load_shards` for a data set that the config names; data that the problem
             cannot read.
     """
     data = config.data
-    federation = config.federation
     # who plays the clients, or judges by their data, keeps them; a stream is computed when read
     is_read_here = (
         config.engine.workers is None or isinstance(data, StreamData) or config.setting.has_oracle()
     )
     if isinstance(data, SiteData):
-        sizes = federation.num_examples
+        sizes = config.federation.num_examples
         if sizes is None and data.paths:  # a simulation declares for every site
-            each = range(federation.num_clients)
-            counted = (len(_read(config, i, None, None)) for i in each)  # one after the other
-            sizes = load_shards(config).sizes if is_read_here else tuple(counted)
+            sizes = (
+                load_shards(config).sizes
+                if is_read_here
+                else tuple(len(_read(config, i, None, None)) for i in range(len(data.paths)))
+            )
         return _facts(config, made_up_examples(config), sizes)
     if is_read_here:
         return load_shards(config)
@@ -161,12 +167,12 @@ def facts_of(config: Experiment) -> Facts:
     found = _facts(
         config, first.take(torch.zeros(1, dtype=torch.long)), sizes_of_shards(*_split(config))
     )
-    forget_datasets()
+    dataset.cache_clear()
     return found
 
 
 def made_up_examples(config: Experiment, num_examples: int = 1) -> Examples:
-    """Examples of the declared shape that nobody's are: as many equal ones.
+    """Makes up examples of the declared shape, as many equal ones as asked.
 
     Raises:
         ConfigError: the problem cannot read such data.
@@ -198,7 +204,7 @@ def _own_size(config: Experiment, partition: int, declared: int | None) -> int:
 def own_examples(
     config: Experiment, partition: int, path: Path | None = None, declared: int | None = None
 ) -> Examples:
-    """One client's examples, prepared and checked.
+    """Reads, prepares and checks one client's examples.
 
     ``path`` is the site's own file; None in a simulation, whose config names all of them. Errors
     are for the owner of the data, not for the wire. Under add-or-remove the number of examples may
@@ -209,9 +215,12 @@ def own_examples(
             examples than N_i where no neighbouring dataset has one.
     """
     size = _own_size(config, partition, declared)
-    if isinstance(config.data, SiteData):
-        return _checked(config, partition, _read(config, partition, path, size))
-    return _checked(config, partition, load_shards(config).examples[partition])
+    examples = (
+        _read(config, partition, path, size)
+        if isinstance(config.data, SiteData)
+        else load_shards(config).examples[partition]
+    )
+    return _checked(config, partition, examples)
 
 
 def _checked(config: Experiment, partition: int, examples: Examples) -> Examples:
@@ -259,12 +268,12 @@ def _read(config: Experiment, partition: int, path: Path | None, size: int | Non
 
 
 def simulated_paths(config: Experiment) -> tuple[Path, ...]:
-    """Where a simulation finds the clients' files; () where the config names none."""
+    """Lists the clients' files of a simulation; () where the config names none."""
     return tuple(map(Path, config.data.paths)) if isinstance(config.data, SiteData) else ()
 
 
 def check_shards(config: Experiment) -> None:
-    """`own_examples` of every client, where this process plays them; workers check their own."""
+    """Reads every client's examples where this process plays them; workers check their own."""
     if config.setting.has_all_data and config.engine.workers is None:
         for partition in range(config.federation.num_clients):
             own_examples(config, partition)
@@ -276,10 +285,14 @@ def _dtype_of(config: Experiment) -> torch.dtype:
 
 
 @lru_cache(maxsize=4)
-def client_setup(config: Experiment, sizes: Sizes | None = None) -> ClientSetup:
-    """What all clients of a process need besides examples; ``sizes``: those that sites declared."""
-    mechanism = example_mechanism(config.setting, sizes or facts_of(config).sizes)
-    return ClientSetup(config.problem.build(), config.training, mechanism, config.setting.held_out)
+def client_setup(config: Experiment, sizes: Sizes) -> ClientSetup:
+    """Makes the setup that all clients of a process share; ``sizes`` are their N_i."""
+    return ClientSetup(
+        config.problem.build(),
+        config.training,
+        example_mechanism(config.setting, sizes),
+        config.setting.held_out,
+    )
 
 
 def _halves(config: Experiment, examples: Examples) -> tuple[Examples, Examples | None]:
@@ -289,39 +302,39 @@ def _halves(config: Experiment, examples: Examples) -> tuple[Examples, Examples 
     dtype = _dtype_of(config)
     if held is None or privacy.kind == "none":
         return examples.to(dtype), None
-    both = held.split(examples, privacy.neighboring_relation, config.federation.seed)
-    return both[0].to(dtype), both[1].to(dtype)
+    shard, out = held.split(examples, privacy.neighboring_relation, config.federation.seed)
+    return shard.to(dtype), out.to(dtype)
 
 
 @lru_cache(maxsize=4096)
 def own_node(
     config: Experiment, partition: int, path: Path | None = None, declared: int | None = None
 ) -> Node:
-    """What one node brings to a run, from its own file alone (see `own_examples`)."""
+    """Makes the node of one client from its own file alone (see `own_examples`)."""
     size = _own_size(config, partition, declared)
     facts = facts_of(config)
     shard, hold_out = _halves(config, own_examples(config, partition, path, declared))
     return Node(
-        client_setup(config, (size,) if facts.declared is None else None),
+        client_setup(config, (size,) if facts.declared is None else facts.declared),
         shard,
+        size,
         partition,
         sha256(config),
         facts.point_shape,
         config.setting.client_source,
         dtype=_dtype_of(config),
-        declared=size,
         hold_out=hold_out,
     )
 
 
 def client_side(config: Experiment) -> ClientSide:
-    """What a process needs that plays every client."""
+    """Makes the client side of a process that plays every client."""
     facts = facts_of(config)
     return _side(config, load_shards(config).examples, facts.sizes, facts.point_shape)
 
 
 def outlined_side(config: Experiment) -> ClientSide:
-    """`client_side` by what is public: for every client one example, of which the shapes count."""
+    """Makes a client side from public facts: one made-up example for each client, for shapes."""
     if isinstance(config.data, StreamData):
         return client_side(config)
     facts = facts_of(config)
@@ -332,13 +345,12 @@ def outlined_side(config: Experiment) -> ClientSide:
 def side_of(
     config: Experiment, sizes: Sizes, point_shape: tuple[int, ...], members: range
 ) -> ClientSide:
-    """The client side of neighbours alone: what a worker makes.
+    """Makes the client side of some neighbouring clients alone, as a worker does.
 
     ``sizes`` are the public ones of all clients. Nobody else's file is opened; of a data set that
     the config names, nobody else's examples are prepared.
     """
-    found = _examples(config, members, sizes)
-    own = [_checked(config, i, one) for i, one in zip(members, found, strict=True)]
+    own = list(map(partial(_checked, config), members, _examples(config, members, sizes)))
     side = _side(config, own, sizes, point_shape)
     return replace(side, num_examples=sizes[members.start : members.stop])
 
@@ -362,34 +374,35 @@ def _side(
 
 
 def plan_of(config: Experiment, sizes: Sizes | None = None) -> Plan:
-    """What the server loop needs; ``sizes``: those that the sites declared."""
+    """Makes the plan of the server loop; ``sizes`` are those that the sites declared."""
     return plan(config.setting, sizes or facts_of(config).sizes, config_sha256=sha256(config))
 
 
 def starts(seed: int) -> torch.Generator:
-    """What x^(0) is drawn by, whatever the algorithm and whatever the examples."""
+    """Returns the draws of x^(0), which depend on neither algorithm nor examples."""
     return NoiseSource.from_seed(seed).generator(
         stream=Stream.INITIAL_POINT, server_round=0, partition=0
     )
 
 
 def initial_point(config: Experiment) -> Tensor:
-    """x^(0): from the config and the seed, the same for every algorithm that starts from them.
+    """Makes x^(0) from the config and the seed, the same for every algorithm.
 
     Raises:
         ConfigError: ``problem.start`` gives something that is no point of the problem.
     """
     facts = facts_of(config)
-    generator = starts(config.federation.seed)
     try:
-        x = config.problem.first_point(facts.problem, facts.point_shape, generator)
+        x = config.problem.first_point(
+            facts.problem, facts.point_shape, starts(config.federation.seed)
+        )
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return x.to(_dtype_of(config))
 
 
 def check_first_update(config: Experiment) -> None:
-    """Try a first update of client 0 where a part of the algorithm is a plug-in.
+    """Tries a first update of client 0 where a part of the algorithm is a plug-in.
 
     Nothing of it is kept: it is how an author learns what is wrong before round 1, in one line.
 
@@ -400,35 +413,39 @@ def check_first_update(config: Experiment) -> None:
     server = config.server_update
     if not is_plugin(training.kind) and not is_plugin(server.kind):
         return
-    phases = (*training.phases, *training.setup_phases)
-    if any(phase.aggregation == "none" for phase in phases):
+    if any(one.aggregation == "none" for one in (*training.phases, *training.setup_phases)):
         return  # what it mixes takes every client
     if isinstance(config.data, SiteData):
         sizes = config.federation.num_examples or (1,)
         setup = client_setup(config, sizes)
         whole = made_up_examples(config, sizes[0])
     else:
-        setup, (whole,) = client_setup(config), _examples(config, range(1))
+        setup = client_setup(config, facts_of(config).sizes)
+        (whole,) = _examples(config, range(1))
     shard, _ = _halves(config, whole)
     x = initial_point(config)
-    source = NoiseSource.from_seed(0)
     manifold = setup.problem.manifold
     try:
         state = server.start(x)
         memory = training.initial_memory(x)
         for phase in training.phases:
-            seat = Seat(0, 1, 0, phase.name)
             down = server.down(state, phase.name)
-            down = down.rows.take(0) if isinstance(down, PerClient) else down
-            made = run_update(setup, seat, down, memory, shard, len(whole), source)
-            if type(made.up) is not phase.up:
-                raise TypeError(f"expected a {phase.up.__name__}, got a {type(made.up).__name__}")
+            up, memory, _ = run_update(
+                setup,
+                Seat(0, 1, 0, phase.name),
+                down.rows.take(0) if isinstance(down, PerClient) else down,
+                memory,
+                shard,
+                len(whole),
+                NoiseSource.from_seed(0),
+            )
+            if type(up) is not phase.up:
+                raise TypeError(f"expected a {phase.up.__name__}, got a {type(up).__name__}")
             is_hidden = config.privacy.kind == "client-level"
-            seen = (None, ()) if is_hidden else (type(made.up).stack([made.up]), (0,))
+            seen = (None, ()) if is_hidden else (type(up).stack([up]), (0,))
             clients = config.federation.num_clients
-            collected = Collected(made.up.tensors(), *seen, clients, lambda: 0.5)
+            collected = Collected(up.tensors(), *seen, clients, lambda: 0.5)
             state = server.step(state, phase.name, collected, 1, manifold)
-            memory = made.memory
         server.output(state, manifold)
         server.model(state, manifold)
     except Uncharged as error:

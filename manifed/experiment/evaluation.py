@@ -1,4 +1,4 @@
-"""The simulation oracle: cost, gap and gradient on all data. No deployment could compute these.
+"""Evaluates models in a simulation: cost, gap and gradient on all data.
 
 They are diagnostics of a seeded simulation, never part of a release: `Setting.has_oracle` says when
 they are computed, and the privacy statement says what they would do to a release.
@@ -17,7 +17,6 @@ from torch import Tensor
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.schema import Experiment
-from manifed.federation.held_out import StopWhen
 from manifed.manifolds.base import Manifold
 from manifed.problems.data import NUM_EXAMPLES, DataSource, SiteData
 from manifed.problems.examples import Examples
@@ -36,11 +35,11 @@ class Evaluator:
 
     @cached_property
     def optimum(self) -> Optimum:
-        """The reference solution."""
+        """The reference solution, computed once."""
         return self.problem.optimum(self.shards, self.weights)
 
     def row(self, x: Tensor) -> dict[str, float | None]:
-        """cost, cost_gap, relative_cost_gap, gradient_norm and the problem's own metrics.
+        """Returns cost, gaps, gradient norm and the problem's own metrics of a model.
 
         A classifier's accuracy is the share of examples that it predicts right.
 
@@ -65,15 +64,15 @@ class Evaluator:
 
 
 def node_row(models: Tensor, manifold: Manifold, oracle: Evaluator | None) -> dict[str, float]:
-    """What the models of all nodes, (n, *point), say beside their mean.
+    """Returns the measures of all nodes' models, (n, *point), beside those of their mean.
 
     consensus_distance is (1/n) sum_i |x_i - mean|^2, of models that everybody sees. With the oracle
     worst_node_cost is the largest cost of a node's model, and optimum_distance is
     (1/n) sum_i d(x_i, x*)^2 to the reference solution, where one is known.
     """
     models = models.to("cpu", torch.float64)
-    away = (models - models.mean(0)).flatten(1)
-    row = {"consensus_distance": float(away.square().sum(1).mean())}
+    squares = (models - models.mean(0)).flatten(1).square()
+    row = {"consensus_distance": float(squares.sum(1).mean())}
     if oracle is None:
         return row
     problem = oracle.problem
@@ -88,13 +87,13 @@ def node_row(models: Tensor, manifold: Manifold, oracle: Evaluator | None) -> di
 
 @dataclass(frozen=True)
 class PublicEvaluator:
-    """Evaluates models on a public file of the server's."""
+    """Evaluates models on a public file that the server has."""
 
     problem: Problem
     examples: Examples
 
     def row(self, x: Tensor) -> dict[str, float | None]:
-        """held_out_loss, and held_out_accuracy of a problem with classes."""
+        """Returns held_out_loss, and held_out_accuracy of a problem with classes."""
         x = x.to("cpu", torch.float64)
         right = self.problem.correct(x, self.examples)
         return {
@@ -120,10 +119,6 @@ class Judged:
             return Judged(loss, server_round)
         return replace(self, since=self.since + 1)
 
-    def is_over(self, rule: StopWhen | None) -> bool:
-        """Whether the run may end."""
-        return rule is not None and self.since >= rule.no_better_for
-
 
 HELD_OUT = tuple(f"held_out_{what}{end}" for what in ("loss", "accuracy")
                  for end in ("", "_low", "_high"))  # fmt: skip
@@ -131,21 +126,21 @@ HELD_OUT = tuple(f"held_out_{what}{end}" for what in ("loss", "accuracy")
 
 
 def client_shares(sizes: Sequence[int], rule: str) -> Tensor:
-    """p_i: N_i / sum_l N_l, or 1/n under uniform weights."""
-    counts = [1] * len(sizes) if rule == "uniform" else sizes
-    weights = torch.tensor(counts, dtype=torch.float64)
+    """Returns each client's weight in the cost: N_i / sum_l N_l, or 1/n under uniform weights."""
+    weights = torch.tensor([1 if rule == "uniform" else n for n in sizes], dtype=torch.float64)
     return weights / weights.sum()
 
 
 def oracle_of(config: Experiment, sizes: tuple[int, ...]) -> Evaluator:
-    """What judges models by all data, its reference solution computed once a process."""
+    """Makes the evaluator on all data, whose reference solution is computed once a process."""
     federation = config.federation
     weighting = config.server_update.weighting
     if not isinstance(config.data, SiteData):
-        clients = federation.num_clients
-        seed = federation.seed
-        key = (config.problem, config.data, federation.partition, clients, seed, data_folder())
-        return _oracle(weighting, *key)  # pyright: ignore[reportArgumentType] (frozen: hashable)
+        key: tuple[Any, ...] = (
+            config.problem, config.data, federation.partition, federation.num_clients,
+            federation.seed, data_folder(),
+        )  # fmt: skip
+        return _oracle(weighting, *key)
     found = load_shards(config)
     shares = client_shares(sizes, weighting)
     return Evaluator(found.problem, [one.judged for one in found.examples], shares, found.meta)
@@ -154,13 +149,13 @@ def oracle_of(config: Experiment, sizes: tuple[int, ...]) -> Evaluator:
 @lru_cache(maxsize=2)
 def _oracle(weighting: str, problem: ProblemSource, data: DataSource, *key: Any) -> Evaluator:
     parts = shards(problem, data, *key)
-    shares = client_shares([len(one) for one in parts], weighting)
+    shares = client_shares(list(map(len, parts)), weighting)
     meta = dataset(data, *key[-2:]).meta
     return Evaluator(problem.build(), [one.judged for one in parts], shares, meta)
 
 
 def public_evaluator(config: Experiment) -> PublicEvaluator | None:
-    """What judges models by a public file; None where none is named.
+    """Makes the evaluator on a public file; None where the config names none.
 
     Raises:
         ConfigError: the file cannot be read, or holds a record that nothing can be computed from.
@@ -172,8 +167,8 @@ def public_evaluator(config: Experiment) -> PublicEvaluator | None:
     assert isinstance(data, SiteData)
     try:
         found = data.read(Path(held.path))
-        size = config.federation.num_examples or (len(found),)
-        examples = config.problem.prepare(found, {**data.meta, NUM_EXAMPLES: size[0]})
+        size, *_ = config.federation.num_examples or (len(found),)
+        examples = config.problem.prepare(found, {**data.meta, NUM_EXAMPLES: size})
         config.problem.check_records(examples)
     except (OSError, ValueError) as error:
         raise ConfigError(f"evaluation.path: {error}") from None

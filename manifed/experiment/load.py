@@ -1,8 +1,9 @@
-"""The one reader of experiments: a TOML file and overrides ``a.b=1`` in, a frozen object out."""
+"""Reads an experiment: a TOML file and overrides ``a.b=1`` in, a frozen object out."""
 
 import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def load(
     settings: Mapping[str, Any] | None = None,
     plugins: Collection[str] | None = None,
 ) -> Experiment:
-    """The experiment of ``path`` with ``overrides``, then ``settings``, applied in order.
+    """Reads the experiment of ``path`` with ``overrides``, then ``settings``, applied in order.
 
     Args:
         path: a TOML file.
@@ -54,7 +55,7 @@ def load(
 def table_of(
     path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The table that `load` parses: that of the file, with what is put over it.
+    """Returns the table that `load` parses: the file's, with the overrides on top.
 
     Raises:
         ConfigError: in one line, for a missing or malformed file or override.
@@ -87,18 +88,19 @@ def _place_files(table: dict[str, Any], folder: Path) -> None:
             )
         paths = [paths.replace("{partition}", str(i)) for i in range(min(count, 1 << 20))]
     if isinstance(paths, list):
-        named = [str(folder / one) if isinstance(one, str) else one for one in paths]
-        table["data"]["paths"] = named
+        table["data"]["paths"] = [
+            str(folder / one) if isinstance(one, str) else one for one in paths
+        ]
 
 
 def parse(table: dict[str, Any], plugins: Collection[str] | None = None) -> Experiment:
-    """The experiment of a parsed table (see `load` for arguments and errors)."""
+    """Makes the experiment of a parsed table (see `load` for arguments and errors)."""
     if plugins is not None:
         check_allowed(table, plugins)
     if _is_auto(table):
         from manifed.experiment import planner
 
-        best = planner.planned(table, lambda method: parse(method, plugins))[0]
+        best, *_ = planner.planned(table, partial(parse, plugins=plugins))
         return parse(planner.with_option(table, best), plugins)
     try:
         return Experiment.model_validate(plain(table), strict=True)
@@ -112,7 +114,7 @@ def _is_auto(table: Mapping[str, Any]) -> bool:
 
 
 def parse_overrides(text: str) -> dict[str, Any]:
-    """The settings in a TOML document of single lines ``a.b = VALUE``, by dotted field.
+    """Reads the settings in a TOML document of single lines ``a.b = VALUE``, by dotted field.
 
     Nothing is guessed: a line that is no whole TOML statement, a table header, a bare word, a
     value over several lines and a field that is set twice are all refused.
@@ -159,23 +161,23 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
 
 # -- TOML from disk: of bounded size and depth, every fault in one line ---------------------
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a file.
+    """Reads the table in a TOML file.
 
     Raises:
         ConfigError: in one line, for a missing, unreadable, malformed or oversized file.
     """
+    shown = repr(str(path))
     try:
-        text = read_regular(path, 1 << 24).decode()
+        return _parsed(read_regular(path, 1 << 24).decode(), shown)
     except FileNotFoundError:
         beside = nearest(path.name, (other.name for other in path.parent.glob("*.toml")))
         hint = "" if beside is None else f"; did you mean {str(path.with_name(beside))!r}?"
         raise ConfigError(
-            f"Expected a config file, got {str(path)!r}, which does not exist{hint}"
+            f"Expected a config file, got {shown}, which does not exist{hint}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or error
-        raise ConfigError(f"Expected a readable config file, got {str(path)!r}: {said}") from None
-    return _parsed(text, repr(str(path)))
+        raise ConfigError(f"Expected a readable config file, got {shown}: {said}") from None
 
 
 def _parsed(text: str, where: str, loads: Callable[[str], Any] = tomllib.loads) -> dict[str, Any]:
@@ -191,12 +193,12 @@ def _parsed(text: str, where: str, loads: Callable[[str], Any] = tomllib.loads) 
 
 # -- as text, and its hash ------------------------------------------------------------------
 def dump(config: Experiment) -> dict[str, Any]:
-    """The resolved config as plain data."""
+    """Returns the resolved config as plain data."""
     return config.model_dump(mode="json")
 
 
 def to_toml(config: Experiment) -> str:
-    """The resolved config as TOML text, which `from_toml` reads back to an equal object.
+    """Writes the resolved config as TOML text, which `from_toml` reads back to an equal object.
 
     Raises:
         ConfigError: a value that TOML cannot hold (a name that is not Unicode).
@@ -212,14 +214,14 @@ def to_toml(config: Experiment) -> str:
 
 
 def from_toml(text: str, plugins: Collection[str] | None = None) -> Experiment:
-    """The experiment of a resolved config's text (see `load` for arguments and errors)."""
+    """Reads the experiment of a resolved config's text (see `load` for arguments and errors)."""
     table = _parsed(text, "a resolved config")
     _check_resolved(table)
     return parse(table, plugins)
 
 
 def without_paths(config: Experiment) -> Experiment:
-    """The experiment as it may leave a machine: without the paths of a simulation's files."""
+    """Returns the experiment without the paths of a simulation's files, so that it may be sent."""
     data = config.data
     if not isinstance(data, SiteData) or not data.paths:
         return config
@@ -227,12 +229,12 @@ def without_paths(config: Experiment) -> Experiment:
 
 
 def save(config: Experiment, path: Path) -> None:
-    """Write the resolved config as TOML; `load` reads it back to an equal object."""
+    """Writes the resolved config as TOML; `load` reads it back to an equal object."""
     path.write_text(to_toml(config), encoding="utf-8")
 
 
 def table_of_canonical(text: str) -> dict[str, Any]:
-    """The table, for `parse`, of the experiment that a `canonical` text tells.
+    """Returns the table, for `parse`, of the experiment in a `canonical` text.
 
     What the text leaves out (how and where the run happens) is left at its defaults. Nothing is
     planned, and no plug-in is imported.

@@ -1,4 +1,4 @@
-"""Where a value stands in an experiment's TOML, and what is wrong with it in one line.
+"""Error messages of configs: where a value stands in the TOML, and what is wrong with it.
 
 A location of pydantic's holds the tags of discriminated unions (``training.rsgd.step_size``); the
 user wrote ``training.step_size``. The schema says which part of a location is a tag, so that no
@@ -30,7 +30,7 @@ class _Place(NamedTuple):
 
 
 def options(annotation: Any) -> _Options:
-    """The tables that an annotation admits, in tuples and unions too."""
+    """Lists the tables that an annotation admits, in tuples and unions too."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         field = annotation.model_fields.get("kind")
         kind = None if field is None else next(iter(get_args(field.annotation)), field.default)
@@ -45,7 +45,7 @@ def options(annotation: Any) -> _Options:
 
 
 def table_at(found: _Options, kind: str | None) -> _Model | None:
-    """The table that a kind tells, a plug-in's too; None: there is none of that kind."""
+    """Returns the table class of a kind, also of a plug-in; None if there is none."""
     home = next(iter(found.values()), None) if is_plugin(kind) else found.get(kind)
     try:
         return home.model(str(kind)) if isinstance(home, Kinds) else home
@@ -54,7 +54,7 @@ def table_at(found: _Options, kind: str | None) -> _Model | None:
 
 
 def place_of(location: Sequence[int | str], root: _Model) -> _Place:
-    """The place of a pydantic error location in a table that ``root`` parses."""
+    """Translates a pydantic error location to a place in a table that ``root`` parses."""
     parts = list[str]()
     found = _Options()
     model: _Model | None = root
@@ -73,7 +73,7 @@ def place_of(location: Sequence[int | str], root: _Model) -> _Place:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` was most likely meant to be; None when nothing is near."""
+    """Returns the known name that ``name`` was most likely meant to be; None if none is near."""
     if len(name) > 200:  # a comparison takes the square of the length
         return None
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
@@ -81,7 +81,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 # -- what pydantic refuses -------------------------------------------------------------------
 def fault(error: ValidationError, root: _Model) -> str:
-    """What is wrong first: field, value, what is expected, and the nearest name."""
+    """Describes the first fault: field, value, what is expected, and the nearest name."""
     first = error.errors(include_url=False)[0]
     where = (place := place_of(first["loc"], root)).path
     context = first.get("ctx", {})
@@ -106,8 +106,7 @@ def fault(error: ValidationError, root: _Model) -> str:
             text = f"{where}.kind: expected {known}, got {short(tag)}{_meant(tag, kinds)}"
         case "literal_error":
             words = re.findall(r"'([^']*)'", context["expected"])
-            hint = _meant(first.get("input"), words)
-            text = f"{where}: expected {context['expected']}, got {got}{hint}"
+            text = f"{where}: expected {context['expected']}, got {got}{_meant(given, words)}"
         case _:
             text = f"{where}: {message}, got {got}"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
@@ -122,8 +121,11 @@ def _meant(said: object, known: Iterable[str]) -> str:
 def _hint(owner: _Place, path: str) -> str:
     """Which kind has an unknown key, if another one does, and the nearest name of this one."""
     key = path.rpartition(".")[2]
-    each = ((kind, table_at(owner.options, kind)) for kind in owner.options)
-    fields = {kind: model.model_fields for kind, model in each if model}
+    fields = {
+        kind: model.model_fields
+        for kind in owner.options
+        if (model := table_at(owner.options, kind))
+    }
     mine = fields
     if owner.model is not None:
         own = owner.model.model_fields
@@ -137,7 +139,7 @@ def _hint(owner: _Place, path: str) -> str:
 
 # -- raw tables ----------------------------------------------------------------
 def part(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The table of that name in a raw table; an empty one where there is none."""
+    """Returns the table of that name in a raw table; an empty one where there is none."""
     found = table.get(name)
     return found if isinstance(found, Mapping) else {}
 
@@ -149,7 +151,7 @@ _SMALLEST = 1e-100
 
 
 def plain(value: Any, *path: str) -> Any:
-    """A raw table as strict parsing takes it, which makes True no number and "5" no integer.
+    """Prepares a raw table for strict parsing, so that True is no number and "5" no integer.
 
     Lists become tuples.
 

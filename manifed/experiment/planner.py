@@ -1,4 +1,4 @@
-"""Which method to take for a budget, from public numbers alone; no record is read or accounted.
+"""The planner: predicts from public numbers which method suits a budget; reads no record.
 
 ``training = { kind = "auto" }`` is resolved here, when a config is read: every method that serves
 the problem is predicted at its best settings (`predictions.py`), and the one of the least gap is
@@ -31,7 +31,6 @@ from manifed.errors import ConfigError
 from manifed.experiment.assembly import Facts, facts_of
 from manifed.experiment.paths import fault, part
 from manifed.experiment.predictions import (
-    CLIP_SHARE,
     COMPLETION,
     Array,
     Cloud,
@@ -85,24 +84,25 @@ class _Option:
         if self.gap is None:
             return "rsgd, safe default"
         used = (k for k in ("momentum", "average") if getattr(self.strategy, k, None) is not None)
-        return ", ".join([self.training.kind, *used])
+        return ", ".join((self.training.kind, *used))
 
 
 # -- the table -------------------------------------------------------------------------------
 def stand_in(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with a method in place of "auto" that fits wherever one of the plan's does.
+    """Returns the table with a method in place of "auto" that fits wherever a planned one does.
 
     Its ``federation.num_rounds`` is the most that a plan may take; left out: 100.
     """
-    method = {
-        "kind": "rsgd", "step_size": 1.0, "minibatch": {"kind": "full"}, "maps": "retraction",
+    return {
+        **table, "strategy": None, "federation": {"num_rounds": 100, **part(table, "federation")},
+        "training": {
+            "kind": "rsgd", "step_size": 1.0, "minibatch": {"kind": "full"}, "maps": "retraction",
+        },
     }  # fmt: skip
-    federation = {"num_rounds": 100, **part(table, "federation")}
-    return {**table, "training": method, "strategy": None, "federation": federation}
 
 
 def with_option(table: Mapping[str, Any], option: _Option) -> dict[str, Any]:
-    """The table with a method, its rounds, its clip and its own server update."""
+    """Returns the table with a method, its rounds, its clip and its own server update."""
     training, server = (
         one and one.model_dump(mode="json", exclude_none=True)
         for one in (option.training, option.strategy)
@@ -118,7 +118,7 @@ def with_option(table: Mapping[str, Any], option: _Option) -> dict[str, Any]:
 def planned(
     table: Mapping[str, Any], parse: Callable[[dict[str, Any]], Experiment]
 ) -> list[_Option]:
-    """The best settings of every method for a config's problem and budget, best first.
+    """Lists the best settings of every method for a config's problem and budget, best first.
 
     ``parse`` reads a table that names a method. Where no guess is made for the problem: the safe
     default alone. Of several principal components the release comes first where it may be sent: how
@@ -141,10 +141,11 @@ def planned(
     size = math.prod(shape)
     clip = config.privacy.l2_norm_clip or 0.0
     guess = guess_of(config, clip, shape, auto.decay)
-    rounds = int(min(config.federation.num_rounds, most // size))
     for option in (
         *_releases(config, facts, guess, clip),
-        *_descents(config, facts, guess, clip, rounds),
+        *_descents(
+            config, facts, guess, clip, int(min(config.federation.num_rounds, most // size))
+        ),
     ):
         if option.numbers_up <= most:
             found.setdefault(option.name, []).append(option)
@@ -167,25 +168,22 @@ def _gap(option: _Option) -> float:
 
 def _best(options: Sequence[_Option]) -> _Option:
     """The one of the least gap; of those within 5 %, which tells nothing, what sends least."""
-    least = min(map(_gap, options))
-    good = [option for option in options if _gap(option) <= 1.05 * least]
+    most = 1.05 * min(map(_gap, options))
+    good = (option for option in options if _gap(option) <= most)
     return min(good, key=lambda option: (option.numbers_up, _gap(option)))
 
 
 def public_numbers(config: Experiment) -> Facts:
-    """N_i, the shape of a point, the problem: of a data set that is named, or as it declares them.
+    """Returns N_i, a point's shape and the problem, from the named data set or as declared.
 
     Raises:
         ConfigError: nothing is predicted for the config, its data set is not there, or sites have
             not declared their sizes.
     """
-    privacy = config.privacy
-    cohort = config.federation.cohort
-    problem = config.problem
     for field, wanted, got in (
-        ("privacy.kind", "example-level", privacy.kind),
-        ("privacy.noise.kind", "target", privacy.noise.kind),
-        ("federation.cohort.kind", "all", cohort.kind),
+        ("privacy.kind", "example-level", config.privacy.kind),
+        ("privacy.noise.kind", "target", config.privacy.noise.kind),
+        ("federation.cohort.kind", "all", config.federation.cohort.kind),
     ):
         if got != wanted:
             raise ConfigError(
@@ -202,7 +200,7 @@ def public_numbers(config: Experiment) -> Facts:
             f"training.kind: 'auto' plans where there is something to find, got points of shape "
             f"{shape} on a manifold of dimension 0"
         )
-    field = {"kpca": "num_components", COMPLETION: "rank"}.get(problem.kind)
+    field = {"kpca": "num_components", COMPLETION: "rank"}.get(config.problem.kind)
     if field is not None and shape[1] >= shape[0]:
         raise ConfigError(
             f"problem.{field}: a plan needs fewer than the {shape[0]} columns, got {shape[1]}"
@@ -223,9 +221,9 @@ def _releases(config: Experiment, facts: Facts, guess: _Guess, clip: float) -> I
         # of log z, and not of the gradient -2 log z at the identity
         cut = clip / 2 if training.kind == "log-euclidean" else clip
         price, stddev = _noise(config, training, facts, cut)
+        shape, _ = training.up.layout(facts.point_shape, torch.float64)["u"]
         gap = float(_typical(np.atleast_1d(guess.one_shot_gap(stddev))))
-        up = math.prod(training.up.layout(facts.point_shape, torch.float64)["u"][0])
-        yield _Option(training, 1, cut, price, up, gap)
+        yield _Option(training, 1, cut, price, math.prod(shape), gap)
 
 
 def _descents(
@@ -238,7 +236,8 @@ def _descents(
     shape = facts.point_shape
     is_frame = isinstance(manifold, Stiefel | Grassmann)
     is_spanned = is_frame or isinstance(manifold, Sphere)
-    clip *= 1.0 if guess is None else CLIP_SHARE.get(config.problem.kind, 1.0)
+    if guess is not None and config.problem.kind in ("kpca", "least-squares"):
+        clip *= 0.5  # a gradient needs no more of the config's clip
     keys: dict[str, Any] = {
         "minibatch": Full(),
         # exact logarithms of frames do not converge where the noise of a step is long
@@ -247,10 +246,10 @@ def _descents(
     price, stddev = _noise(config, RSGD(step_size=1.0, **keys), facts, clip)
     found = [] if guess is None else list(_predicted(guess, stddev, rounds))
     if not found:
-        right_angle = math.pi / 2 * math.sqrt(shape[1] if len(shape) == 2 else 1)
-        spread = stddev**2 * manifold.dim(shape)
-        distance = right_angle if is_spanned else 1.0
-        found = [(*_safe(clip, spread, distance, rounds), None)]
+        distance = 1.0
+        if is_spanned:  # a right angle for every vector of a frame
+            distance = math.pi / 2 * math.sqrt(shape[1] if len(shape) == 2 else 1)
+        found = [(*_safe(clip, stddev**2 * manifold.dim(shape), distance, rounds), None)]
     for tried, step, gap in found:
         ratio = tried.noise_ratio
         count = tried.num_rounds
@@ -332,18 +331,16 @@ def _noise(
     config: Experiment, training: OneShot | RSGD, facts: Facts, clip: float
 ) -> tuple[float, float]:
     """(multiplier, deviation in every coordinate of the weighted mean) of one full-batch round."""
-    setting = config.setting
     sizes = facts.sizes
     once = replace(
-        setting,
+        config.setting,
         training=training,
-        federation=setting.federation.model_copy(update={"num_rounds": 1}),
-        privacy=setting.privacy.model_copy(update={"l2_norm_clip": clip}),
+        federation=config.federation.model_copy(update={"num_rounds": 1}),
+        privacy=config.privacy.model_copy(update={"l2_norm_clip": clip}),
     )
     mechanism = example_mechanism(once, sizes)
-    total = sum(sizes)
-    variance = sum(
-        (size / total * training.queries(mechanism, size)[0].stddev) ** 2 for size in sizes
-    )
     (release,) = training.releases(mechanism, sizes[0])
-    return release.noise_multiplier, math.sqrt(variance)
+    total = sum(sizes)
+    return release.noise_multiplier, math.sqrt(
+        sum((size / total * training.queries(mechanism, size)[0].stddev) ** 2 for size in sizes)
+    )

@@ -1,4 +1,4 @@
-"""Kinds of tables: a part of this library by its name, or a class ``package.module:Class``.
+"""Plug-ins in a config: a ``kind`` names a part of this library or ``package.module:Class``.
 
 Nothing is registered and nothing is imported before a config names it. `Kinds` stands at a field of
 the schema and says which names there are. A part of somebody's own derives from the base class of
@@ -41,7 +41,7 @@ def is_plugin(kind: object) -> TypeGuard[str]:
 
 @dataclass(frozen=True, eq=False)
 class Kinds:
-    """Annotation of a field: a table whose ``kind`` tells its class, which is imported then."""
+    """Annotation of a field whose table is parsed by the class that its ``kind`` names."""
 
     base: type[BaseModel]
     """What each class derives from."""
@@ -49,7 +49,7 @@ class Kinds:
     """"module:Class" below ``manifed``, by kind; the only one is the default of ``kind``."""
 
     def model(self, kind: str) -> type[BaseModel]:
-        """The class that a kind tells, imported.
+        """Imports and returns the class that a kind names.
 
         Raises:
             KeyError: no kind of this field.
@@ -115,7 +115,7 @@ NOTED = "plugin_folders"
 
 
 def look_as_noted(manifest: Path) -> None:
-    """Look for plug-ins as the run of a manifest did, then in the current folder.
+    """Sets where plug-ins are looked for: as a manifest notes, then in the current folder.
 
     A run folder may be a stranger's: the run's own folder is not looked into, nor are those that
     another user's manifest notes.
@@ -129,7 +129,7 @@ def look_as_noted(manifest: Path) -> None:
 
 
 def note_of(table: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What the manifest of a config notes of where its plug-ins were looked for."""
+    """Returns the manifest's note of where a config's plug-ins were looked for."""
     return {NOTED: looked_in()} if any(plugins_in(table)) else {}
 
 
@@ -139,13 +139,13 @@ VARIABLE = "MANIFED_PLUGINS"
 
 
 def allowed_here() -> frozenset[str]:
-    """The packages in this process's `VARIABLE`, separated by commas; none where it is not set."""
+    """Lists the packages that `VARIABLE` of this process allows; none where it is not set."""
     named = os.environ.get(VARIABLE, "").split(",")
     return frozenset(package.strip() for package in named) - {""}
 
 
 def consent_to(table: Mapping[str, Any]) -> None:
-    """Let the processes that this one starts import what a config names.
+    """Allows the processes that this one starts to import what a config names.
 
     Whoever runs a config here consents for the nodes that this command plays.
     """
@@ -154,7 +154,7 @@ def consent_to(table: Mapping[str, Any]) -> None:
 
 
 def plugins_in(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(path, name) of what raw tables name: classes of kinds, a file's source, a module."""
+    """Lists (path, name) of what raw tables name: classes, a file's source, a module."""
     waiting: list[tuple[str, Any]] = [("", table)]
     while waiting:
         path, node = waiting.pop()
@@ -170,7 +170,7 @@ def plugins_in(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def packages_in(table: Mapping[str, Any]) -> frozenset[str]:
-    """The packages of the plug-ins that a raw table names."""
+    """Lists the packages of the plug-ins that a raw table names."""
     return frozenset(_package(kind) for _, kind in plugins_in(table))
 
 
@@ -180,7 +180,7 @@ def _package(kind: str) -> str:
 
 @lru_cache(maxsize=64)
 def sha256_of(name: str) -> str:
-    """Hash of the source of a class or function that a config names, once a process.
+    """Hashes the source of a class or function that a config names, once a process.
 
     Raises:
         ValueError: as `named` and `source_sha256`.
@@ -189,7 +189,7 @@ def sha256_of(name: str) -> str:
 
 
 def check_allowed(table: Mapping[str, Any], packages: Collection[str]) -> None:
-    """Refuse a table that names a class outside of ``packages``, before anything is imported.
+    """Refuses a table that names a class outside of ``packages``, before anything is imported.
 
     Raises:
         ConfigError: naming field and kind, and the variable that would allow it.

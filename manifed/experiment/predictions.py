@@ -1,4 +1,4 @@
-r"""What a method's answer will cost, from public numbers alone: errors of linear systems in noise.
+r"""Predicts the gap of each method from public numbers, as the error of a linear system in noise.
 
 A method is seen at the optimum of a landscape, where it is linear. Symbols: h_j the curvatures of f
 by direction; s the standard deviation, in every coordinate, of the mean of one round that has the
@@ -61,7 +61,7 @@ _TOGETHER = 24
 
 @dataclass(frozen=True)
 class Descent:
-    """Settings of a descent, as the linear system sees them; steps of shape (n,)."""
+    """The settings of a gradient descent whose error is predicted; steps of shape (n,)."""
 
     step_sizes: Array
     num_rounds: int
@@ -73,7 +73,7 @@ class Descent:
 
     @property
     def weights(self) -> Array:
-        """w_0, ..., w_T."""
+        """Returns the weights w_0, ..., w_T of the iterates in the average."""
         first = self.num_rounds if self.from_round is None else self.from_round
         found = np.zeros(self.num_rounds + 1)
         found[first:] = self.noise_ratio ** (-2.0 * np.arange(len(found) - first))
@@ -81,7 +81,7 @@ class Descent:
 
     @property
     def noise(self) -> Array:
-        """Standard deviation of the noise of rounds 1, ..., T at s = 1."""
+        """Returns the noise's standard deviation in rounds 1, ..., T at s = 1."""
         z: Array = self.noise_ratio ** np.arange(1.0, self.num_rounds + 1)
         return z * math.sqrt((z**-2).sum())
 
@@ -119,7 +119,7 @@ class Descent:
 
 @dataclass(frozen=True)
 class Flat:
-    """A minimum with these curvatures (m,), so far from the start, of this value."""
+    """A guess of a problem: a quadratic minimum with curvatures (m,), distance and value."""
 
     curvature: Array
     away: Array
@@ -134,7 +134,7 @@ class Flat:
 
     @np.errstate(over="ignore")
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:
-        """(f - f*) / |f*| of every step size."""
+        """Predicts the gap (f - f*) / |f*| of every step size."""
         variance, start = descent.errors(descent.step_sizes[:, None] * self.curvature)
         squares = stddev**2 * variance + start * self.away
         return 0.5 * (self.curvature * squares).sum(-1) / self.value
@@ -142,7 +142,7 @@ class Flat:
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points around a mean in each of some classes, seen from a start: several guesses at once."""
+    """A guess of a problem of means: points around a mean in each class, seen from a start."""
 
     away: Array
     """Distance of the start from each mean, shape (m,)."""
@@ -151,26 +151,26 @@ class Cloud:
     clip: float
     dim: int
     """The dimension of the space in which one class's mean lies."""
-    classes: int = 1
-    mean_bow: float = 0.0
+    classes: int
+    mean_bow: float
     """Mean sectional curvature."""
-    worst_bow: float = 0.0
+    worst_bow: float
     """The one farthest from zero."""
 
     @property
     def sharpest(self) -> float:
-        """The largest curvature of f between start and mean, clip included."""
+        """Returns the largest curvature of f between start and mean, clip included."""
         r = np.linspace(0.0, self.away, 33)  # (33, m)
         turned = np.maximum(_cotangent(self.worst_bow, r), 1.0) * self._kept(r**2, self.spread)
         return 2 / self.classes * float(turned.max())
 
     def one_shot_gap(self, stddev: float) -> Array:
-        """The gap of a mean with this deviation in every coordinate, shape (m,)."""
+        """Predicts the gap of a mean with this deviation in every coordinate, shape (m,)."""
         return self.dim * (stddev / self.spread) ** 2
 
     @np.errstate(over="ignore", invalid="ignore")
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:
-        """(f - f*) / |f*| of every guess and step size, (m, n); infinite where the way is lost."""
+        """Predicts (f - f*) / |f*| by guess and step size, (m, n); infinite if it diverges."""
         away = self.away[:, None]
         spread = self.spread[:, None]
         eta = descent.step_sizes
@@ -220,7 +220,7 @@ def _cotangent(bow: float, r: Array) -> Array:
 
 @dataclass(frozen=True)
 class Components:
-    """f = -c / 2 tr(X^T A X) or what differs from it by a constant, A of a guessed spectrum."""
+    """A guess of a principal component problem, by the spectrum of its matrix A."""
 
     values: Array
     """l_1 >= ... >= l_d."""
@@ -248,16 +248,16 @@ class Components:
 
     @property
     def sharpest(self) -> float:
-        """The largest curvature."""
+        """Returns the largest curvature."""
         return self.curvature * float(self.gaps.max())
 
     def one_shot_gap(self, stddev: float) -> Array:
-        """The gap of leading eigenvectors of A + E, E of this deviation in Sym(d)'s coordinates."""
+        """Predicts the gap of leading eigenvectors of A + E, E of this deviation in Sym(d)."""
         return self._gap(stddev**2 / 2 / self.gaps**2)
 
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def descent_gaps(self, descent: Descent, stddev: float) -> Array:
-        """(f - f*) / |f*| of every step size; shape (n,)."""
+        """Predicts (f - f*) / |f*| of every step size, shape (n,)."""
         bends = descent.step_sizes[:, None, None] * (self.curvature * self.gaps)
         drowned = self._settled(descent, bends, stddev)
         # iterates before the noise is small enough are as good as random ones
@@ -298,14 +298,12 @@ _CURVATURE: Mapping[str, float] = {
     "spd": -0.5, "spd-log-euclidean": 0.0, "sphere": 1.0, "lorentz": -1.0, "poincare": -1.0,
 }  # fmt: skip
 """The sectional curvature farthest from zero."""
-CLIP_SHARE: Mapping[str, float] = {"kpca": 0.5, "least-squares": 0.5}
-"""What of the config's clip a gradient of a problem needs, where it is not all."""
 
 
 def guess_of(
     config: Experiment, clip: float, shape: tuple[int, ...], decay: float | None
 ) -> Components | Flat | Cloud | None:
-    """The guess for a problem whose points have that shape; None: no kind that one is made for."""
+    """Returns the guess for a problem with points of that shape; None if its kind has none."""
     kind = config.problem.kind
     if kind in ("principal-eigenvector", "kpca", COMPLETION):
         return _components(kind, clip, shape, decay or 2.0)
@@ -316,8 +314,9 @@ def guess_of(
     if kind == "least-squares":
         values = _powers(dimension, fall, clip * dimension / (dimension + 1))
         variance = clip / (dimension + 1)
-        start = 1.0 if config.problem.start.kind == "random" else 0.0  # of every coordinate
-        away = np.full(dimension, _EXPLAINED * variance / values.sum() + start)
+        away = np.full(dimension, _EXPLAINED * variance / values.sum())
+        if config.problem.start.kind == "random":
+            away += 1.0  # of every coordinate
         sharpest = max(float(values.max()), clip / 2)
         return Flat(values, away, (1 - _EXPLAINED) / 2 * variance, sharpest)
     if kind == "logistic":
@@ -342,7 +341,7 @@ def _components(kind: str, clip: float, shape: tuple[int, ...], decay: float) ->
     return Components(values, k, curvature, curvature / 2 * best)
 
 
-def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Cloud | None:
+def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Cloud:
     """Means of points, for several starts and distances; a class has a share of the records.
 
     The mean sectional curvature of m x m matrices is -1 / (2 (m + 1)): that of X and Y is
@@ -352,21 +351,23 @@ def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Cloud | No
     problem = config.problem
     classes = 1
     if isinstance(problem, NearestMean):
-        if problem.center == "median":
-            return None
         place = problem.manifold
         classes = problem.num_classes
     else:
         assert isinstance(problem, FrechetMean)
         place = name_of(problem.manifold)
     worst = _CURVATURE[place]
-    mean = worst if place != "spd" else -0.5 / (shape[-1] + 1)
-    dim = problem.build().manifold.dim(shape) // classes
-    # of the start and of records from the mean, over the clip of gradients 2 dist, which is exact
-    # up to C / 2: every pair is as likely (docs/choosing.md)
-    away = clip * np.repeat((0.25, 0.5, 0.75, 1.0), 2)
-    spread = clip * np.tile((0.25, 0.5), 4)
-    return Cloud(away, spread, clip, dim, classes, mean, worst)
+    return Cloud(
+        # of the start and of records from the mean, over the clip of gradients 2 dist, which is
+        # exact up to C / 2: every pair is as likely (docs/choosing.md)
+        away=clip * np.repeat((0.25, 0.5, 0.75, 1.0), 2),
+        spread=clip * np.tile((0.25, 0.5), 4),
+        clip=clip,
+        dim=problem.build().manifold.dim(shape) // classes,
+        classes=classes,
+        mean_bow=worst if place != "spd" else -0.5 / (shape[-1] + 1),
+        worst_bow=worst,
+    )
 
 
 def _logistic(values: Array) -> Flat:

@@ -84,18 +84,16 @@ _STRATEGY = Kinds(ServerUpdate, {"tangent-mean": "algorithms.tangent_mean:Tangen
 
 
 class Output(Frozen):
-    """Where the run folder goes, how often a checkpoint is written, and what is printed."""
+    """The output of a run: its folder, its checkpoints, and what is printed."""
 
     directory: str | None = None
     """The run folder; None: a new one below ``runs``."""
     checkpoint_every: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Rounds between checkpoints; "auto" saves as often as 5 % of the run's time allows."""
-    plots: bool = True
-    """Draw figures once the run is finished and its statement printed."""
     plain: bool = False
     """Plain lines in place of a progress bar."""
     quiet: bool = False
-    """Leave statement and figures to whoever started the run; what ``manifed run`` sets."""
+    """Leave the statement to whoever started the run; what ``manifed run`` sets."""
     resume: bool = False
     """Go on in ``directory``; what ``--resume`` sets."""
     ledger_head: str | None = None
@@ -109,7 +107,7 @@ def _follow(table: dict[str, Any], name: str, **keys: Any) -> None:
 
 
 class Experiment(Frozen):
-    """One experiment, whole."""
+    """A whole experiment: a setting with its data, engine, evaluation and output."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
     """The name of the run folder, the figures and the bundle's run; it changes no result."""
@@ -172,12 +170,12 @@ class Experiment(Frozen):
 
     @property
     def setting(self) -> Setting:
-        """What of it decides mechanisms, draws and prices."""
+        """The part of the experiment that decides mechanisms, draws and prices."""
         return _setting_of(self)
 
     @property
     def server_update(self) -> ServerUpdate:
-        """What the server does: the algorithm's own part, or ``strategy`` with training's maps."""
+        """The server update: the algorithm's own, or ``strategy`` with the maps of training."""
         return self.setting.server_update
 
     @model_validator(mode="after")
@@ -246,12 +244,12 @@ class Experiment(Frozen):
         problem = self.problem
         if privacy.kind == "none":
             return
-        parts: list[tuple[str, Any, str, type[DataSource | ProblemSource]]] = [
-            ("data", self.data, "load", DataSource)
-        ]
-        if privacy.unit == "example":
-            parts.append(("problem", problem, "prepare", ProblemSource))
-        for field, made, maker, base in parts:
+        for field, made, maker, base in (
+            ("data", self.data, "load", DataSource),
+            ("problem", problem, "prepare", ProblemSource),
+        ):
+            if made is problem and privacy.unit != "example":
+                continue
             is_own = not getattr(type(made), maker).__module__.startswith("manifed.")
             if is_own and type(made).mixes_records is base.mixes_records:
                 yield (
@@ -294,7 +292,7 @@ def _setting_of(config: Experiment) -> Setting:
 
 
 def canonical(config: Experiment) -> str:
-    """Everything that decides the trajectory and the privacy of a run, as JSON in ASCII.
+    """Writes all that decides the trajectory and the privacy of a run as JSON in ASCII.
 
     The source of plug-ins is part of it; where a simulation finds its files is not. `sha256` is the
     hash of this text, so that whoever knows the hash can check a text before reading it.
@@ -312,5 +310,5 @@ def canonical(config: Experiment) -> str:
 
 
 def sha256(config: Experiment) -> str:
-    """Hash of everything that decides the trajectory and the privacy of a run (`canonical`)."""
+    """Hashes all that decides the trajectory and the privacy of a run (`canonical`)."""
     return hashlib.sha256(canonical(config).encode()).hexdigest()

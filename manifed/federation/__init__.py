@@ -1,1 +1,1 @@
-"""A round: cohorts, updates, replies, aggregation; without Flower."""
+"""One round of federated learning without Flower: cohort, updates, replies, aggregation."""

@@ -1,4 +1,4 @@
-"""One update of one client, or of a stacked cohort: from what came down to what goes up.
+"""Runs one update of one client, or of a stacked cohort, and checks it against its charge.
 
 `run_update` is pure: the same call serves a Flower message and ten thousand stacked clients.
 `answer` is a node's whole answer to one message, whoever carried it. What protects a client (clip,
@@ -8,18 +8,16 @@ noise, normaliser) comes from its own reading of the config, never from the mess
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from manifed.algorithms.algorithm import ClientUpdate, Memory, Phase
-from manifed.algorithms.broadcast import check_broadcast
-from manifed.algorithms.payloads import P, Payload
+from manifed.algorithms.algorithm import ClientUpdate, Here, Memory, Phase, recorded
+from manifed.algorithms.payloads import Payload, check_broadcast
+from manifed.federation.exchange import BadMessage, Header
 from manifed.federation.held_out import EVALUATE, LABEL, PrivateEvaluation
 from manifed.federation.memory import Kept, remembered
-from manifed.federation.replies import BadMessage, Header
 from manifed.manifolds.base import as_point
 from manifed.oracles.minibatch import UNNOISED, Query
 from manifed.oracles.oracle import Draws, Oracle
@@ -32,7 +30,7 @@ from manifed.problems.problem import Problem
 
 @dataclass(frozen=True)
 class ClientSetup:
-    """All a client needs besides its shard: the problem, the algorithm and its own mechanism."""
+    """All that a client needs besides its shard: problem, algorithm and mechanism."""
 
     problem: Problem
     training: ClientUpdate
@@ -41,37 +39,38 @@ class ClientSetup:
     """How held-out examples are evaluated; None: training uses all examples."""
 
     def releases(self, server_round: int, num_examples: int) -> tuple[Release, ...]:
-        """What a client with so many examples in all releases in a round."""
+        """Lists what a client with so many examples releases in a round."""
         return releases_in(
             server_round, self.training, self.evaluation, self.mechanism, num_examples
         )
 
+    @cached_property
+    def _is_scheduled(self) -> bool:
+        return self.training.is_scheduled
+
     def in_round(self, server_round: int) -> "ClientSetup":
-        """The setup of a round, whose queries and releases may be its own."""
-        if not self.training.is_scheduled:
+        """Returns the setup of one round, whose queries and releases may differ."""
+        if not self._is_scheduled:
             return self
         return replace(self, training=self.training.in_round(server_round))
 
-    def queries(self, num_examples: int) -> tuple[Query, ...]:
-        """Clips, noise and charges of a shard of that size, of one round."""
-        return self._of_size(num_examples)[0]
+    @cached_property
+    def queries(self) -> Callable[[int], tuple[Query, ...]]:
+        """Returns clips, noise and charges of one round for a shard of this size."""
+        return cache(partial(self.training.queries, self.mechanism))
 
     @cached_property
-    def _of_size(self) -> Callable[[int], tuple[tuple[Query, ...], Counter[str] | None]]:
-        """The `queries`, and how often a round charges each label; None where there is no noise.
-
-        By size, because the clients of a cohort have few.
-        """
-        training = self.training
+    def _charged(self) -> Callable[[int], Counter[str] | None]:
+        """How often a round charges each label, by size; None where there is no noise."""
         mechanism = self.mechanism
-        is_noised = mechanism.l2_norm_clip is not None and mechanism.noise.stddev(1.0, 1) > 0
 
         @cache
-        def of_size(size: int) -> tuple[tuple[Query, ...], Counter[str] | None]:
+        def of_size(size: int) -> Counter[str] | None:
             charged = Counter[str]()
-            for release in training.releases(mechanism, size):
+            for release in self.training.releases(mechanism, size):
                 charged[release.label] += release.count
-            return training.queries(mechanism, size), charged if is_noised else None
+            is_noised = mechanism.l2_norm_clip is not None and mechanism.noise.stddev(1.0, 1) > 0
+            return charged if is_noised else None
 
         return of_size
 
@@ -93,7 +92,7 @@ class ClientSetup:
 
 
 class Seat(NamedTuple):
-    """Whose update it is and when: one partition, or the partitions of a cohort."""
+    """The place of an update: its partition (or a cohort's partitions), round and attempt."""
 
     partition: int | tuple[int, ...]
     server_round: int
@@ -110,7 +109,7 @@ class _UpdateResult(NamedTuple):
 
 
 class Uncharged(RuntimeError):
-    """An update whose answers are not what is charged; its upload must not leave."""
+    """Error: an update's answers are not what was charged; its upload must not leave."""
 
 
 def run_update(
@@ -123,7 +122,7 @@ def run_update(
     source: NoiseSource,
     device: str = "cpu",
 ) -> _UpdateResult:
-    """The update of the client(s) in ``seat``; a cohort has a leading dimension everywhere.
+    """Runs the update of the client(s) in ``seat``; a cohort has a leading dimension everywhere.
 
     ``num_examples`` is the public size N_i of each shard: it normalises means, scales noise and
     fixes the rate of a Poisson batch. How many ``examples`` there really are is a client's secret.
@@ -143,24 +142,26 @@ def run_update(
     if phase is EVALUATE:
         if held is None or not held.is_due(seat.server_round):
             raise Uncharged(f"evaluation.every: round {seat.server_round} is not charged for one")
-        x = next(iter(vars(down).values()))
+        (x,) = vars(down).values()
         up = held.totals(problem, x, examples, held.stddev(setup.mechanism), draws)
         return _UpdateResult(up, None, Counter({LABEL: 1}))
     sizes = (num_examples,) if isinstance(num_examples, int) else num_examples
     sizes = sizes if held is None else [held.trained_on(size) for size in sizes]
-    asked = [setup.queries(size) for size in sizes]
-    oracle = Oracle(problem, examples, asked, draws)
-    places = zip(phase.places, vars(down).values(), strict=True)
-    at = [as_point(t, problem.manifold) if place == "point" else t for place, t in places]
-    up, after = training.update(
-        seat.phase, type(down)(*at), memory, oracle, problem.manifold, draws
-    )
-    _, charged = setup._of_size(min(sizes))
+    oracle = Oracle(problem, examples, list(map(setup.queries, sizes)), draws)
+    at = [
+        as_point(t, problem.manifold) if place == "point" else t
+        for place, t in zip(phase.places, vars(down).values(), strict=True)
+    ]
+    here = Here(problem.manifold, seat.phase, seat.server_round, type(down)(*at), memory, draws)
+    made = training.client(next(iter(vars(down).values())).detach(), oracle, here)
+    up, after = made if isinstance(made, tuple) else (made, None)
+    charged = setup._charged(min(sizes))
     if charged is not None and seat.server_round == 0:
         charged = Counter()  # the exchanges before round 1 are charged nothing
     if charged is not None:
         _check_charged(training.kind, oracle.queries, charged)
-    return _UpdateResult(_plain(up), after and _plain(after), oracle.queries)
+    after = None if after is None else recorded(after)
+    return _UpdateResult(recorded(up), after, oracle.queries)
 
 
 def releases_in(
@@ -170,17 +171,12 @@ def releases_in(
     mechanism: ExampleMechanism,
     num_examples: int,
 ) -> tuple[Release, ...]:
-    """What a client with so many examples in all releases in a round, evaluation included."""
+    """Lists what a client with so many examples releases in a round, evaluation included."""
     update = training.in_round(max(1, server_round))
     if evaluation is None:
         return update.releases(mechanism, num_examples)
     own = update.releases(mechanism, evaluation.trained_on(num_examples))
     return (*own, evaluation.release(mechanism)) if evaluation.is_due(server_round) else own
-
-
-def _plain(record: P) -> P:
-    """What goes up and what is kept is stacked: tensors without gradients."""
-    return type(record)(*[t.detach().as_subclass(Tensor) for t in vars(record).values()])
 
 
 def _check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> None:
@@ -193,12 +189,12 @@ def _check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> N
         Uncharged: with the label and both counts, which depend on no record unless the number of
             queries does.
     """
-    noised = sum(n for label, n in queries.items() if not label.endswith(UNNOISED))
     for label, asked in queries.items():
         name = label.removesuffix(UNNOISED)
         paid = charged[name]
         how = "noised"
         if name != label:
+            noised = sum(n for other, n in queries.items() if not other.endswith(UNNOISED))
             paid = paid if 0 < paid <= noised else 0
             how = "un-noised"
         if asked > paid:
@@ -210,7 +206,7 @@ def _check_charged(kind: str, queries: Counter[str], charged: Counter[str]) -> N
 
 @dataclass(frozen=True)
 class ClientSide:
-    """What a client's process holds: its setup, the shards, and the source of a seeded run."""
+    """The clients of one process: their setup, their shards and the source of a seeded run."""
 
     setup: ClientSetup
     shards: Sequence[Examples]
@@ -229,7 +225,7 @@ class ClientSide:
     how many are in a stack, moves last bits, of which many local steps may make any difference."""
 
     def of(self, members: range) -> "ClientSide":
-        """The client side of the clients ``members`` alone."""
+        """Returns the client side of the clients ``members`` alone."""
         part = slice(members.start, members.stop)
         return replace(
             self,
@@ -239,29 +235,19 @@ class ClientSide:
         )
 
     def public_size(self, client: int) -> int:
-        """N_i, by which a client's means are divided."""
+        """Returns N_i, the public size by which a client's means are divided."""
         return self.num_examples[client] if self.num_examples else len(self.shards[client])
-
-    def gradients_in_a_step(self, num_examples: int) -> float:
-        """How many points' worth of per-example gradients, with temporaries, a query may hold."""
-        summed = self.setup.problem.points_per_example
-        each = Problem.points_per_example
-        if (most := self.setup.training.largest_batch(num_examples)) is not None:
-            return each * most
-        held = (
-            (summed if query.form == "gradient" else each) * query.expected_size
-            for query in self.setup.queries(num_examples)
-        )
-        return max(held, default=0.0)
 
 
 # -- the answer of a node ------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Node:
-    """What a node brings to a run: its client setup, its own shard, and what it agrees to."""
+    """One node's part in a run: its client setup, its shard, and what it agrees to."""
 
     setup: ClientSetup
     shard: Examples
+    num_examples: int
+    """N_i, public: the normaliser of its means, whatever number of examples there are."""
     partition: int
     digest: str
     """Hash of the config, or of the privacy parameters, that this node reads for itself."""
@@ -269,15 +255,8 @@ class Node:
     source: Callable[[], NoiseSource]
     """Makes the source of one client update."""
     dtype: torch.dtype = torch.float64
-    declared: int | None = None
-    """N_i, where it is not the number of examples."""
     hold_out: Examples | None = None
     """What is kept out of the shard."""
-
-    @property
-    def num_examples(self) -> int:
-        """N_i, public: the normaliser of its means, whatever number of examples there are."""
-        return len(self.shard) if self.declared is None else self.declared
 
 
 class _Answer(NamedTuple):
@@ -293,9 +272,9 @@ def answer(
     header: Header,
     read: Callable[[type[Payload], tuple[int, ...], torch.dtype], Payload],
     kept: Kept | None,
-    pay: Callable[[], object] = lambda: None,
+    pay: Callable[[], object] | None = None,
 ) -> _Answer:
-    """What a node answers; whoever calls writes ``kept`` down once the reply is made.
+    """Computes a node's reply; the caller writes ``kept`` down once the reply is made.
 
     ``read`` reads what came down, of this kind, where a point has this shape and type.
     ``pay`` is called when all that came down was checked and before a record is looked at.
@@ -312,7 +291,7 @@ def answer(
         )
     _, phase = node.setup.phase(header.phase)
     down = read(phase.down, node.point_shape, node.dtype)
-    check_broadcast(phase, down, node.setup.problem.manifold)
+    check_broadcast(phase.places, down, node.setup.problem.manifold)
     training = node.setup.training
     # the first field of everything that goes down is like a point
     blank = training.initial_memory(next(iter(vars(down).values())))
@@ -323,11 +302,12 @@ def answer(
             f"{header.server_round}, got client {node.partition} without: it was started again or "
             "a reply of its was lost; start a new run"
         )
-    pay()
+    if pay is not None:
+        pay()
     examples = node.hold_out if phase is EVALUATE else node.shard
     source = node.source()
     assert examples is not None
     seat = Seat(node.partition, header.server_round, header.attempt, header.phase)
-    made = run_update(node.setup, seat, down, memory, examples, node.num_examples, source)
-    kept = None if made.memory is None else Kept(header, made.memory.tensors())
-    return _Answer(made.up, source.origin, kept)
+    up, after, _ = run_update(node.setup, seat, down, memory, examples, node.num_examples, source)
+    kept = None if after is None else Kept(header, after.tensors())
+    return _Answer(up, source.origin, kept)

@@ -1,4 +1,4 @@
-"""Who takes part in a round: sampling partitions, never node ids, with our own stream.
+"""Rules that draw the cohort of a round, by partition, from this library's own stream.
 
 Flower's node ids are fresh random numbers in every run and its strategies sample with the global
 random module; both would make a run unrepeatable and its sampling rate unaccountable.
@@ -42,6 +42,13 @@ class _Cohort(Frozen):
         """Expected number of participants."""
         return self.rate(num_clients) * num_clients
 
+    def check(self, num_clients: int) -> None:
+        """Refuse a number of clients that the rule was not written for.
+
+        Raises:
+            ConfigError: with both numbers.
+        """
+
     def draw(
         self, num_clients: int, server_round: int, attempt: int, source: NoiseSource
     ) -> tuple[int, ...]:
@@ -65,53 +72,61 @@ class _Cohort(Frozen):
 
 
 class Everyone(_Cohort):
-    """All clients, every round."""
+    """Cohort rule: all clients take part in every round."""
 
     kind: Literal["all"] = "all"
     probabilities: ClassVar[_Probabilities] = ()
 
     def rate(self, num_clients: int) -> float:
-        """One."""
+        """The participation probability, one."""
         return 1.0
 
     def sampling(self, num_clients: int) -> Sampling:
-        """None."""
+        """The sampling event: none, every client takes part."""
         return Unsampled()
 
     def draw(
         self, num_clients: int, server_round: int, attempt: int, source: NoiseSource
     ) -> tuple[int, ...]:
-        """All partitions; nothing is drawn."""
+        """Returns all partitions without a draw."""
         return tuple(range(num_clients))
 
 
 class FixedSize(_Cohort):
-    """A uniform subset of ``cohort_size`` clients, without replacement (Algorithm 1, line 2)."""
+    """Cohort rule: a uniform subset of ``cohort_size`` clients (PriRFed, Algorithm 1, line 2)."""
 
     kind: Literal["fixed-size"] = "fixed-size"
     probabilities: ClassVar[_Probabilities] = ()
     cohort_size: int = Field(ge=1)
     """Clients a round, drawn uniformly."""
 
+    def check(self, num_clients: int) -> None:
+        """Refuses a cohort that is larger than the number of clients."""
+        if self.cohort_size > num_clients:
+            raise ConfigError(
+                "federation.cohort.cohort_size: expected at most federation.num_clients = "
+                f"{num_clients}, got {self.cohort_size}"
+            )
+
     def chosen(self, uniforms: Tensor) -> Tensor:
         """The partitions of the ``cohort_size`` smallest of i.i.d. uniforms."""
         return torch.argsort(uniforms)[: self.cohort_size]
 
     def expected_size(self, num_clients: int) -> float:
-        """Number of participants."""
+        """The number of participants."""
         return float(self.cohort_size)
 
     def rate(self, num_clients: int) -> float:
-        """Rho = s / N."""
+        """The participation probability rho = s / N."""
         return self.cohort_size / num_clients
 
     def sampling(self, num_clients: int) -> Sampling:
-        """A subset of fixed size."""
+        """The sampling event: a subset of fixed size."""
         return SampledWithoutReplacement(sample_size=self.cohort_size, population=num_clients)
 
 
 class PoissonCohort(_Cohort):
-    """Each client independently with ``sampling_probability``; a round may have nobody."""
+    """Cohort rule: each client with ``sampling_probability``; a round may have nobody."""
 
     kind: Literal["poisson"] = "poisson"
     probabilities: ClassVar[_Probabilities] = ()
@@ -119,12 +134,12 @@ class PoissonCohort(_Cohort):
     """With which each client takes part in a round, independently."""
 
     def rate(self, num_clients: int) -> float:
-        """Rho."""
+        """The participation probability rho."""
         return self.sampling_probability
 
 
 class PoissonEach(_Cohort):
-    """Client i independently with ``probabilities[i]``; a round may have nobody.
+    """Cohort rule: client i with ``probabilities[i]``; a round may have nobody.
 
     One client's privacy is amplified by its own probability alone, so prices are those of the
     client with the largest where one number must do, and never of a mean. A server that divides a
@@ -137,30 +152,25 @@ class PoissonEach(_Cohort):
     """p_i of every client, public: with which a round asks it."""
 
     def chosen(self, uniforms: Tensor) -> Tensor:
-        """The partitions whose coin fell, each by its own probability."""
-        check_probabilities(self, len(uniforms))
+        """Returns the partitions whose uniform lies below their own probability."""
+        self.check(len(uniforms))
         return (uniforms < torch.tensor(self.probabilities, dtype=torch.float64)).nonzero()[:, 0]
 
+    def check(self, num_clients: int) -> None:
+        """Refuses a number of probabilities that is not the number of clients."""
+        if len(self.probabilities) != num_clients:
+            raise ConfigError(
+                "federation.cohort.probabilities: expected one for each of federation.num_clients "
+                f"= {num_clients}, got {len(self.probabilities)}"
+            )
+
     def expected_size(self, num_clients: int) -> float:
-        """Expected number of participants."""
+        """The expected number of participants."""
         return math.fsum(self.probabilities)
 
     def rate(self, num_clients: int) -> float:
-        """The largest probability of a client."""
+        """The largest participation probability of any client."""
         return max(self.probabilities)
 
 
 Cohort = Annotated[Everyone | FixedSize | PoissonCohort | PoissonEach, Field(discriminator="kind")]
-
-
-def check_probabilities(cohort: Cohort, num_clients: int) -> None:
-    """Refuse probabilities of other clients.
-
-    Raises:
-        ConfigError: for another number of them.
-    """
-    if isinstance(cohort, PoissonEach) and len(cohort.probabilities) != num_clients:
-        raise ConfigError(
-            "federation.cohort.probabilities: expected one for each of federation.num_clients = "
-            f"{num_clients}, got {len(cohort.probabilities)}"
-        )

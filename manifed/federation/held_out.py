@@ -1,4 +1,4 @@
-"""Private evaluation: what sites say, under noise, of records that no training step uses.
+"""Evaluation on hold-outs, which no training step uses: public, or noised at every site.
 
 Each site keeps some of its records out of training. Every so many rounds it gets the model and
 sends one noised vector: the sum of its hold-out's clipped losses, of its right and wrong answers,
@@ -16,18 +16,18 @@ belongs; under replace-one its place does, because another record there may have
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase
-from manifed.algorithms.payloads import Layout, Payload, Point
+from manifed.algorithms.payloads import Payload, Point
 from manifed.oracles.blocks import Points, in_blocks
 from manifed.oracles.oracle import Draws
 from manifed.oracles.sums import keeps_rows_apart
@@ -46,14 +46,13 @@ normal is above it with a sixth of that, and six bounds are looked at."""
 
 @dataclass(frozen=True)
 class Totals(Payload):
-    """Up: sum_j (t_j, c_j, 1) of a hold-out, noised; shape (3,)."""
+    """Uplink of a private evaluation: sum_j (t_j, c_j, 1) of a hold-out, noised; shape (3,)."""
 
     u: Tensor
 
     @classmethod
-    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Layout]:
-        """Three numbers, whatever a point is."""
-        del shape
+    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Any]:
+        """Lists one field of three numbers."""
         return {"u": ((3,), dtype)}
 
 
@@ -61,7 +60,7 @@ EVALUATE = Phase("evaluate", Point, Totals, uploads=("any",), aggregation="none"
 """The model down, and the totals up: the last exchange of a round that is evaluated."""
 
 
-class StopWhen(Frozen):
+class _StopWhen(Frozen):
     """When a run ends before its last round; it pays for all of them."""
 
     no_better_for: int = Field(ge=1)
@@ -75,12 +74,12 @@ class _HeldOut(Frozen):
     """Rounds between evaluations; the others pay nothing for it."""
     keep: Literal["last", "best"] = "last"
     """Which round's model is the result: the last, or the one of the least mean loss."""
-    stop_when: StopWhen | None = None
+    stop_when: _StopWhen | None = None
     """End before the last round; None: never."""
 
 
 class PublicEvaluation(_HeldOut):
-    """Loss and accuracy on a file that the server has, and that anybody may have."""
+    """Evaluates loss and accuracy on a public file that the server has."""
 
     kind: Literal["public"] = "public"
     path: str = Field(min_length=1)
@@ -88,7 +87,7 @@ class PublicEvaluation(_HeldOut):
 
 
 class PrivateEvaluation(_HeldOut):
-    """Loss and accuracy of every site's hold-out, noised and charged to every ledger."""
+    """Evaluates loss and accuracy on every site's hold-out, noised and charged to every ledger."""
 
     kind: Literal["private"] = "private"
     hold_out: float = Field(gt=0, lt=1)
@@ -110,13 +109,13 @@ class PrivateEvaluation(_HeldOut):
         return server_round > 0 and server_round % self.every == 0
 
     def trained_on(self, num_examples: int) -> int:
-        """The public size of what training uses, where N_i is that of the whole."""
+        """Returns the public size of the part of a shard that training uses."""
         return max(1, num_examples - math.floor(num_examples * self.hold_out))
 
     def split(
         self, examples: Examples, relation: NeighboringRelation, seed: int
     ) -> tuple[Examples, Examples]:
-        """(for training, held out) of one client's examples, by a public rule."""
+        """Splits one client's examples into (training, hold-out) by a public rule."""
         if relation == "replace-one":
             ends = [math.floor(j * self.hold_out) for j in range(len(examples) + 1)]
             are_out = [low < high for low, high in pairwise(ends)]
@@ -126,17 +125,17 @@ class PrivateEvaluation(_HeldOut):
         return examples.take((~is_out).nonzero()[:, 0]), examples.take(is_out.nonzero()[:, 0])
 
     def multiplier(self, mechanism: ExampleMechanism) -> float:
-        """Noise relative to the sensitivity."""
+        """The noise relative to the sensitivity."""
         own = self.noise_multiplier
         return mechanism.noise.multiplier if own is None else own
 
     def stddev(self, mechanism: ExampleMechanism) -> float:
-        """The deviation of the noise on each of the three sums."""
+        """The standard deviation of the noise on each of the three sums."""
         is_added = mechanism.neighboring_relation == "add-or-remove"
         return self.multiplier(mechanism) * (math.sqrt(3.0) if is_added else 2 * math.sqrt(2.0))
 
     def release(self, mechanism: ExampleMechanism) -> Release:
-        """What one evaluation of one client is charged as."""
+        """The release that one evaluation of one client is charged as."""
         return Release(
             unit="example",
             neighboring_relation=mechanism.neighboring_relation,
@@ -147,7 +146,7 @@ class PrivateEvaluation(_HeldOut):
     def totals(
         self, problem: Problem, x: Tensor, examples: Examples, stddev: float, draws: Draws
     ) -> Totals:
-        """sum_j (t_j, c_j, 1) + N(0, stddev^2), shape (3,) or (C, 3) of a cohort."""
+        """Returns sum_j (t_j, c_j, 1) + N(0, stddev^2), shape (3,), or (C, 3) of a cohort."""
         low, high = self.loss_range
         losses, answers = judged(problem, x, examples, worst=high)
         t = (losses.clamp(low, high) - (low + high) / 2) / ((high - low) / 2)
@@ -166,7 +165,7 @@ class PrivateEvaluation(_HeldOut):
         totals: Tensor,
         partitions: tuple[int, ...],
     ) -> dict[int, str]:
-        """Who sent totals that no hold-out of its size has, but for noise of probability 1e-9.
+        """Returns the clients whose totals no hold-out has, but for noise of probability 1e-9.
 
         Every record adds 1 to the count, and at most 1 to what the other two sums are in size.
 
@@ -199,7 +198,7 @@ class PrivateEvaluation(_HeldOut):
         return found
 
     def row(self, summed: Tensor, replies: int, stddev: float) -> dict[str, float | None]:
-        """Mean loss and accuracy with 95 % intervals, for the noise alone, of all hold-outs.
+        """Returns mean loss and accuracy of all hold-outs, with 95 % intervals for the noise alone.
 
         ``summed`` (3,) adds up what ``replies`` sites sent.
         """
@@ -215,17 +214,18 @@ class PrivateEvaluation(_HeldOut):
 
 
 def ratio(total: float, count: float, noise: float) -> tuple[float | None, float, float]:
-    """The mean in [-1, 1] and its 95 % interval; total and count each have N(0, noise^2) on them.
+    """Returns the mean in [-1, 1] of a total over a count, with its 95 % interval.
+
+    Total and count each have N(0, noise^2) on them.
 
     All theta with |total - theta count| <= 1.96 noise sqrt(1 + theta^2) (Fieller 1954): exact.
     None, and all of [-1, 1], where the count is not told from 0.
     """
-    normal = 1.959963984540054  # the standard normal is farther from 0 with probability 5 %
-    spread = (normal * noise) ** 2
-    lead = count**2 - spread
+    spread = 1.959963984540054 * noise  # a normal is farther from 0 with probability 5 %
+    lead = count**2 - spread**2
     if lead <= 0 or count <= 0:
         return None, -1.0, 1.0
-    root = normal * noise * math.sqrt(max(total**2 + lead, 0.0))
+    root = spread * math.sqrt(max(total**2 + lead, 0.0))
     ends = ((total * count - root) / lead, (total * count + root) / lead)
     middle, low, high = (min(1.0, max(-1.0, value)) for value in (total / count, *ends))
     return middle, low, high
@@ -234,7 +234,7 @@ def ratio(total: float, count: float, noise: float) -> tuple[float | None, float
 def judged(
     problem: Problem, x: Tensor, examples: Examples, *, worst: float
 ) -> tuple[Tensor, Tensor]:
-    """Losses and answers (1, -1, or 0 without classes), shape (..., n), in float64.
+    """Returns losses and answers (1, -1, or 0 without classes), shape (..., n), in float64.
 
     A record without a finite loss has the worst one; one that makes a kernel fail has the worst of
     both. What a record gives is a function of that record, bit for bit (`oracles.blocks`).
@@ -262,9 +262,8 @@ def judged(
 
         points = (x.clone(),)  # no place in a stack, but one of its own
         found = torch.tensor([worst, -1.0], dtype=torch.float64).repeat(len(own), 1)
-        everybody = torch.arange(len(own))
         for at, is_good, made in in_blocks(
-            problem, compute, "evaluation", points, own, everybody, attempt
+            problem, compute, "evaluation", points, own, torch.arange(len(own)), attempt
         ):
             found[at[is_good]] = made[: len(at)][is_good]
         return found
@@ -284,11 +283,13 @@ def judged(
 
 def _hashes(examples: Examples, seed: int) -> list[float]:
     """A number in [0, 1) of each record, by its own entries and the public seed."""
-    n = len(examples)
-    columns = [examples[key].to(torch.float64).reshape(n, -1) for key in sorted(examples.tensors)]
+    columns = [
+        examples[key].to(torch.float64).reshape(len(examples), -1)
+        for key in sorted(examples.tensors)
+    ]
     key = f"hold-out {seed}".encode()
-    digests = [
-        hashlib.blake2b(row.tobytes(), key=key, digest_size=8).digest()
+    return [
+        int.from_bytes(hashlib.blake2b(row.tobytes(), key=key, digest_size=8).digest(), "little")
+        / 2.0**64
         for row in torch.cat(columns, 1).numpy()
     ]
-    return [int.from_bytes(digest, "little") / 2.0**64 for digest in digests]

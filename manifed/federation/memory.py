@@ -1,4 +1,4 @@
-"""What a client remembers between rounds, and a folder that keeps it through a restart.
+"""A client's memory between rounds, and a folder that keeps it through a restart.
 
 A file holds the tensors of one client in one run: un-noised, computed from its records, for nobody
 but this node. So folder and files are their owner's alone (0700, 0600), a SHA-256 stands before
@@ -24,7 +24,7 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Memory
 from manifed.durable import MOST_BYTES, write_atomically
 from manifed.errors import one_line
-from manifed.federation.replies import Header
+from manifed.federation.exchange import Header
 
 log = logging.getLogger("manifed")
 
@@ -38,14 +38,14 @@ _TAG: Final = TypeAdapter(tuple[str, Header])
 
 @dataclass(frozen=True)
 class Kept:
-    """What a client remembers, as tensors by name, and the message that wrote it."""
+    """A client's memory, as tensors by name, and the message that wrote it."""
 
     header: Header
     tensors: Mapping[str, Tensor]
 
 
 def remembered(blank: Memory, kept: Kept | None, header: Header, *, lasts: bool = False) -> Memory:
-    """The memory to go on with: ``kept`` if it is what the server counts on, else ``blank``.
+    """Returns ``kept`` if it is what the server counts on, else the initial memory ``blank``.
 
     It is of this config, of this attempt or of the last round that the server accepted from this
     client (of any, where it ``lasts``), and has the names, shapes and types of ``blank``, the
@@ -77,19 +77,19 @@ def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], t
 
 
 class MemoryStore:
-    """The memory of clients in a folder of the node's own, one file a run and client."""
+    """The memories of clients in a folder of the node's own, one file a run and client."""
 
     def __init__(self, folder: Path) -> None:
         """``folder`` is made at the first write; one that is there becomes its owner's alone."""
         self.folder = folder
 
     def path(self, run: str, partition: int) -> Path:
-        """The file of a client in a run; ``run`` is the server's word and no part of a path."""
+        """Returns the file of a client in a run, whose name enters only as a hash."""
         name = hashlib.sha256(run.encode(errors="backslashreplace")).hexdigest()[:32]
         return self.folder / f"{partition}-{name}{_SUFFIX}"
 
     def read(self, run: str, partition: int) -> Kept | None:
-        """What this client kept in this run; None, and a line in the log, for anything else."""
+        """Reads what this client kept in this run; returns None and logs a line on a fault."""
         path = self.path(run, partition)
         try:
             head, _, rest = _bytes_of(path).partition(b"\n")
@@ -109,7 +109,7 @@ class MemoryStore:
         return None
 
     def write(self, run: str, partition: int, kept: Kept, *, lasts: bool = False) -> None:
-        """Replace what this client kept; a disk that refuses leaves a line in the log.
+        """Replaces what this client kept; a disk that refuses leaves a line in the log.
 
         The round goes on: the file that stays is of an older round, and is not used later. Memory
         that ``lasts`` would be used, and would allow what was done once to be done again.
@@ -120,10 +120,10 @@ class MemoryStore:
         path = self.path(run, partition)
         tensors = {name: t.detach().cpu().contiguous().clone() for name, t in kept.tensors.items()}
         content = _TAG.dump_json((run, kept.header)) + b"\n" + save(tensors)
-        digest = hashlib.sha256(content).hexdigest().encode()
+        head = _MAGIC + hashlib.sha256(content).hexdigest().encode()
         try:
             self._make_room(path, partition)
-            write_atomically(path, _MAGIC + digest + b"\n" + content)
+            write_atomically(path, head + b"\n" + content)
         except OSError as error:
             _tell("not written", path, error)
             if lasts:
@@ -136,9 +136,10 @@ class MemoryStore:
             self.folder.chmod(0o700)
         if path.exists():
             return
-        files = list(self.folder.glob(f"{partition}-*{_SUFFIX}"))
-        files.sort(key=lambda p: p.lstat().st_mtime)
-        for old in files[: max(0, len(files) + 1 - _MOST_RUNS)]:
+        files = sorted(
+            self.folder.glob(f"{partition}-*{_SUFFIX}"), key=lambda p: p.lstat().st_mtime
+        )
+        for old in files[: 1 - _MOST_RUNS]:
             old.unlink(missing_ok=True)
 
 

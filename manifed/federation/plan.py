@@ -1,21 +1,17 @@
-"""What a round needs and what it reports: frozen data."""
+"""The plan that a round needs and the report that it returns, as frozen data."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import (
-    Phase,
-    ServerUpdate,
-    State,
-)
-from manifed.federation.cohorts import Cohort, Everyone
+from manifed.algorithms.algorithm import Phase, ServerUpdate, State
+from manifed.federation.cohorts import Cohort
+from manifed.federation.exchange import Failure, ReplyPolicy
 from manifed.federation.held_out import PrivateEvaluation
-from manifed.federation.replies import Failure, ReplyPolicy
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.noise import NoiseSource
@@ -24,7 +20,7 @@ from manifed.privacy.statement import Promise
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a server loop needs, frozen."""
+    """All that the server loop of a run needs, as frozen data."""
 
     server_update: ServerUpdate
     manifold: Manifold
@@ -46,43 +42,31 @@ class Plan:
     device: str = "cpu"
     setup_phases: tuple[Phase, ...] = ()
     """Exchanges of all clients before round 1."""
-    remembers_setup: bool = False
-    """Whether what clients learn there outlives a failed attempt."""
     evaluation: PrivateEvaluation | None = None
     """What is asked of hold-outs at the end of some rounds."""
     last_priced: int | None = None
     """The last round that the promise prices, where rounds cost different amounts; None: any."""
 
-    def of_setup(self) -> "Plan":
-        """The plan of the exchanges before round 1."""
-        return replace(
-            self,
-            phases=self.setup_phases,
-            setup_phases=(),
-            cohort=Everyone(),
-            needs_everyone=True,
-            evaluation=None,
-        )
-
-    def weights_of(self, partitions: tuple[int, ...]) -> Tensor:
-        """The weights of these clients in a mean, (C,): N_i, or ones."""
-        is_uniform = self.server_update.weighting == "uniform"
-        sizes = [1 if is_uniform else self.num_examples[i] for i in partitions]
-        return torch.tensor(sizes, dtype=torch.float64, device=self.device)
+    @cached_property
+    def weights(self) -> Tensor:
+        """The weights of all clients in a mean: N_i, or ones."""
+        if self.server_update.weighting == "uniform":
+            return torch.ones(self.num_clients, dtype=torch.float64, device=self.device)
+        return torch.tensor(self.num_examples, dtype=torch.float64, device=self.device)
 
     @cached_property
     def num_clients(self) -> int:
-        """Number of partitions."""
+        """The number of partitions."""
         return len(self.num_examples)
 
     @property
     def matrices_up(self) -> int:
-        """Number of arrays of the model's shape that a client sends in one round."""
+        """The number of arrays of the model's shape that a client sends in one round."""
         return sum(len(phase.up.names()) for phase in self.phases)
 
 
 class RoundReport(NamedTuple):
-    """What a round did, all its attempts together, for metrics and checkpoints.
+    """The outcome of a round over all its attempts, for metrics and checkpoints.
 
     ``participants`` are the clients whose replies were used; ``failures`` has a reason for each
     that was asked and dropped.

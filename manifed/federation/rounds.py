@@ -9,7 +9,9 @@ strategies (manifed/flower/strategy.py), which give control away between two exc
 """
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,10 +21,10 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Collected, Phase, State
 from manifed.algorithms.payloads import Down, Payload, PerClient, Point
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
+from manifed.federation.cohorts import Everyone
+from manifed.federation.exchange import Asked, Expectation, Failure, Header, Replies, Transport
 from manifed.federation.held_out import EVALUATE, Totals
 from manifed.federation.plan import Plan, RoundReport
-from manifed.federation.replies import Expectation, Failure, Header, Replies
-from manifed.federation.stack import Asked, Transport
 from manifed.manifolds.base import DRIFT, LARGEST
 from manifed.privacy.noise import NoiseSource, Stream
 
@@ -42,7 +44,7 @@ class _BadState(RoundFailed):
 
 
 def free(*_: object) -> None:
-    """The charge of a run that protects nobody."""
+    """Charges nothing; it stands for `Account.charge` in a run without privacy."""
 
 
 def run_rounds(
@@ -56,7 +58,7 @@ def run_rounds(
     attempts: Callable[[int], int] = lambda _: 0,
     last_accepted: Mapping[int, int] | None = None,
 ) -> Iterator[RoundReport]:
-    """Rounds ``first_round`` to ``num_rounds`` over a transport, one by one.
+    """Runs rounds ``first_round`` to ``num_rounds`` over a transport, one by one.
 
     The exchanges before round 1 come first; they are round 0, and charged nothing. The arguments
     are those of `Course`.
@@ -88,20 +90,12 @@ class Attempt(NamedTuple):
     state: State
     phases: tuple[Phase, ...]
     """The exchanges of this round."""
+    phase: Phase
+    """The next of them."""
     index: int = 0
     failures: Mapping[int, Failure] = MappingProxyType({})
     held_out: tuple[Tensor, int] | None = None
     """What hold-outs said: the sum of what so many clients sent."""
-
-    @property
-    def phase(self) -> Phase:
-        """The next exchange."""
-        return self.phases[self.index]
-
-    @property
-    def header(self) -> Header:
-        """What the next messages belong to, for nobody in particular."""
-        return Header(self.plan.config_sha256, self.server_round, self.attempt, self.phase.name, -1)
 
     @property
     def draws(self) -> "ServerDraws":
@@ -110,7 +104,7 @@ class Attempt(NamedTuple):
 
 
 def sent(now: Attempt) -> Down:
-    """What goes down next: the model to be evaluated, or what the server update broadcasts."""
+    """Returns the next downlink: the server update's payload, or the model to be evaluated."""
     if now.phase is EVALUATE:
         return Point(now.plan.server_update.model(now.state, now.plan.manifold))
     down = now.plan.server_update.down(now.state, now.phase.name)
@@ -121,7 +115,7 @@ def sent(now: Attempt) -> Down:
 
 # -- from uploads to a mean ---------------------------------------------------------------------
 class ServerDraws(NamedTuple):
-    """Addressed randomness of the server in one exchange."""
+    """The server's addressed randomness in one exchange."""
 
     source: NoiseSource
     server_round: int
@@ -140,8 +134,8 @@ class ServerDraws(NamedTuple):
         )
 
     def uniform(self) -> float:
-        """One uniform for Option 2's choice."""
-        drawn = self.source.uniforms(
+        """Draws the one uniform that Option 2's choice needs."""
+        (drawn,) = self.source.uniforms(
             (1,),
             stream=Stream.ITERATE_CHOICE,
             partition=0,
@@ -149,11 +143,11 @@ class ServerDraws(NamedTuple):
             attempt=self.attempt,
             step=(1 << 24) - 1,
         )
-        return float(drawn[0])
+        return float(drawn)
 
 
 class Mean(NamedTuple):
-    """What became of the uploads of an exchange: an array a field, none where nothing is."""
+    """The aggregate of an exchange's uploads: an array for each field, or nothing."""
 
     fields: Mapping[str, Tensor]
     next_clip: float | None = None
@@ -163,7 +157,7 @@ class Mean(NamedTuple):
 def weighted_mean(
     uploads: Payload, weights: Tensor, asked: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """The weighted mean of every field, sum_i w_i u_i, with weights normalised to one.
+    """Computes sum_i w_i u_i of every field, with weights normalised to one.
 
     Sums are divided by the weight of all that were ``asked``, and scaled where not all replied.
     """
@@ -179,33 +173,30 @@ def weighted_mean(
 
 
 def aggregated(now: Attempt, replies: Replies) -> Mean:
-    """One array a field: a mean, at client level a noised one; nothing where nothing is."""
+    """Computes one array for each field; nothing where an exchange has no mean."""
     if now.phase.aggregation == "none":
         return Mean({})
-    return averaged(now, replies) if now.plan.mechanism is None else noised(now, replies)
+    return (averaged if now.plan.mechanism is None else noised)(now, replies)
 
 
 def averaged(now: Attempt, replies: Replies) -> Mean:
-    """The weighted mean of every field, with the weights of the server update."""
-    plan = now.plan
-    weights = plan.weights_of(replies.partitions)
-    asked = None
-    if replies.partitions != now.asked:
-        asked = plan.weights_of(now.asked).sum()
-    return Mean(weighted_mean(replies.uploads, weights, asked))
+    """Computes the mean of every field with the server update's weights."""
+    weights = now.plan.weights
+    asked = None if replies.partitions == now.asked else weights[list(now.asked)].sum()
+    return Mean(weighted_mean(replies.uploads, weights[list(replies.partitions)], asked))
 
 
 def noised(now: Attempt, replies: Replies) -> Mean:
-    """What the server's mechanism releases of the one field, at the point of the broadcast.
+    """Releases the one field through the server's mechanism, at the point of the broadcast.
 
     Raises:
         ValueError: for uploads of several fields.
     """
     plan = now.plan
-    mechanism = now.plan.mechanism
+    mechanism = plan.mechanism
     assert mechanism is not None
-    ((name, stacked),) = replies.uploads.tensors().items()
-    found = mechanism.noised_mean(
+    ((name, stacked),) = vars(replies.uploads).items()
+    mean, next_clip = mechanism.noised_mean(
         stacked,
         plan.server_update.base(now.state, plan.manifold),
         plan.manifold,
@@ -214,7 +205,7 @@ def noised(now: Attempt, replies: Replies) -> Mean:
         is_tangent=plan.server_update.space == "tangent",
         l2_norm_clip=float(now.state.get(CLIP, mechanism.l2_norm_clip)),
     )
-    return Mean({name: found.mean}, None if mechanism.adaptive is None else found.next_clip)
+    return Mean({name: mean}, None if mechanism.adaptive is None else next_clip)
 
 
 # -- a step --------------------------------------------------------------------------------------
@@ -235,10 +226,19 @@ def _enough(now: Attempt, replies: Replies) -> Replies:
     plan = now.plan
     phase = now.phase
     if plan.mechanism is not None:
-        return replies.zero_filled(now.asked)
-    size = len(now.asked if phase.needs_all else now.cohort)
-    everyone = plan.needs_everyone or phase.needs_all
-    why = plan.policy.refusal(replies, size, needs_everyone=everyone)
+        if replies.partitions == now.asked:
+            return replies
+        rows = torch.tensor([bisect_left(now.asked, i) for i in replies.partitions]).long()
+        whole = [
+            t.new_zeros(len(now.asked), *t.shape[1:]).index_copy(0, rows.to(t.device), t)
+            for t in vars(replies.uploads).values()
+        ]
+        return replies._replace(partitions=now.asked, uploads=type(replies.uploads)(*whole))
+    why = plan.policy.refusal(
+        replies,
+        len(now.asked if phase.needs_all else now.cohort),
+        needs_everyone=plan.needs_everyone or phase.needs_all,
+    )
     if now.asked and why is not None:
         lost = {**now.failures, **replies.failures}
         where = f", exchange {phase.name!r}" if len(plan.phases) > 1 else ""
@@ -265,18 +265,16 @@ def _step(now: Attempt, replies: Replies, aggregate: _Aggregate) -> State:
     seen = (None, ()) if plan.mechanism is not None else (replies.uploads, replies.partitions)
     collected = Collected(mean.fields, *seen, plan.num_clients, now.draws.uniform)
     update = plan.server_update
-    name = now.phase.name
     why = ""
     try:
-        state = update.step(state, name, collected, now.server_round, plan.manifold)
+        state = update.step(state, now.phase.name, collected, now.server_round, plan.manifold)
     # torch exports the error from C, out of the sight of pyright
     except (torch.linalg.LinAlgError, ArithmeticError) as error:  # pyright: ignore[reportPrivateImportUsage]
         why = f"the server update failed: {type(error).__name__}"
     for key, tensor in {} if why else state.items():
         if tensor.is_floating_point():
             bound = LARGEST[tensor.dtype]
-            bad = int((~(tensor.abs() <= bound)).sum())
-            if bad:
+            if bad := int((~(tensor.abs() <= bound)).sum()):
                 why = (
                     "Expected a finite state after the server update, got "
                     f"{bad} of {tensor.numel()} numbers in {key} that are not, or above {bound:g}"
@@ -337,7 +335,7 @@ def _stepped(now: Attempt, replies: Replies, aggregate: _Aggregate) -> Attempt:
         if not culprits:
             raise
         if len(culprits) == len(taken.partitions):  # the step is at fault, or there is one client
-            some = ", ".join(str(i) for i in list(culprits)[:5])
+            some = ", ".join(map(str, list(culprits)[:5]))
             raise _BadState(
                 f"{bad}; so does each upload alone, of the clients {some}", is_computed=True
             ) from None
@@ -360,7 +358,7 @@ def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
 
 # -- a run ---------------------------------------------------------------------------------------
 class Course:
-    """A run between two exchanges: its state, its next round, and the attempt that is under way."""
+    """The state of a run between two exchanges: model, next round, and attempt under way."""
 
     def __init__(
         self,
@@ -399,7 +397,7 @@ class Course:
         """What all attempts of the round sent and got."""
 
     def opened(self) -> Attempt:
-        """The attempt before its next exchange, drawn and paid for.
+        """Returns the attempt before its next exchange, after its cohort was drawn and paid for.
 
         Raises:
             BudgetExhausted: the budget does not pay it; nothing was sent.
@@ -411,16 +409,24 @@ class Course:
             self._pay(now)
             self.now = now
         now = self.now
-        if now.phase is not EVALUATE:
-            told = self.plan.server_update.disclosed(now.state, now.phase.name)
-            if told:
-                self._pay(now, told)
+        if now.phase is not EVALUATE and (
+            told := self.plan.server_update.disclosed(now.state, now.phase.name)
+        ):
+            self._pay(now, told)
         return now
 
     def _drawn(self) -> Attempt:
         """Another attempt of the next round, its cohort drawn; nothing is paid yet."""
-        plan = self.plan if self.round else self.plan.of_setup()
+        plan = self.plan
         number = self.round
+        if number == 0:
+            plan = replace(
+                plan,
+                phases=plan.setup_phases,
+                cohort=Everyone(),
+                needs_everyone=True,
+                evaluation=None,
+            )
         if plan.last_priced is not None and number > plan.last_priced:
             raise ConfigError(
                 f"num_rounds: expected the rounds that were priced, at most {plan.last_priced}, "
@@ -433,7 +439,7 @@ class Course:
         cohort = plan.cohort.draw(plan.num_clients, number, attempt, plan.source)
         is_due = plan.evaluation is not None and plan.evaluation.is_due(number)
         phases = (*plan.phases, EVALUATE) if is_due else plan.phases
-        return Attempt(plan, number, attempt, cohort, cohort, self.state, phases)
+        return Attempt(plan, number, attempt, cohort, cohort, self.state, phases, phases[0])
 
     def _pay(self, now: Attempt, *disclosed: tuple[int, ...]) -> None:
         if now.server_round == 0:
@@ -445,23 +451,24 @@ class Course:
             raise
 
     def asked(self, down: Down) -> Asked:
-        """The exchange of the attempt that is under way; an evaluation is sent the model."""
+        """Returns the next exchange of the attempt; an evaluation is sent the model."""
         now = self.now
         assert now is not None
         down = sent(now) if now.phase is EVALUATE else down
-        return Asked(now.header, now.phase, down, now.asked, self.accepted)
+        header = Header(now.plan.config_sha256, now.server_round, now.attempt, now.phase.name, -1)
+        return Asked(header, now.phase, down, now.asked, self.accepted)
 
     def judged(self, replies: Replies) -> Replies:
-        """The replies without the uploads that no step could use; who was dropped is logged."""
+        """Drops the uploads that no step could use, and logs whose they were."""
         now = self.now
         seen = self._seen
         assert now is not None
         plan = now.plan
         phase = now.phase
-        update = now.plan.server_update
-        base = update.base(now.state, plan.manifold)
+        update = plan.server_update
         names = vars(replies.uploads)
         places = dict(zip(names, phase.uploads or (update.space,) * len(names), strict=True))
+        base = update.base(now.state, plan.manifold)
         found = Expectation(base, places, plan.manifold).checked(replies)
         totals = found.uploads
         who = found.partitions
@@ -483,7 +490,7 @@ class Course:
         return found
 
     def moved(self, replies: Replies, aggregate: _Aggregate = aggregated) -> RoundReport | None:
-        """The report of the round that these replies end; None where more exchanges follow.
+        """Takes the step on these replies; returns the round's report, or None before its end.
 
         Raises:
             RoundFailed, BadState: as `run_rounds`; the attempt is over then.
@@ -492,19 +499,19 @@ class Course:
         now = self.now
         self.now = None
         if now.phase is EVALUATE:  # it changes no state, and nobody who is silent fails the round
-            summed = vars(replies.uploads)["u"].sum(0)
-            now = now._replace(held_out=(summed, len(replies.partitions)))
+            totals = vars(replies.uploads)["u"]
+            now = now._replace(held_out=(totals.sum(0), len(totals)))
         else:
             now = _stepped(now, replies, aggregate)
         for index in range(now.index + 1, len(now.phases)):
             phase = now.phases[index]  # some exchanges take place in some states alone
             if phase is EVALUATE or now.plan.server_update.is_due(now.state, phase.name):
-                self.now = now._replace(index=index)
+                self.now = now._replace(phase=phase, index=index)
                 return None
         report = self._seen._replace(
             server_round=now.server_round,
             state=now.state,
-            participants=tuple(i for i in now.asked if i not in now.failures),
+            participants=tuple([i for i in now.asked if i not in now.failures]),
             failures={**self._seen.failures, **now.failures},
             held_out=now.held_out,
         )
@@ -514,7 +521,7 @@ class Course:
         return report if report.server_round else None
 
     def one_round(self, exchange: Callable[[], RoundReport | None]) -> RoundReport:
-        """The next round by calls of ``exchange``; a failed attempt again, as the policy says.
+        """Runs the next round by calls of ``exchange``, and tries it again as the policy says.
 
         Raises:
             RoundFailed, BadState: as `run_rounds`.

@@ -1,4 +1,4 @@
-"""How an exchange reaches the clients, and the way that stays in this process: in stacks.
+"""The transport that runs stacks of clients in this process.
 
 A stack is a client by itself, computed as a node computes it, to the last bit, or neighbours whose
 updates are one call: their shards are padded and stacked once, and noise comes from each client's
@@ -8,73 +8,27 @@ than fit. Who computes a stack, in this process or in another, changes no bit of
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Memory, Phase
-from manifed.algorithms.broadcast import BadBroadcast, check_broadcast
-from manifed.algorithms.payloads import Down, Payload, PerClient, down_bytes, downs
+from manifed.algorithms.algorithm import Memory
+from manifed.algorithms.payloads import BadBroadcast, Payload, PerClient, check_broadcast
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSide, Seat, run_update
+from manifed.federation.exchange import Asked, Failure, Replies
 from manifed.federation.held_out import EVALUATE
-from manifed.federation.replies import Failure, Header, Replies
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
-
-
-class Asked(NamedTuple):
-    """One exchange with some clients."""
-
-    header: Header
-    """For nobody in particular."""
-    phase: Phase
-    down: Down
-    """One payload for all, or a `PerClient` with a row for each of ``partitions``."""
-    partitions: tuple[int, ...]
-    last_accepted: Mapping[int, int]
-    """In which round the server last used a client's reply: a client whose memory is of another
-    round starts from its initial one."""
-
-    def to(self, client: int) -> Header:
-        """The header of the message to a client."""
-        last = self.last_accepted.get(client, 0)
-        return replace(self.header, partition_id=client, last_accepted_round=last)
-
-
-class Transport(Protocol):
-    """Sends what goes down to some clients and brings their uploads back."""
-
-    def exchange(self, asked: Asked) -> Replies:
-        """The readable uploads in the order of the clients, and a reason for each other client."""
-        ...
-
-
-def point_like(down: Down) -> Tensor:
-    """A tensor of the shape and type of a point, where this goes down."""
-    if isinstance(down, PerClient):
-        x = next(iter(vars(down.rows).values()))
-        return x.new_empty(x.shape[1:])
-    return next(iter(vars(down).values()))
-
-
-def gathered(asked: Asked, parts: Sequence[Payload]) -> Payload:
-    """Stacked uploads, one after the other; those of nobody have the fields' shapes after a 0."""
-    if parts:
-        columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return asked.phase.up(*[torch.cat(own) for own in columns])
-    x = point_like(asked.down)
-    layout = asked.phase.up.layout(tuple(x.shape), x.dtype).values()
-    return asked.phase.up(*[x.new_zeros(0, *own, dtype=dtype) for own, dtype in layout])
+from manifed.problems.problem import Problem
 
 
 @dataclass(frozen=True)
 class Chunking:
-    """How many neighbours lie in a stack, and how many of them one call takes at most."""
+    """Sizes of stacks: how many neighbours lie in one, and how many one call takes at most."""
 
     num_clients: int
     in_a_stack: int
@@ -84,7 +38,7 @@ class Chunking:
     def of(
         side: ClientSide, device: str, memory_budget_mb: int | None, at_once: int | None
     ) -> "Chunking":
-        """Puts as many clients in a call as ``at_once`` allows, the budget holds and a cache keeps.
+        """Puts as many clients in a call as ``at_once``, the memory budget and the cache allow.
 
         Sizes are the public N_i: how many examples there really are is a client's secret. Where
         few of the clients are asked in a round, a stack holds as many more. Where a client is the
@@ -96,10 +50,10 @@ class Chunking:
         clients = len(side.shards)
         most = clients
         if memory_budget_mb is not None:
-            most = _clients_at_once(side, device, memory_budget_mb)
+            most = min(clients, _clients_at_once(side, device, memory_budget_mb))
         if side.unit == "client" or at_once == 1:
             return Chunking(clients, 1, 1)
-        most = min(most, clients, at_once or most)
+        most = min(most, at_once or most)
         stacks = math.ceil(clients * side.rate / most)
         return Chunking(clients, math.ceil(clients / max(1, stacks)), most)
 
@@ -110,7 +64,7 @@ class Chunking:
         return [range(begin, end) for begin, end in pairwise(ends)]
 
     def cut(self, partitions: Sequence[int], rows: list[int]) -> list[list[int]]:
-        """``rows`` of ``partitions``, by chunk: those of one stack, in shares of one size."""
+        """Cuts ``rows`` of ``partitions`` into chunks, each within one stack and equally large."""
         found: list[list[int]] = []
         for _, same in groupby(rows, key=lambda row: partitions[row] // self.in_a_stack):
             stack = list(same)
@@ -119,7 +73,7 @@ class Chunking:
         return found
 
     def shared(self, workers: int) -> list[range]:
-        """The stacks of each worker: neighbours, as many for each as can be.
+        """Divides the stacks among workers: neighbours together, shares as equal as can be.
 
         Raises:
             ConfigError: there are fewer stacks than workers.
@@ -145,18 +99,33 @@ def _clients_at_once(side: ClientSide, device: str, memory_budget_mb: int) -> in
     shard = sum(t.nbytes for t in like.tensors.values())
     present = 0
     if like.stream is None:  # of which each client keeps a copy, and a flag for each row
-        ends = [(t, t.shape[t.dim() - like.feature_ndim[k] :]) for k, t in like.tensors.items()]
-        shard = most * sum(math.prod(end) * t.element_size() for t, end in ends)
+        shapes = like.shapes
+        shard = most * sum(math.prod(shapes[k]) * t.itemsize for k, t in like.tensors.items())
         present = 8 * most
     point = math.prod(shape) * dtype.itemsize
-    layouts = (phase.up.layout(shape, dtype) for phase in training.phases)
-    ups = (math.prod(own) * kind.itemsize for layout in layouts for own, kind in layout.values())
-    upload = max(point, *ups)
+    upload = max(
+        point,
+        *(
+            math.prod(own) * kind.itemsize
+            for phase in training.phases
+            for own, kind in phase.up.layout(shape, dtype).values()
+        ),
+    )
     blank = training.initial_memory(torch.zeros(shape, dtype=dtype))
     remembered = present + (0 if blank is None else blank.num_bytes())
     # Uploads of a round, of at most two tensors, and once more while they are averaged.
     kept = clients * (shard + remembered + 3 * upload)
-    working = shard + point * side.gradients_in_a_step(most)
+    # so many points' worth of per-example gradients, with temporaries, a query may hold
+    each = Problem.points_per_example
+    setup = side.setup
+    rows = [
+        (setup.problem.points_per_example if query.form == "gradient" else each)
+        * query.expected_size
+        for query in setup.queries(most)
+    ]
+    if (longest := training.largest_batch(most)) is not None:
+        rows = [each * longest]
+    working = shard + point * max(rows, default=0.0)
     # Gradients, noise, a kept iterate and their temporaries: sixteen sizes of a point.
     needed = shard + working + 16 * upload
     budget = memory_budget_mb * 2**20
@@ -209,7 +178,7 @@ class _Stack:
             down = type(down)(*[t.expand(len(at), *t.shape) for t in vars(down).values()])
         down = down if self._device == "cpu" else down.to(self._device)
         who = chunk[0] if self._is_alone else chunk
-        made = run_update(
+        up, memory, _ = run_update(
             self._setup,
             Seat(who, header.server_round, header.attempt, header.phase),
             down,
@@ -219,10 +188,10 @@ class _Stack:
             source,
             self._device,
         )
-        if made.memory is not None:
-            self._write(made.memory, rows)
+        if memory is not None:
+            self._write(memory, rows)
             self.tags |= dict.fromkeys(chunk, (header.server_round, header.attempt))
-        return type(made.up).stack([made.up]) if self._is_alone else made.up
+        return type(up).stack([up]) if self._is_alone else up
 
     def _rows(self, chunk: tuple[int, ...]) -> slice | Tensor:
         """Where the clients of ``chunk`` lie in the stacks: a view when they are neighbours."""
@@ -243,15 +212,17 @@ class _Stack:
             blank = training.initial_memory(x)
         if blank is None or known is None:
             return blank
-        lasts = training.remembers_setup
         tags = self.tags
-        valid = [i in tags and (lasts or asked.to(i).continues(*tags[i])) for i in chunk]
+        valid = [
+            i in tags and (training.remembers_setup or asked.to(i).continues(*tags[i]))
+            for i in chunk
+        ]
         if self._is_alone:
             return known if valid[0] else blank
         old = known.take(self._rows(chunk))
-        keep = torch.tensor(valid, device=self._device)
         if all(valid):
             return old
+        keep = torch.tensor(valid, device=self._device)
         both = zip(vars(old).values(), vars(blank).values(), strict=True)
         return type(blank)(
             *[torch.where(keep.reshape(-1, *[1] * (a.dim() - 1)), a, b) for a, b in both]
@@ -262,15 +233,15 @@ class _Stack:
             self.memory = memory
             return
         if self.memory is None:
-            count = len(self._members)
-            zeros = [t.new_zeros(count, *t.shape[1:]) for t in vars(memory).values()]
-            self.memory = type(memory)(*zeros)
+            self.memory = type(memory)(
+                *[t.new_zeros(len(self._members), *t.shape[1:]) for t in vars(memory).values()]
+            )
         for name, old in vars(self.memory).items():
             old[rows] = memory[name]
 
 
 class StackTransport:
-    """Runs the clients of one side, or of some stacks of it; it keeps what they remember."""
+    """Transport that runs the clients of one side in this process and keeps their memory."""
 
     def __init__(
         self,
@@ -308,7 +279,7 @@ class StackTransport:
         self._manifold = side.setup.problem.manifold
 
     def exchange(self, asked: Asked) -> Replies:
-        """As `Transport.exchange`; a stack that fails is tried again client by client."""
+        """Exchanges as `Transport.exchange`; a stack that fails is tried client by client."""
         partitions = asked.partitions
         source = self._source()
         failures = self._refusals(asked)
@@ -330,9 +301,9 @@ class StackTransport:
                         failures[who[0]] = Failure("absent", f"{type(error).__name__}: {error}")
         return Replies(
             tuple(done),
-            gathered(asked, parts),
+            asked.gathered(parts),
             failures,
-            down_bytes(asked.down, len(partitions)),
+            asked.down.bytes_to(len(partitions)),
             frozenset({source.origin} if done else ()),
         )
 
@@ -345,7 +316,7 @@ class StackTransport:
 
         def is_refused(clients: Sequence[int], sent: Payload) -> bool:
             try:
-                check_broadcast(asked.phase, sent, self._manifold)
+                check_broadcast(asked.phase.places, sent, self._manifold)
             except BadBroadcast as bad:
                 found.update(dict.fromkeys(clients, Failure("absent", f"BadBroadcast: {bad}")))
             return bool(found)
@@ -356,6 +327,6 @@ class StackTransport:
             is_refused(who, down)
         elif who and is_refused(who, down.rows):
             found.clear()
-            for i, sent in zip(who, downs(down, len(who)), strict=True):
-                is_refused((i,), sent)
+            for row, i in enumerate(who):
+                is_refused((i,), down.rows.take(row))
         return found

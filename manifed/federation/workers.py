@@ -1,4 +1,4 @@
-"""Stacks of clients in Ray actors: in other processes, on this machine or on many, the same bits.
+"""The transport that runs stacks of clients in Ray actors, on this machine or on many.
 
 An actor builds its clients from the config, keeps their shards and what they remember, and computes
 their chunks; data never pass through the driver. The driver draws the cohort, charges the ledger
@@ -26,12 +26,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manifed.algorithms.payloads import PerClient, down_bytes
-from manifed.errors import ConfigError, one_line
+from manifed.algorithms.payloads import PerClient
+from manifed.errors import ConfigError, one_line, optional
 from manifed.federation.client import ClientSide
-from manifed.federation.replies import Failure, Header, Replies
-from manifed.federation.stack import Asked, Chunking, StackTransport, gathered
-from manifed.problems.shards import forget_datasets
+from manifed.federation.exchange import Asked, Failure, Header, Replies
+from manifed.federation.stack import Chunking, StackTransport
+from manifed.problems.shards import dataset
 
 log = logging.getLogger("manifed")
 
@@ -54,7 +54,7 @@ class _Actor:
         side = build(range(stacks[0].start, stacks[-1].stop))
         self._transport = StackTransport(side, device=device, chunking=chunking, owned=owned)
         self._setup = side.setup
-        forget_datasets()
+        dataset.cache_clear()
 
     def process(self) -> int:
         """The actor's process, once its clients are there."""
@@ -91,7 +91,7 @@ def _tensors(arrays: _Arrays) -> list[Tensor]:
 
 
 class RayTransport:
-    """Runs cohorts on Ray actors; a context that ends them."""
+    """Transport over Ray actors, as a context manager that ends them."""
 
     def __init__(
         self,
@@ -119,15 +119,12 @@ class RayTransport:
             timeout: seconds to wait for the replies of one exchange.
 
         Raises:
-            ConfigError: no Ray, fewer stacks or CPUs than workers, an algorithm with exchanges
+            Missing: Ray is not installed.
+            ConfigError: fewer stacks or CPUs than workers, an algorithm with exchanges
                 before round 1, or data that a worker cannot build.
         """
-        try:
+        with optional():
             import ray
-        except ImportError:
-            raise ConfigError(
-                "engine.workers: Ray is not installed; pip install 'flwr[simulation]'"
-            ) from None
         self._ray: Any = ray
         if side.setup.training.setup_phases:
             raise ConfigError(
@@ -203,7 +200,7 @@ class RayTransport:
         self.close()
 
     def close(self) -> None:
-        """End the actors, and Ray where it was started here."""
+        """Ends the actors, and Ray where it was started here."""
         for actor in self.actors:
             self._ray.kill(actor)
         if self._is_ours:
@@ -212,7 +209,7 @@ class RayTransport:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def exchange(self, asked: Asked) -> Replies:
-        """As `Transport.exchange`, the clients ascending."""
+        """Exchanges as `Transport.exchange`, with the clients in ascending order."""
         header, phase, down, partitions, last_accepted = asked
         is_own = isinstance(down, PerClient)
         sent = _arrays((down.rows if is_own else down).tensors())
@@ -244,12 +241,11 @@ class RayTransport:
         reached = sum(len(mine) for _, mine, _ in calls)
         return Replies(
             tuple(i for one in came for i in one.partitions),
-            gathered(
-                asked,
-                [phase.up(*_tensors(cast(_Arrays, one.uploads))) for one in came if one.partitions],
+            asked.gathered(
+                [phase.up(*_tensors(cast(_Arrays, one.uploads))) for one in came if one.partitions]
             ),
             failures,
-            down_bytes(down, len(partitions)) * reached // max(1, len(partitions)),
+            down.bytes_to(len(partitions)) * reached // max(1, len(partitions)),
             frozenset().union(*(one.noise_origins for one in came)),
         )
 

@@ -1,4 +1,4 @@
-"""The only part that imports Flower.
+"""The only package that imports Flower: strategies, clients, records and Grids.
 
 `manifed.flower.strategies` and `manifed.flower.clients` are folders of a wheel. In a checkout, an
 editable install and a Flower app bundle they are the top-level folders of the same names.
@@ -14,7 +14,7 @@ if not (_HERE / "strategies").is_dir():
 
 
 def enter_as(name: str) -> None:
-    """Enter the package `manifed.flower.NAME` and its modules in `sys.modules` as ``name``.
+    """Enters the package `manifed.flower.NAME` and its modules in `sys.modules` as ``name``.
 
     A class is then one object, whether its module is imported from the top-level folder or from
     the library.
@@ -22,6 +22,5 @@ def enter_as(name: str) -> None:
     package = import_module(f"manifed.flower.{name}")
     for folder in package.__path__:
         for path in Path(folder).glob("[a-z]*.py"):
-            module = import_module(f"manifed.flower.{name}.{path.stem}")
-            sys.modules[f"{name}.{path.stem}"] = module
+            sys.modules[f"{name}.{path.stem}"] = import_module(f"manifed.flower.{name}.{path.stem}")
     sys.modules[name] = package

@@ -1,6 +1,5 @@
-"""The ServerApp of an experiment, and a run over a Grid (its ClientApp: client.py)."""
+"""The ServerApp of an experiment, and a run of it over a Grid."""
 
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from pkgutil import resolve_name
@@ -8,24 +7,16 @@ from pkgutil import resolve_name
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from manifed.errors import RunEnded
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.plan import RoundReport
 from manifed.flower.handshake import declared_sizes
-from manifed.flower.inline import InlineGrid
 from manifed.flower.polling import PollingGrid
 from manifed.flower.strategy import ManifoldStrategy
+from manifed.flower.transport import InlineGrid
 from manifed.runs import driver
 from manifed.runs.driver import Job
 from manifed.runs.folder import RunFolder, printable
-from manifed.runs.manifest import process_began
 from manifed.runs.statement import statement_of
-
-log = logging.getLogger("manifed")
-
-_StrategyOf = Callable[[Job], ManifoldStrategy]
-"""Makes the strategy of a run, which sends, aggregates, charges and fails in its own way."""
-
 
 _STRATEGIES = {
     "tangent-mean": "tangent_mean:TangentMean",
@@ -40,15 +31,14 @@ _STRATEGIES = {
 
 
 def strategy_of(job: Job) -> ManifoldStrategy:
-    """The strategy of a run, by the kind of its server update.
+    """Makes the strategy of a run, by the kind of its server update.
 
     A server update of another package, and one that goes with several exchanges a round, gets the
     strategy of any update: what it sends and how it steps is its own.
     """
-    update = job.config.training
     kind = job.config.server_update.kind
     place = _STRATEGIES.get(kind, "any_update:AnyUpdate")
-    if kind == "tangent-mean" and len(update.phases) > 1:
+    if kind == "tangent-mean" and len(job.config.training.phases) > 1:
         place = "any_update:AnyUpdate"
     # In a checkout this is the folder `strategies` beside the library.
     strategy: type[ManifoldStrategy] = resolve_name(f"manifed.flower.strategies.{place}")
@@ -58,14 +48,12 @@ def strategy_of(job: Job) -> ManifoldStrategy:
 def run(
     grid: Grid,
     config: Experiment,
-    strategy: _StrategyOf = strategy_of,
-    began: float | None = None,
+    strategy: Callable[[Job], ManifoldStrategy] = strategy_of,
 ) -> RunFolder:
-    """The finished run folder of an experiment whose clients are the nodes of ``grid``.
+    """Runs an experiment whose clients are the nodes of ``grid``; returns the run folder.
 
     Flower's own grids sleep between polls; replies are fetched as they come instead.
-    ``began`` as in `driver.run`. Its statement is printed and its figures are drawn, unless whoever
-    started the run does that (``output.quiet``).
+    The run's statement is printed, unless whoever started the run does that (``output.quiet``).
     """
     is_elsewhere = not isinstance(grid, InlineGrid)
     quick = PollingGrid(grid) if is_elsewhere else grid
@@ -83,30 +71,23 @@ def run(
         is_elsewhere=is_elsewhere,
         is_deployment=is_elsewhere and config.engine.kind != "ray",
         ask_sizes=lambda: declared_sizes(quick, sha256(config), count, timeout),
-        began=began,
     )
     if not config.output.quiet:
         statement = statement_of(folder.manifest()["privacy"])
         sys.stdout.write(f"{statement}\nrun folder: {printable(folder.directory)}\n")
-        if config.output.plots:
-            from manifed.runs.report import draw_finished
-
-            try:
-                draw_finished(folder)
-            except RunEnded as reason:
-                log.warning("%s", reason)
     return folder
 
 
 def server_app_of(
-    experiment: Callable[[Context], Experiment], strategy: _StrategyOf = strategy_of
+    experiment: Callable[[Context], Experiment],
+    strategy: Callable[[Job], ManifoldStrategy] = strategy_of,
 ) -> ServerApp:
-    """The ServerApp that runs the experiment of its context by ``strategy``."""
+    """Makes the ServerApp that runs the experiment of its context by ``strategy``."""
     made = ServerApp()
 
     @made.main()
     def main(grid: Grid, context: Context) -> None:
         """Run the experiment."""
-        run(grid, experiment(context), strategy, process_began())
+        run(grid, experiment(context), strategy)
 
     return made

@@ -1,4 +1,4 @@
-"""What a ClientApp does before and after the local steps (clients/local_training.py).
+"""The parts of a ClientApp around the local steps: node, records, memory, site.
 
 What the client adds to its gradients comes from its own reading of the config, never from the
 message; a message of another config is refused. An error stays in this node's own log: the server
@@ -10,27 +10,22 @@ What the site refuses, it refuses for its own reasons, which stay in the logs of
 
 import os
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from logging import ERROR
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.logger import log
 
-from manifed.algorithms.broadcast import BadBroadcast
 from manifed.experiment.assembly import own_node
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import Node
+from manifed.federation.exchange import BadMessage, Header
 from manifed.federation.memory import Kept, MemoryStore
-from manifed.federation.replies import BadMessage, Header
-from manifed.flower.handshake import Introduction, check_code
+from manifed.flower.handshake import Introduction
 from manifed.flower.records import (
-    CODE_SHA256,
     CONFIG_SHA256,
-    HEADER,
     PAYLOAD,
     facts_from_record,
     facts_to_record,
@@ -39,43 +34,16 @@ from manifed.flower.records import (
     tensors_from_record,
     tensors_to_record,
 )
-from manifed.runs.manifest import code_sha256
 from manifed.site import protocol
 
-_DEPLOYED = "flwr-clientapp"
-"""The program that a SuperNode starts for each message."""
 SITE_SOCKET = "site-socket"
 """In a node's own config: where the site's own process listens, which has the data."""
-HOME = "manifed"
-"""A deployed node's folder in its Flower home."""
 FindNode = Callable[[Context], Node]
 """Makes the node of a context: its errors, whose text may hold data, stay in the node's own log."""
 
 
-class Absent(RuntimeError):
-    """What the server learns of a node that cannot take part: that it is absent, and no more."""
-
-    def __init__(self) -> None:
-        super().__init__("this node is absent; its own log says why")
-
-
-@contextmanager
-def absent_if_it_fails() -> Generator[None]:
-    """Keep an error, whose text may hold data, in this node's own log, and raise `Absent` instead.
-
-    A BadMessage or BadBroadcast, which say what came alone, stay as they are.
-    """
-    try:
-        yield
-    except (BadMessage, BadBroadcast):
-        raise
-    except Exception as error:
-        log(ERROR, "this node is absent: %s: %s", type(error).__name__, error)
-        raise Absent from None
-
-
 def partition_of(context: Context, count: int | None = None) -> int:
-    """This node's partition, of ``count`` where the number is known.
+    """Returns this node's partition, checked against ``count`` where that is known.
 
     Raises:
         BadMessage: when the node's own config does not name it.
@@ -89,17 +57,19 @@ def partition_of(context: Context, count: int | None = None) -> int:
     return partition
 
 
-def node_of(context: Context, config: Experiment) -> Node:
-    """The node of an experiment; it opens its own file only, which its node config names."""
+def node_of(experiment: Callable[[Context], Experiment], context: Context) -> Node:
+    """Makes the node of an experiment, which opens only the file that its node config names."""
+    config = experiment(context)
     partition = partition_of(context, config.federation.num_clients)
-    path, declared = (context.node_config.get(key) for key in ("data-path", "num-examples"))
+    path = context.node_config.get("data-path")
+    declared = context.node_config.get("num-examples")
     if not (declared is None or type(declared) is int):
         raise BadMessage(f"Expected a whole num-examples of this node, got {shown(declared)}")
     return own_node(config, partition, None if path is None else Path(str(path)), declared)
 
 
 def opened(find: FindNode, context: Context) -> Node:
-    """This node, with its records.
+    """Returns this node with its records read.
 
     Raises:
         BadMessage: the node is pinned to another config. Others as ``find``.
@@ -111,111 +81,93 @@ def opened(find: FindNode, context: Context) -> Node:
     return node
 
 
-def check_server(message: Message) -> None:
-    """Refuse a server that runs other code; errors as `manifed.flower.handshake.check_code`."""
-    asked = message.content.config_records.get(HEADER, ConfigRecord())
-    check_code("the server", asked.get(CODE_SHA256))
-
-
-def introduction(node: Node, message: Message) -> Message:
-    """The reply to the handshake's query: all of it public."""
-    own = Introduction(node.partition, node.num_examples, node.digest, code_sha256())
-    return _said_of(own, message)
-
-
-def _said_of(own: Introduction, message: Message) -> Message:
-    return Message(RecordDict({HEADER: facts_to_record(own)}), reply_to=message)
-
-
-def _store(context: Context) -> MemoryStore | None:
-    """The folder that keeps what this node remembers; None in a simulation that names none.
+class Memory:
+    """A node's memory of its client in this run of Flower's.
 
     Flower keeps a context in the memory of one SuperNode process, which is enough where no node can
     die alone. A deployed node has ``state-dir`` in its own config, or ``manifed`` in its Flower
     home, so that a restart loses nothing.
-
-    Raises:
-        ValueError: ``state-dir`` is no absolute path.
     """
-    named = context.node_config.get("state-dir")
-    if named is None and Path(sys.argv[0]).name == _DEPLOYED:
-        named = str(Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").absolute() / HOME)
-    if named is None:
-        return None
-    if not isinstance(named, str) or not Path(named).is_absolute():
-        raise ValueError(f"Expected an absolute path as this node's state-dir, got {shown(named)}")
-    return MemoryStore(Path(named) / "memory")
 
+    def __init__(self, context: Context, node: Node) -> None:
+        """Makes the memory of the node of a context.
 
-def kept_of(context: Context, node: Node) -> Kept | None:
-    """What this node kept of its client in this run of Flower's."""
-    store = _store(context)
-    if store is not None:
-        return store.read(str(context.run_id), node.partition)
-    if "memory" not in context.state.array_records:
-        return None
-    return Kept(
-        facts_from_record(Header, context.state["memory-tag"]),
-        tensors_from_record(context.state.array_records["memory"]),
-    )
+        Raises:
+            ValueError: ``state-dir`` is no absolute path.
+        """
+        self._context, self._node = context, node
+        named = context.node_config.get("state-dir")
+        # the program that a SuperNode starts for each message
+        if named is None and Path(sys.argv[0]).name == "flwr-clientapp":
+            named = str(
+                Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").absolute() / "manifed"
+            )
+        if named is not None and not (isinstance(named, str) and Path(named).is_absolute()):
+            raise ValueError(
+                f"Expected an absolute path as this node's state-dir, got {shown(named)}"
+            )
+        self._store = None if named is None else MemoryStore(Path(named) / "memory")
+        self.kept: Kept | None = None
+        """What was written last."""
+        state = context.state
+        if self._store is not None:
+            self.kept = self._store.read(str(context.run_id), node.partition)
+        elif "memory" in state.array_records:
+            self.kept = Kept(
+                facts_from_record(Header, state["memory-tag"]),
+                tensors_from_record(state.array_records["memory"]),
+            )
 
-
-def keep(kept: Kept, context: Context, node: Node) -> None:
-    """Write what a client remembers, once its reply is made; one that raises keeps nothing."""
-    store = _store(context)
-    if store is not None:
-        lasts = node.setup.training.remembers_setup
-        store.write(str(context.run_id), node.partition, kept, lasts=lasts)
-        return
-    context.state["memory"] = tensors_to_record(kept.tensors)
-    context.state["memory-tag"] = facts_to_record(kept.header)
+    def keep(self, kept: Kept) -> None:
+        """Writes what a client remembers, once its reply is made; an error keeps nothing."""
+        if self._store is not None:
+            lasts = self._node.setup.training.remembers_setup
+            self._store.write(str(self._context.run_id), self._node.partition, kept, lasts=lasts)
+            return
+        self._context.state["memory"] = tensors_to_record(kept.tensors)
+        self._context.state["memory-tag"] = facts_to_record(kept.header)
 
 
 def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
-    """The ClientApp of nodes that take part in the experiment of their context.
+    """Makes the ClientApp of nodes that take part in the experiment of their context.
 
     A node whose own config names ``site-socket`` forwards to the site's process there.
     """
     # In a checkout this is the folder `clients` beside the library.
     app_of = resolve_name("manifed.flower.clients.local_training:app_of")
-    return app_of(lambda context: node_of(context, experiment(context)), experiment)
+    return app_of(partial(node_of, experiment), experiment)
 
 
-class _NoAnswer(RuntimeError):
-    """The site did not answer; the text is for the log of this node."""
+def site_introduction(context: Context, config: Experiment) -> Introduction:
+    """Returns what the site says of itself; errors as `site_answer`."""
+    told, _ = _asked(context, config, None, {})
+    if not isinstance(told, protocol.Introduction):
+        raise RuntimeError("the site did not introduce itself")
+    return Introduction(told.partition, told.num_examples, told.config_sha256, told.code_sha256)
 
 
-def introduced(message: Message, context: Context, config: Experiment) -> Message:
-    """The reply to the handshake's query, in the site's name.
+def site_answer(
+    content: RecordDict, header: Header, context: Context, config: Experiment
+) -> RecordDict:
+    """Returns the site's reply to a training message, which the site noised itself.
 
     Raises:
-        NoAnswer, OSError, BadFrame: the site refused, or there is none.
+        RuntimeError, OSError, BadFrame: the site refused, or there is none.
     """
-    told, _ = _asked(context, config, protocol.about(config), {})
-    if not isinstance(told, protocol.Introduction):
-        raise _NoAnswer("the site did not introduce itself")
-    said = Introduction(told.partition, told.num_examples, told.config_sha256, told.code_sha256)
-    return _said_of(said, message)
-
-
-def answered(message: Message, context: Context, config: Experiment) -> Message:
-    """The reply to a training message, as the site noised it; errors as `introduced`."""
-    header = facts_from_record(Header, message.content.get(HEADER))
-    arrays = message.content.get(PAYLOAD)
+    arrays = content.get(PAYLOAD)
     down = tensors_from_record(arrays) if isinstance(arrays, ArrayRecord) else {}
-    question = protocol.about(config, str(context.run_id), header)
-    told, up = _asked(context, config, question, down)
+    told, up = _asked(context, config, header, down)
     if not isinstance(told, protocol.Update):
-        raise _NoAnswer("the site did not answer with an update")
-    content = pack(header, tensors_to_record(up), noise_origin=told.noise_origin)
-    return Message(content, reply_to=message)
+        raise RuntimeError("the site did not answer with an update")
+    return pack(header, tensors_to_record(up), noise_origin=told.noise_origin)
 
 
 def _asked(
-    context: Context, config: Experiment, question: protocol.Question, down: protocol.Tensors
+    context: Context, config: Experiment, header: Header | None, down: protocol.Tensors
 ) -> tuple[protocol.Introduction | protocol.Update, protocol.Tensors]:
     path = Path(str(context.node_config[SITE_SOCKET]))
+    question = protocol.about(config, str(context.run_id), header)
     told, up = protocol.ask(path, question, down, config.federation.replies.timeout)
     if isinstance(told, protocol.Refusal):
-        raise _NoAnswer(f"the site refused: {told.reason}")
+        raise RuntimeError(f"the site refused: {told.reason}")
     return told, up

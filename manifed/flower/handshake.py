@@ -1,4 +1,4 @@
-"""Before round 1: wait for every client, learn which node holds which partition.
+"""The handshake before round 1: waits for every client and learns which node has which partition.
 
 Flower registers nodes while the ServerApp already runs and gives them random ids; a strategy that
 samples node ids at once samples from whoever happened to be there. Here every node that appears is
@@ -25,8 +25,8 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from manifed.federation.replies import plain
-from manifed.flower.polling import is_simulated
+from manifed.federation.exchange import plain
+from manifed.flower.polling import PollingGrid
 from manifed.flower.records import (
     CODE_SHA256,
     CONFIG_SHA256,
@@ -38,14 +38,13 @@ from manifed.flower.records import (
 from manifed.runs.manifest import code_sha256
 from manifed.setting import MOST_EXAMPLES
 
-PATIENCE = 5.0
+_PATIENCE = 5.0
 """Seconds that a federation of wrong or too few answers waits for nodes that may still come."""
-_PAUSE = 0.05
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a node says of itself, all of it public."""
+    """A node's public facts: its partition, its N_i, and the hashes of its config and code."""
 
     partition_id: int
     num_examples: int
@@ -54,16 +53,16 @@ class Introduction:
 
 
 class HandshakeFailed(RuntimeError):
-    """The federation is not what the config says; the text names what is missing."""
+    """Error: the federation is not what the config says; the text names what is missing."""
 
     exit_code = 1
 
 
 def check_code(who: str, theirs: object) -> None:
-    """Whether the other side runs the very source files that this process runs.
+    """Refuses another side whose source files have another hash than this process's own.
 
     Raises:
-        BadMessage: it does not; the text names both hashes.
+        BadMessage: the hashes differ; the text names both.
     """
     ours = code_sha256()
     if theirs != ours:
@@ -78,9 +77,9 @@ def meet(
     config_sha256: str,
     num_examples: Sequence[int],
     timeout: float,
-    patience: float = PATIENCE,
+    patience: float = _PATIENCE,
 ) -> dict[int, int]:
-    """Partition -> node id for all partitions of the federation.
+    """Returns the node id of every partition of the federation.
 
     Raises:
         HandshakeFailed: when a partition has no node that reads this config and says the (public)
@@ -93,10 +92,10 @@ def meet(
 
 
 def declared_sizes(
-    grid: Grid, config_sha256: str, num_clients: int, timeout: float, patience: float = PATIENCE
+    grid: Grid, config_sha256: str, num_clients: int, timeout: float
 ) -> tuple[int, ...]:
-    """N_i as each site declares it; errors as `meet`."""
-    met = _Meeting(grid, config_sha256, (None,) * num_clients).held(timeout, patience)
+    """Returns N_i as each site declares it; errors as `meet`."""
+    met = _Meeting(grid, config_sha256, (None,) * num_clients).held(timeout, _PATIENCE)
     return tuple(size for _, size in met.values())
 
 
@@ -126,7 +125,7 @@ class _Meeting:
                 return dict(sorted(self._met.items()))
             are_few = len(self._asked) < count
             now = time.monotonic()
-            if has_answers and are_few and is_simulated(self._grid):
+            if has_answers and are_few and _is_simulated(self._grid):
                 found = len(self._asked)
                 raise HandshakeFailed(
                     f"Expected {count} clients, got {found}: a simulation of Flower has as many as "
@@ -141,7 +140,7 @@ class _Meeting:
                 log(30, "Handshake: %s", self._explained(timeout))
             if now > deadline or (is_quiet and not are_few and not self._waiting):
                 raise HandshakeFailed(self._explained(timeout))
-            time.sleep(_PAUSE)
+            time.sleep(0.05)
 
     def _ask_who_is_new(self) -> bool:
         """Send the query to every node that has not had it; whether there was one."""
@@ -225,3 +224,14 @@ class _Meeting:
         missing = sorted(set(range(count)) - set(self._met))
         reasons = "; ".join(self._problems[:3]) or "no answer"
         return f"Expected every partition to answer, missing {missing[:10]}: {reasons}"
+
+
+def _is_simulated(grid: Grid) -> bool:
+    """Whether the nodes are those of Flower's simulation, which has all of them when one answers.
+
+    Flower registers them while the ServerApp already runs, and starts no ClientApp before the last.
+    """
+    from flwr.superlink.grid.inmemory_grid import InMemoryGrid  # late: it takes a second
+
+    inner = grid.inner if isinstance(grid, PollingGrid) else grid
+    return isinstance(inner, InMemoryGrid)

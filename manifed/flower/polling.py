@@ -1,4 +1,4 @@
-"""A Grid that asks for replies as soon as there may be some, over any Grid of Flower's.
+"""A Grid over any Grid of Flower's that asks for replies as soon as there may be some.
 
 Flower's own ``send_and_receive`` sleeps 3 s between two looks in a deployment and 0.1 s in a
 simulation. This one uses only the public ``push_messages`` and ``pull_messages``, looks again after
@@ -22,7 +22,6 @@ from flwr.supercore.run import Run
 from google.protobuf.message import DecodeError
 
 _SHORTEST_PAUSE = 0.005
-_LONGEST_PAUSE = 0.1
 UNREADABLE_REPLY = 1000
 """Our code, beside Flower's, of the error for a reply that came and cannot be used."""
 _UNREADABLE = (
@@ -40,19 +39,8 @@ _UNREADABLE = (
 """What unpacking a sender's bytes may raise; what the connection raises is not among them."""
 
 
-def is_simulated(grid: Grid) -> bool:
-    """Whether the nodes are those of Flower's simulation, which has all of them when one answers.
-
-    Flower registers them while the ServerApp already runs, and starts no ClientApp before the last.
-    """
-    from flwr.superlink.grid.inmemory_grid import InMemoryGrid  # late: it takes a second
-
-    inner = grid.inner if isinstance(grid, PollingGrid) else grid
-    return isinstance(inner, InMemoryGrid)
-
-
 class OwnGrid(Grid):
-    """What Flower asks of every Grid beside sending, for a grid of one run."""
+    """Base of Grids of one run, with the methods that Flower asks for beside sending."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -63,7 +51,7 @@ class OwnGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """The run this grid belongs to."""
+        """The run that this grid belongs to."""
         return self._run
 
     def create_message(
@@ -81,7 +69,7 @@ class OwnGrid(Grid):
 
 
 class PollingGrid(OwnGrid):
-    """``grid``, with a ``send_and_receive`` that wakes early; everything else is handed through."""
+    """A Grid that wraps ``grid`` with a ``send_and_receive`` that wakes as replies arrive."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid.run)
@@ -160,6 +148,6 @@ class PollingGrid(OwnGrid):
             waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
             if not waiting or (deadline is not None and time.monotonic() >= deadline):
                 break
-            pause = _SHORTEST_PAUSE if arrived else min(2 * pause, _LONGEST_PAUSE)
+            pause = _SHORTEST_PAUSE if arrived else min(2 * pause, 0.1)
             time.sleep(max(pause, took))  # at most half of the time is spent on looking
         return replies

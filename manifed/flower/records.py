@@ -1,4 +1,4 @@
-"""Payloads to Flower records and back, and the header that goes with them.
+"""Converts payloads and their headers to Flower records and back.
 
 Whoever sends a record chooses every byte of it, so what it declares is compared with what is
 expected, and its length with what it declares, before anything is decoded or allocated. Nothing is
@@ -8,7 +8,7 @@ ever unpickled.
 import io
 import math
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypeVar, get_type_hints
 
 import numpy as np
@@ -17,9 +17,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from manifed.algorithms.payloads import Payload
-from manifed.federation.replies import BadMessage, Header, flaw
+from manifed.federation.exchange import BadMessage, Header, flaw
 
-P = TypeVar("P", bound=Payload)
+_P = TypeVar("_P", bound=Payload)
 
 
 PAYLOAD = "payload"
@@ -32,11 +32,11 @@ CODE_SHA256 = "code-sha256"
 """Hash of the source of the ``manifed`` that runs (manifed/runs/manifest.py)."""
 NOISE_ORIGIN = "noise-origin"
 """In a reply's message: where the key of the noise in its payload came from, "os" or "seed"."""
-F = TypeVar("F")
+_F = TypeVar("_F")
 
 
 def tensors_to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """An ArrayRecord with one entry a tensor; C order, dtype kept."""
+    """Makes an ArrayRecord with one entry a tensor; C order, dtype kept."""
     record = ArrayRecord()
     for name, tensor in tensors.items():
         record[name] = Array(np.ascontiguousarray(tensor.detach().cpu().numpy()))
@@ -44,7 +44,7 @@ def tensors_to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def tensors_from_record(record: ArrayRecord) -> dict[str, Tensor]:
-    """The tensors of an ArrayRecord, as copies of their own.
+    """Reads the tensors of an ArrayRecord, as copies of their own.
 
     Raises:
         BadMessage: for an entry whose bytes are not the array that it declares.
@@ -60,11 +60,10 @@ _DTYPES = {
     for kind in ("f2", "f4", "f8", "c8", "c16", "i1", "i2", "i4", "i8", "u1", "?")
 }
 """Names that an Array declares, to the NumPy types that torch has too."""
-_NPY = "numpy.ndarray"
 
 
 def shown(value: Any) -> str:
-    """A short text for a value that a sender chose."""
+    """Makes a short text of a value that a sender chose."""
     if isinstance(value, str | bytes):
         return repr(value[:60]) + (f"... ({len(value)} long)" if len(value) > 60 else "")
     if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64):
@@ -77,8 +76,8 @@ def shown(value: Any) -> str:
 
 def _declared(name: str, array: Array) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """What an Array says it is; BadMessage when that is no array of numbers."""
-    if array.stype != _NPY:
-        raise BadMessage(f"Expected {name} as {_NPY!r}, got {shown(array.stype)}")
+    if array.stype != "numpy.ndarray":
+        raise BadMessage(f"Expected {name} as 'numpy.ndarray', got {shown(array.stype)}")
     if not isinstance(array.dtype, str) or array.dtype not in _DTYPES:
         raise BadMessage(f"Expected {name} of a plain number type, got {shown(array.dtype)}")
     shape = tuple(array.shape)
@@ -103,27 +102,30 @@ def _decoded(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ..
     )
 
 
+@lru_cache(maxsize=64)
 def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"]) -> bytes:
     """What numpy writes before the numbers of such an array."""
     begin = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
-    said = {"descr": descr, "fortran_order": order == "F", "shape": shape}
-    np.lib.format.write_array_header_1_0(begin, said)
+    np.lib.format.write_array_header_1_0(
+        begin, {"descr": descr, "fortran_order": order == "F", "shape": shape}
+    )
     return begin.getvalue()
-
-
-def facts_to_record(facts: object) -> ConfigRecord:
-    """The scalars of a dataclass, under their names in kebab-case."""
-    return ConfigRecord({name.replace("_", "-"): value for name, value in vars(facts).items()})
 
 
 @cache
 def _types(kind: type) -> dict[str, type]:
+    """The fields of a dataclass of scalars under their names in kebab-case."""
     return {name.replace("_", "-"): wanted for name, wanted in get_type_hints(kind).items()}
 
 
-def facts_from_record(kind: type[F], record: object) -> F:
-    """The dataclass of scalars that a record states.
+def facts_to_record(facts: object) -> ConfigRecord:
+    """Writes the scalars of a dataclass into a record, under their names in kebab-case."""
+    return ConfigRecord(dict(zip(_types(type(facts)), vars(facts).values(), strict=True)))
+
+
+def facts_from_record(kind: type[_F], record: object) -> _F:
+    """Reads the dataclass of scalars that a record states.
 
     Raises:
         BadMessage: it is none, has other fields, or a field has another type.
@@ -135,13 +137,13 @@ def facts_from_record(kind: type[F], record: object) -> F:
     for key, wanted in types.items():
         if type(record[key]) is not wanted:
             raise BadMessage(f"Expected {key} of type {wanted.__name__}, got {shown(record[key])}")
-    return kind(*[record[key] for key in types])
+    return kind(*map(record.__getitem__, types))
 
 
 def pack(
     header: Header, payload: Payload | ArrayRecord, *, noise_origin: str | None = None
 ) -> RecordDict:
-    """The content of one message; a reply says where the key of its noise came from.
+    """Makes the content of one message; a reply says where the key of its noise came from.
 
     A payload that goes to many is made a record once, by the caller.
     """
@@ -155,11 +157,11 @@ def pack(
 def read_reply(
     content: RecordDict,
     asked: RecordDict,
-    kind: type[P],
+    kind: type[_P],
     shape: tuple[int, ...],
     dtype: torch.dtype,
-) -> tuple[P, str]:
-    """The payload of a reply to a message, and where its noise is said to come from.
+) -> tuple[_P, str]:
+    """Reads the payload of a reply, and where its noise is said to come from.
 
     Raises:
         BadMessage: as `read_payload`, and where it does not repeat the header of ``asked``.
@@ -182,10 +184,15 @@ def _names(record: RecordDict | ConfigRecord | ArrayRecord) -> str:
     return f"{len(record)} entries, " + shown(list(record.keys())[:7])
 
 
+@cache
+def _layout(kind: type[Payload], shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Any]:
+    return kind.layout(shape, dtype)
+
+
 def read_payload(
-    content: RecordDict, kind: type[P], shape: tuple[int, ...], dtype: torch.dtype
-) -> P:
-    """The payload of a message, checked field by field.
+    content: RecordDict, kind: type[_P], shape: tuple[int, ...], dtype: torch.dtype
+) -> _P:
+    """Reads the payload of a message, checked field by field.
 
     Raises:
         BadMessage: when a tensor is missing, has another shape or dtype, or is not finite, or when
@@ -196,7 +203,7 @@ def read_payload(
         raise BadMessage(f"Expected a {PAYLOAD!r} record, got {_names(content)}")
     if set(content) != {HEADER, PAYLOAD}:
         raise BadMessage(f"Expected the records {[HEADER, PAYLOAD]} alone, got {_names(content)}")
-    layout = kind.layout(tuple(shape), dtype)
+    layout = _layout(kind, tuple(shape), dtype)
     if tuple(record) != tuple(layout):
         raise BadMessage(
             f"Expected the arrays {tuple(layout)} of {kind.__name__}, got {_names(record)}"

@@ -1,4 +1,4 @@
-"""An experiment as Flower's run config carries it: declared scalars, "" where none was given.
+"""Carries an experiment in Flower's run config: declared scalars, "" where none was given.
 
 ``experiment`` names a TOML file; `FIELDS` are what people change most, under Flower's usual names;
 ``overrides`` holds lines ``a.b = VALUE`` of TOML for everything else. A program that has resolved
@@ -39,11 +39,11 @@ FIELDS = {
 SIMULATION = "MANIFED_SIMULATION"
 """The environment variable of processes that all play one simulation: they read ``data.paths``."""
 
-_RunConfig = Mapping[str, bool | float | int | str]
 
-
-def experiment_of(run_config: _RunConfig, folder: Path = APP_FOLDER) -> Experiment:
-    """The experiment that a run config carries (see `manifed.experiment.load.load` for errors).
+def experiment_of(
+    run_config: Mapping[str, bool | float | int | str], folder: Path = APP_FOLDER
+) -> Experiment:
+    """Reads the experiment that a run config carries (errors as `manifed.experiment.load.load`).
 
     Args:
         run_config: as Flower fuses it: the defaults of the app's pyproject.toml and what was given.
@@ -65,8 +65,7 @@ def experiment_of(run_config: _RunConfig, folder: Path = APP_FOLDER) -> Experime
     lines = [f"{FIELDS[key]} {tomli_w.dumps({'': value})[3:]}" for key, value in given.items()]
     try:
         path = str(find(experiment, folder))
-        text = "\n".join([overrides, *lines])
-        return _read(path, text, allowed_here(), is_simulation)
+        return _read(path, "\n".join([overrides, *lines]), allowed_here(), is_simulation)
     except ConfigError as error:
         named = [f"{FIELDS[key]} is {key}" for key in given if FIELDS[key] in str(error)]
         if not named:
@@ -85,7 +84,7 @@ def _read(path: str | None, text: str, plugins: frozenset[str], is_simulation: b
 
 
 def run_config_of(config: Experiment, *, is_simulation: bool = False) -> dict[str, str]:
-    """The run config that carries ``config`` to other processes; `experiment_of` inverts it.
+    """Makes the run config that carries ``config``; `experiment_of` inverts it.
 
     The paths of sites' files stay behind, unless all processes are a simulation's.
 
@@ -100,8 +99,7 @@ def run_config_of(config: Experiment, *, is_simulation: bool = False) -> dict[st
 
 
 def find(experiment: str, folder: Path = APP_FOLDER) -> Path:
-    """The path of an experiment's file; as given when neither folder has it."""
+    """Returns the path of an experiment's file; as given when neither folder has it."""
     path = Path(experiment)
-    if not path.is_absolute() and not path.exists() and (folder / path).exists():
-        return folder / path
-    return path
+    is_elsewhere = not os.path.exists(path) and os.path.exists(folder / path)
+    return folder / path if is_elsewhere else path

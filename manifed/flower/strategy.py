@@ -1,4 +1,4 @@
-"""What every Flower strategy of manifed does: it meets nodes, charges, reads replies, and stops.
+"""The base class of the Flower strategies: handshake, charges, replies and the end of a run.
 
 A strategy of `strategies/` writes out `configure_train` (draw and charge a cohort, send),
 `aggregate_train` (read the replies, aggregate, step) and `aggregate` (what becomes of uploads).
@@ -11,8 +11,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -23,10 +24,9 @@ from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate, State
 from manifed.algorithms.payloads import Down
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.cohorts import Cohort, Everyone
+from manifed.federation.exchange import Asked, Replies, ReplyPolicy
 from manifed.federation.plan import Plan, RoundReport
-from manifed.federation.replies import Replies, ReplyPolicy
 from manifed.federation.rounds import Attempt, Course, Mean
-from manifed.federation.stack import Asked
 from manifed.flower.records import tensors_from_record, tensors_to_record
 from manifed.flower.transport import MessageTransport
 from manifed.manifolds.base import TOLERANCE, Manifold
@@ -38,9 +38,11 @@ from manifed.privacy.statement import Promise
 from manifed.runs.statement import statement_of
 from manifed.setting import Federation, NoPrivacy, Privacy, Setting
 
+_Joint = TypeVar("_Joint", bound=ClientUpdate)
+
 
 class Settings(TypedDict, total=False):
-    """Keyword arguments of `ManifoldStrategy`, cohorts aside; none has to be given."""
+    """Keyword arguments of `ManifoldStrategy`; none has to be given."""
 
     num_examples: Sequence[int]
     """Public size of every client's shard: weights, and what prices use."""
@@ -55,16 +57,12 @@ class Settings(TypedDict, total=False):
     """A seeded one in tests; left out, it is keyed by the operating system."""
     plan: Plan | None
     """A run's plan, which is priced already; it takes the place of all arguments but ``ledger``."""
-
-
-class CohortSettings(Settings, total=False):
-    """Settings of a strategy whose algorithm does not need every client in every round."""
-
     cohort: Cohort | None
+    """Left out, everyone: refused are others where an algorithm needs every client."""
 
 
 class ManifoldStrategy(Strategy):
-    """A server update as a Flower strategy: what each one of `strategies/` stands on."""
+    """Base of the strategies in `strategies/`, each a server update as a Flower strategy."""
 
     _setting: Setting | None = None
     """What is not priced yet for all rounds; None: it is."""
@@ -76,7 +74,6 @@ class ManifoldStrategy(Strategy):
     _report: RoundReport | None = None
     """The report of the round that the last replies ended."""
     _stopped: BudgetExhausted | None = None
-    _origins: frozenset[str] = frozenset()
     _exchange = 0
     _is_closed = False
 
@@ -126,7 +123,7 @@ class ManifoldStrategy(Strategy):
                 server_update,
                 keyed_by(privacy, source),
             )
-            if num_rounds is None and is_target(self._setting.privacy):
+            if num_rounds is None and self._setting.privacy.noise.kind == "target":
                 raise ConfigError(
                     f"num_rounds: expected it in the call of {type(self).__name__} with a target, "
                     "got none; the noise depends on it"
@@ -160,23 +157,23 @@ class ManifoldStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the next exchange, of a round that is paid for."""
+        """Returns the messages of the next exchange, of a round that is paid for."""
 
     @abstractmethod
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The model after the exchange whose messages `configure_train` made."""
+        """Returns the model after the exchange whose messages `configure_train` made."""
 
     @abstractmethod
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
-        """One array for each field of the uploads that a round goes on with."""
+        """Returns one array for each field of the uploads that a round goes on with."""
 
     # -- what it writes that with ------------------------------------------------------------
     def opened(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Attempt | None:
-        """The attempt before its next exchange, its cohort drawn and charged; None: nobody pays.
+        """Returns the attempt, its cohort drawn and charged; None if no budget pays for it.
 
         Nodes are met once. Messages whose replies were not aggregated are out of use: their round
         is begun, and charged, once more.
@@ -187,16 +184,17 @@ class ManifoldStrategy(Strategy):
         if self._stopped is not None:
             return None
         _refuse("train_config", config)
-        self._plan_for(self._planned)
-        self._meet(grid)
-        self._begin_at(arrays)
+        if self._wire is None or self._course is None:
+            self._plan_for(self._planned)
+            self._meet(grid)
+            self._begin_at(arrays)
         if self._sent is not None:
             self.course.now = self._sent = None
         try:
             return self.course.opened()
         except BudgetExhausted as budget:
             self._stopped = budget
-            self._origins |= budget.noise_origins
+            self.odometer.noise_origins |= budget.noise_origins
             log(30, "%s", budget)
             return None
 
@@ -206,7 +204,7 @@ class ManifoldStrategy(Strategy):
             self._wire = MessageTransport.meet(grid, self.plan, self._timeout)
 
     def messages(self, server_round: int, down: Down) -> list[Message]:
-        """A message to everybody who is asked; an evaluation is sent the model instead."""
+        """Makes a message for every client of the exchange; an evaluation is sent the model."""
         wire = self._wire
         asked = self.course.asked(down)
         assert wire is not None
@@ -215,25 +213,26 @@ class ManifoldStrategy(Strategy):
         return made
 
     def read(self, server_round: int, replies: Iterable[Message]) -> Replies | None:
-        """The uploads that can be read, finite and where they belong; None: nobody was asked.
+        """Returns the uploads that are readable, finite and in place; None if nobody was asked.
 
         An exchange is used once: its round was charged once.
 
         Raises:
             RoundFailed: without the messages of `configure_train`.
         """
+        self._report = None
         if self._stopped is not None:
             return None
         made = self._sent
         self._sent = None
-        now = self.course.now
-        if now is None or self._wire is None or made is None or made[0] != server_round:
-            self.course.now = None
+        course = self.course
+        if course.now is None or self._wire is None or made is None or made[0] != server_round:
+            course.now = None
             raise RoundFailed(f"Expected configure_train for round {server_round} first")
-        return self.course.judged(self._wire.read(*made[1:], replies))
+        return course.judged(self._wire.read(*made[1:], replies))
 
     def moved(self, replies: Replies | None) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The model after the step on what `aggregate` makes of the replies, and the round's facts.
+        """Takes the step on what `aggregate` makes of the replies; returns model and metrics.
 
         Raises:
             RoundFailed: as `manifed.federation.rounds.run_rounds`.
@@ -242,7 +241,6 @@ class ManifoldStrategy(Strategy):
         self._report = report
         if report is None:
             return self.arrays(), None
-        self._origins |= report.noise_origins
         if self._account is not None:
             self._account.note_origins(report.server_round, report.noise_origins)
         return self.arrays(), MetricRecord(
@@ -266,7 +264,7 @@ class ManifoldStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """All rounds up to ``num_rounds``, or to the last that the budget pays; then `close`.
+        """Runs all rounds up to ``num_rounds``, or as many as the budget pays, then `close`.
 
         Replies are waited for the shorter of ``timeout`` and the reply policy's.
 
@@ -298,7 +296,7 @@ class ManifoldStrategy(Strategy):
         return result
 
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundReport]:
-        """The rounds up to ``num_rounds``, one by one; a failed one again, as the policy says.
+        """Yields the rounds up to ``num_rounds``; a failed one is tried as the policy says.
 
         Raises:
             ConfigError: for a second run. Others as `manifed.federation.rounds.run_rounds`.
@@ -310,7 +308,7 @@ class ManifoldStrategy(Strategy):
             )
         self._meet(grid)
         while self.course.round <= num_rounds:
-            yield self.course.one_round(lambda: self._exchanged(grid))
+            yield self.course.one_round(partial(self._exchanged, grid))
 
     def _exchanged(self, grid: Grid) -> RoundReport | None:
         """The report of the round that the next exchange ends; None where it goes on."""
@@ -318,8 +316,9 @@ class ManifoldStrategy(Strategy):
         made = self.configure_train(self._exchange, ArrayRecord(), ConfigRecord(), grid)
         if self._stopped is not None:
             raise self._stopped
-        replies = grid.send_and_receive(made, timeout=self._timeout)
-        _, self._metrics = self.aggregate_train(self._exchange, replies)
+        _, self._metrics = self.aggregate_train(
+            self._exchange, grid.send_and_receive(made, timeout=self._timeout)
+        )
         if self._sent is not None:
             raise RoundFailed(f"Expected {type(self).__name__} to read replies, got none")
         return self._report
@@ -331,13 +330,12 @@ class ManifoldStrategy(Strategy):
         last_accepted: Mapping[int, int],
         attempts: Callable[[int], int],
     ) -> None:
-        """Begin at ``server_round``, with the arguments of `manifed.federation.rounds.Course`."""
-        course = Course(self.plan, state, self.charge, server_round, attempts, last_accepted)
-        self._course = course
+        """Continues at ``server_round``; arguments as `manifed.federation.rounds.Course`."""
+        self._course = Course(self.plan, state, self.charge, server_round, attempts, last_accepted)
 
     @property
     def course(self) -> Course:
-        """Where the run stands.
+        """The state of the run between two exchanges.
 
         Raises:
             ConfigError: before there is a model to start from.
@@ -348,13 +346,14 @@ class ManifoldStrategy(Strategy):
 
     @property
     def state(self) -> State:
-        """The state after the last round; errors as `course`."""
+        """The server's state after the last round; errors as `course`."""
         return self.course.state
 
     def arrays(self) -> ArrayRecord:
         """The model after the last round."""
-        model = self.plan.server_update.model(self.state, self.plan.manifold)
-        return tensors_to_record({"x": model})
+        return tensors_to_record(
+            {"x": self.plan.server_update.model(self.course.state, self.plan.manifold)}
+        )
 
     def _begin_at(self, arrays: ArrayRecord | None) -> None:
         """Start from ``arrays`` unless there is a state or they hold nothing.
@@ -379,27 +378,27 @@ class ManifoldStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing: client-side evaluation would send un-noised numbers."""
+        """Sends nothing, because client-side evaluation would return un-noised numbers."""
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Nothing."""
+        """Aggregates nothing, because `configure_evaluate` sends nothing."""
         return None
 
     def summary(self) -> None:
-        """Nothing: a run says what it is."""
+        """Prints nothing; a run prints its own facts."""
 
     # -- what is paid ------------------------------------------------------------------------
     @property
     def promise(self) -> Promise:
-        """What is charged, what the budget pays, and whom the statement names."""
+        """The promise of the run: its charges, its budget, and the adversaries it names."""
         return self.plan.promise
 
     def statement(self) -> dict[str, Any]:
         """The privacy statement so far, as data; clients declare where their noise came from."""
-        return self.promise.statement(self.odometer, noise_origins=self._origins, is_declared=True)
+        return self.promise.statement(self.odometer, is_declared=True)
 
     @property
     def text(self) -> str:
@@ -408,11 +407,11 @@ class ManifoldStrategy(Strategy):
 
     @property
     def odometer(self) -> Odometer:
-        """What is spent."""
+        """The odometer of what is spent so far."""
         return self.promise.odometer() if self._account is None else self._account.odometer
 
     def close(self) -> None:
-        """Settle and release the ledger; whoever runs Flower's own loop calls it at the end."""
+        """Settles and releases the ledger; whoever runs Flower's own loop calls it at the end."""
         self._open_files.close()
         self._is_closed = True
 
@@ -446,7 +445,7 @@ class ManifoldStrategy(Strategy):
         partitions: tuple[int, ...],
         disclosed: tuple[int, ...] = (),
     ) -> None:
-        """Pay for an attempt before its messages leave, or for masks that it discloses next.
+        """Pays for an attempt before its messages leave, or for masks that it discloses next.
 
         Raises:
             BudgetExhausted: for the draw that the budget does not pay.
@@ -460,11 +459,25 @@ class ManifoldStrategy(Strategy):
             if self._account is None:
                 header = {"config_sha256": self.plan.config_sha256}
                 last = self._planned or 10**6
-                made = opened(Path(self._ledger), self.promise, last_round=last, header=header)
-                self._account = self._open_files.enter_context(made)
+                self._account = self._open_files.enter_context(
+                    opened(Path(self._ledger), self.promise, last_round=last, header=header)
+                )
         elif self._account is None:
             self._account = Account(self.promise, odometer=self.promise.odometer())
         self._account.charge(server_round, attempt, partitions, disclosed)
+
+
+class JointStrategy(ManifoldStrategy, Generic[_Joint]):
+    """Base of strategies whose algorithm is client and server update in one."""
+
+    def __init__(self, manifold: Manifold, update: _Joint, **settings: Unpack[Settings]) -> None:
+        """Both sides must hold equal ``update``; `Settings` lists the other arguments.
+
+        Raises:
+            ConfigError: for parts that do not go together, as a config refuses them.
+        """
+        assert isinstance(update, ServerUpdate)
+        super().__init__(manifold, update, update, **settings)
 
 
 def _refuse(name: str, config: ConfigRecord | None) -> None:
@@ -481,7 +494,7 @@ def _refuse(name: str, config: ConfigRecord | None) -> None:
 
 
 def keyed_by(privacy: Privacy | None, source: NoiseSource | None) -> Privacy:
-    """The privacy of an app of one's own, whose noise has the key of ``source``.
+    """Returns the privacy of an app of one's own, with noise keyed by ``source``.
 
     Without a source that is the operating system's, whatever ``privacy.noise_source`` says.
     """
@@ -489,8 +502,3 @@ def keyed_by(privacy: Privacy | None, source: NoiseSource | None) -> Privacy:
         return privacy or NoPrivacy()
     origin = "os" if source is None else source.origin
     return privacy.model_copy(update={"noise_source": origin})
-
-
-def is_target(privacy: Privacy) -> bool:
-    """Whether noise is found from the price of the whole run."""
-    return privacy.noise.kind == "target"

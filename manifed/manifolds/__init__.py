@@ -38,7 +38,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a manifold when it is asked for (PEP 562)."""
+    """Imports a manifold when it is asked for (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,4 +1,4 @@
-"""The interface every manifold of manifed implements: geoopt.Manifold, completed.
+"""The base class of every manifold: a geoopt.Manifold with what algorithms need beside.
 
 geoopt gives the names (projx, proju, inner, retr, expmap, logmap, transp, dist); added here are
 what differential privacy and federated averaging need on top:
@@ -38,9 +38,9 @@ import geoopt
 import torch
 from geoopt import ManifoldTensor
 from geoopt.utils import size2shape
-from torch import Tensor
+from torch import Tensor, linalg
 
-from manifed.manifolds.linalg import above_zero, identity_like, polar, standard_normal
+from manifed.manifolds.linalg import Shape, above_zero, identity_like, polar, standard_normal
 
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -60,32 +60,24 @@ LARGEST = {t: min(1e100, torch.finfo(t).max ** (1 / 3)) for t in _TYPES}
 products of three are finite, or the cube root of a shorter range."""
 
 
-def is_short(a: Tensor) -> bool:
-    """Whether the Euclidean norm of all entries is at most `LARGEST`.
-
-    False where an entry is not finite, and where the squares overflow though the norm does not.
-    """
-    flat = a if a.dim() == 1 else a.reshape(-1)
-    return flat.dot(flat).item() <= LARGEST[a.dtype] ** 2
-
-
 def largest_entry(a: Tensor, ndim: int) -> Tensor:
-    """Largest |a_ij| over the last ``ndim`` dimensions, shape (...,); NaN where an entry is."""
+    """Returns the largest |a_ij| over the last ``ndim`` dimensions, shape (...,); NaN if any is."""
     return a.flatten(-ndim).abs().amax(-1)
 
 
 def frobenius(a: Tensor, ndim: int) -> Tensor:
     """The Euclidean norm over the last ``ndim`` dimensions, shape (...,), without overflow."""
-    flat = a.flatten(-ndim)
     largest = largest_entry(a, ndim)
     unit = torch.where(largest > 0, largest, 1.0)
-    return unit * torch.linalg.vector_norm(flat / unit.unsqueeze(-1), dim=-1)
+    return unit * linalg.vector_norm(a.flatten(-ndim) / unit.unsqueeze(-1), dim=-1)
 
 
 def gram_defect(x: Tensor) -> Tensor:
-    """|x^T x - I| / (2 sqrt k) of n x k matrices, shape (...,): their relative distance, nearly."""
-    k = x.shape[-1]
-    return torch.linalg.matrix_norm(x.mT @ x - identity_like(x)) / (2 * k**0.5)
+    """Returns |x^T x - I| / (2 sqrt k) of n x k matrices, shape (...,).
+
+    It is nearly their relative distance from orthonormal ones.
+    """
+    return linalg.matrix_norm(x.mT @ x - identity_like(x)) / (2 * x.shape[-1] ** 0.5)
 
 
 MapChoice = Literal["exact", "retraction"]
@@ -94,7 +86,7 @@ MapChoice = Literal["exact", "retraction"]
 
 
 class Maps(NamedTuple):
-    """How an algorithm moves: point and vector to point, two points to vector, vector to vector."""
+    """The three maps by which an algorithm moves: exponential, logarithm and transport."""
 
     forward: Callable[[Tensor, Tensor], Tensor]
     """(x, u) -> y."""
@@ -137,15 +129,15 @@ class Manifold(geoopt.Manifold):
 
     # -- what privacy and averaging add ------------------------------------------------------
     @abstractmethod
-    def dim(self, shape: tuple[int, ...]) -> int:
+    def dim(self, shape: Shape) -> int:
         """Dimension of the manifold whose points have shape ``shape`` (no leading dimensions)."""
 
-    def coords_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def coords_shape(self, shape: Shape) -> Shape:
         """Shape of the i.i.d. normals that ``from_coords`` consumes for one point."""
-        return tuple(shape)
+        return shape
 
-    def coords_of(self, x: Tensor) -> tuple[int, ...]:
-        """`coords_shape` for the points x (..., *point)."""
+    def coords_of(self, x: Tensor) -> Shape:
+        """Returns `coords_shape` for the points x (..., *point)."""
         return self.coords_shape(tuple(x.shape[x.dim() - self.ndim :]))
 
     @abstractmethod
@@ -165,12 +157,11 @@ class Manifold(geoopt.Manifold):
         Raises:
             ValueError: without a generator (no global randomness).
         """
-        lead = x.shape[: x.dim() - self.ndim]
-        normals = standard_normal((*lead, *self.coords_of(x)), generator).to(x)
-        return stddev * self.from_coords(x, normals)
+        size = (*x.shape[: x.dim() - self.ndim], *self.coords_of(x))
+        return stddev * self.from_coords(x, standard_normal(size, generator).to(x))
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
-        """A step from x along u, a cheaper one than ``expmap`` where a subclass has one."""
+        """Moves from x along u by a retraction; a subclass may have one cheaper than ``expmap``."""
         return self.expmap(x, u)
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
@@ -178,8 +169,8 @@ class Manifold(geoopt.Manifold):
         return self.logmap(x, y)
 
     # -- how an algorithm moves ----------------------------------------------------------------
-    def maps(self, choice: MapChoice) -> "Maps":
-        """``expmap``, ``logmap``, ``transp``; or ``retr``, ``invretr`` and tangent projection.
+    def maps(self, choice: MapChoice) -> Maps:
+        """Returns ``expmap``, ``logmap``, ``transp``; or ``retr``, ``invretr`` and projection.
 
         The transport of "exact" is parallel only where ``is_transp_parallel``.
         """
@@ -188,8 +179,7 @@ class Manifold(geoopt.Manifold):
         return Maps(self.retr, self.invretr, self.projected)
 
     def projected(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """The projection on T_yM of v, tangent at x."""
-        del x
+        """Projects v, tangent at x, on T_yM."""
         return self.proju(y, v)
 
     # -- the flat space around a submanifold ---------------------------------------------------
@@ -207,7 +197,6 @@ class Manifold(geoopt.Manifold):
 
     def ambient_vector(self, x: Tensor, u: Tensor) -> Tensor:
         """The tangent vector u at x as an element of the ambient space."""
-        del x
         return u
 
     def frechet_mean(
@@ -240,7 +229,7 @@ class Manifold(geoopt.Manifold):
         last = math.inf
         previous: tuple[Tensor, Tensor] | None = None
         for _ in range(max_iterations):
-            u = (share * self.logmap(x.unsqueeze(0), points)).sum(0)
+            u = (share * self.logmap(x[None], points)).sum(0)
             size = float(self.norm(x, u).max())
             if size <= tolerance or last <= size <= 1e3 * tolerance:
                 break
@@ -260,10 +249,10 @@ class Manifold(geoopt.Manifold):
 
     # -- where tensors lie -------------------------------------------------------------------
     def membership_defect(self, x: Tensor) -> Tensor:
-        """How far x is from a stored point, relative, shape (...,); infinite where not finite."""
-        is_finite = torch.isfinite(x).flatten(-self.ndim).all(-1)
-        x = torch.where(self.expand_scalar(is_finite), x, 0.0)
-        return _or_infinite(self._off_manifold(x), is_finite)
+        """Returns the relative distance of x to a stored point, (...,); infinite if not finite."""
+        defect = self._off_manifold(torch.nan_to_num(x, posinf=0.0, neginf=0.0))
+        is_finite = torch.isfinite(x).flatten(-self.ndim).all(-1) & torch.isfinite(defect)
+        return torch.where(is_finite, defect, torch.inf)
 
     def tangency_defect(self, x: Tensor, u: Tensor) -> Tensor:
         """The part of u normal at x over |x| + |u|, ambient norms, shape (...,); see `defects`.
@@ -274,11 +263,12 @@ class Manifold(geoopt.Manifold):
         is_finite = torch.isfinite(largest)
         scale = torch.where(is_finite, largest.clamp_min(1.0), 1.0)
         u = torch.where(self.expand_scalar(is_finite), u, torch.nan) / self.expand_scalar(scale)
-        length = torch.linalg.vector_norm(u, dim=self.point_dims())
+        length = linalg.vector_norm(u, dim=self.point_dims())
         normal = self._normal_part(x, u)
         size = frobenius(x, self.ndim)
         defect = torch.where(normal == 0, normal, normal / (size / scale + length))
-        return _or_infinite(defect, torch.isfinite(length) & torch.isfinite(size))
+        is_finite = torch.isfinite(length) & torch.isfinite(size) & torch.isfinite(defect)
+        return torch.where(is_finite, defect, torch.inf)
 
     def _off_manifold(self, x: Tensor) -> Tensor:
         """`membership_defect` of finite x; may overflow to anything that is not finite."""
@@ -290,7 +280,7 @@ class Manifold(geoopt.Manifold):
 
     # -- shared by all -----------------------------------------------------------------------
     def flattened(self, x: Tensor, u: Tensor) -> Tensor:
-        """Numbers whose products, summed, are the metric at x, where a subclass has them."""
+        """Returns numbers whose summed products are the metric at x, where a subclass has them."""
         raise NotImplementedError(f"{self.name} defines neither inner nor flattened")
 
     def inner(
@@ -315,7 +305,7 @@ class Manifold(geoopt.Manifold):
         return safe_sqrt(self.inner(x, u, u, keepdim=keepdim))
 
     def norm_bound(self, x: Tensor, u: Tensor) -> Tensor:
-        """What a clip divides by: at least the metric norm of u at x, shape ``(...,)``.
+        """Returns an upper bound of the metric norm of u at x, by which a clip divides, (...,).
 
         Guarantees: never below the exact norm of the stored numbers by more than 1e-11 of it, from
         1e-300 to 1e300 (where squares overflow or vanish u is scaled first), and above it by
@@ -348,24 +338,26 @@ class Manifold(geoopt.Manifold):
         return self.proju(x, u)
 
     def settings(self) -> tuple[object, ...]:
-        """What distinguishes two manifolds of one class; equal settings make equal manifolds."""
+        """The settings that distinguish two manifolds of one class."""
         return ()
 
     def __eq__(self, other: object) -> bool:
-        """Same class and settings: manifolds have no state."""
-        if not isinstance(other, Manifold) or type(self) is not type(other):
-            return False
-        return self.settings() == other.settings()
+        """Whether class and settings are equal; manifolds have no state."""
+        return (
+            isinstance(other, Manifold)
+            and type(self) is type(other)
+            and self.settings() == other.settings()
+        )
 
     def __hash__(self) -> int:
-        """Consistent with equality."""
+        """Hashes class and settings, consistent with equality."""
         return hash((type(self), self.settings()))
 
     def extra_repr(self) -> str:
         """The settings, for ``repr``."""
         return ", ".join(str(setting) for setting in self.settings())
 
-    def point_dims(self) -> tuple[int, ...]:
+    def point_dims(self) -> Shape:
         """The trailing dimensions that make one point, as negative indices."""
         return tuple(range(-self.ndim, 0))
 
@@ -406,12 +398,11 @@ class Manifold(geoopt.Manifold):
         raise NotImplementedError(f"{self.name} has no origin")
 
     # -- geoopt's own checks, from the two defects ---------------------------------------------
-    def fits(self, shape: tuple[int, ...]) -> bool:
+    def fits(self, shape: Shape) -> bool:
         """Whether the last ``ndim`` sizes are those of a point; see ``form``."""
-        del shape
         return True
 
-    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
+    def _check_shape(self, shape: Shape, name: str) -> tuple[bool, str | None]:
         is_ok = len(shape) >= self.ndim and self.fits(shape[-self.ndim :])
         return is_ok, f"Expected {name} of shape {self.form}, got {tuple(shape)}"
 
@@ -441,17 +432,16 @@ class Submanifold(Manifold):
 
     def flattened(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector itself."""
-        del x
         return u
 
 
 class Frames(Submanifold):
-    """Orthonormal n x k matrices; a subclass says what they stand for."""
+    """Base of manifolds whose points are orthonormal n x k matrices."""
 
     ndim = 2
     form = "(..., n, k), n >= k"
 
-    def fits(self, shape: tuple[int, ...]) -> bool:
+    def fits(self, shape: Shape) -> bool:
         """Whether matrices are tall or square."""
         return shape[-2] >= shape[-1]
 
@@ -464,19 +454,14 @@ class Frames(Submanifold):
 
 
 def as_point(x: Tensor, manifold: Manifold) -> ManifoldTensor:
-    """The tensor x (..., *point), known to lie on ``manifold``, with that manifold."""
+    """Returns x (..., *point), known to lie on ``manifold``, as a tensor of that manifold."""
     placed: Any = Tensor._make_subclass(ManifoldTensor, x)  # detached; what geoopt itself calls
     placed.manifold = manifold
     return placed
 
 
-def _or_infinite(defect: Tensor, is_finite: Tensor) -> Tensor:
-    """The defects; infinite where they are not finite or ``is_finite`` does not hold."""
-    return torch.where(is_finite & torch.isfinite(defect), defect, torch.inf)
-
-
 def safe_sqrt(squared: Tensor) -> Tensor:
-    """The square root of max(squared, 0), whose gradient at 0 is 0 instead of infinite."""
+    """Returns the square root of max(squared, 0), whose gradient at 0 is 0 and not infinite."""
     if not squared.requires_grad:
         return squared.clamp_min(0.0).sqrt()
     is_positive = squared > 0

@@ -10,7 +10,7 @@ from manifed.manifolds.base import Submanifold
 
 
 class Euclidean(Submanifold):
-    """Flat space; every map is the linear one.
+    """Flat space of vectors, matrices or tensors, whose maps are linear.
 
     Args:
         ndim: trailing dimensions of one point: 1 for vectors, 2 for matrices, and so on.

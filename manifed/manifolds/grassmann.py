@@ -9,14 +9,14 @@ Compare points by their projectors or ``dist``, never entry by entry.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, linalg
 
 from manifed.manifolds.base import Frames
 from manifed.manifolds.linalg import above_zero, expm, identity_like, length, quotient
 
 
 class Grassmann(Frames):
-    """k-dimensional subspaces of R^n; points have shape ``(..., n, k)``, orthonormal columns."""
+    """The manifold of k-dimensional subspaces of R^n; points (..., n, k), orthonormal columns."""
 
     name = "Grassmann"
 
@@ -29,11 +29,11 @@ class Grassmann(Frames):
         return u - x @ (x.mT @ u)
 
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        return torch.linalg.matrix_norm(x.mT @ u)
+        return linalg.matrix_norm(x.mT @ u)
 
     def _distance(self, x: Tensor, y: Tensor) -> Tensor:
         """The norm of the principal angles atan2(s, c), accurate at 0 and pi/2."""
-        return torch.linalg.matrix_norm(_principal(x, y)[0], keepdim=True)
+        return linalg.matrix_norm(_principal(x, y)[0], keepdim=True)
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The basis x cos(sqrt G) + u sinc(sqrt G), one Newton-Schulz step to rounding."""
@@ -44,13 +44,11 @@ class Grassmann(Frames):
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The horizontal vector at x of the shortest geodesic to span y, |u| <= pi/2 sqrt(k)."""
-        angles, sines, height, right, _ = _principal(x, y)
-        return height @ (angles / above_zero(sines) * right).mT
+        return _principal(x, y)[1]
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport along the geodesic, as the horizontal lift at the basis y."""
-        angles, sines, height, right, left = _principal(x, y)
-        u = height @ (angles / above_zero(sines) * right).mT
+        angles, u, right, left = _principal(x, y)
         t = angles.squeeze(-2)
         along = u.mT @ v
         fall = _function(right, quotient(torch.sin, t)) @ along
@@ -60,12 +58,12 @@ class Grassmann(Frames):
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """(x + u) R^-1 with R^T R = I + u^T u (Cholesky-QR, unconditionally safe)."""
         gram = u.mT @ u
-        factor = torch.linalg.cholesky_ex(identity_like(gram) + gram)[0]
-        return torch.linalg.solve_triangular(factor, (u + x).mT, upper=False).mT
+        factor = linalg.cholesky_ex(identity_like(gram) + gram)[0]
+        return linalg.solve_triangular(factor, (u + x).mT, upper=False).mT
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """The horizontal vector y (x^T y)^-1 - x with span(x + u) = span y."""
-        return torch.linalg.solve(x.mT @ y, y, left=False) - x
+        return linalg.solve(x.mT @ y, y, left=False) - x
 
 
 def _cosine_and_sinc(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +79,7 @@ def _cosine_and_sinc(gram: Tensor) -> tuple[Tensor, Tensor]:
         block = torch.cat([torch.cat([zero, -gram], -1), torch.cat([eye, zero], -1)], -2)
         column = expm(block)[..., :k]
         return column[..., :k, :], column[..., k:, :]
-    w, v = torch.linalg.eigh(gram)
+    w, v = linalg.eigh(gram)
     t = w.clamp_min(0.0).sqrt()
     return _function(v, torch.cos(t)), _function(v, quotient(torch.sin, t))
 
@@ -91,14 +89,15 @@ def _function(v: Tensor, values: Tensor) -> Tensor:
     return (v * values.unsqueeze(-2)) @ v.mT
 
 
-def _principal(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(angles, sines, H V, V, U): angles and sines (..., 1, k), H V = (I - x x^T) y Q V.
+def _principal(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(angles, logarithm, V, U): angles (..., 1, k), and u = H (V angles / sines) V^T at x.
 
-    y^T x = U c V^T, Q = U V^T: y Q is the basis of span y nearest to x.
+    y^T x = U c V^T, Q = U V^T, H = (I - x x^T) y Q: y Q is the basis of span y nearest to x.
     """
-    left, c, right_t = torch.linalg.svd(y.mT @ x)
+    left, c, right_t = linalg.svd(y.mT @ x)
     c = c.unsqueeze(-2)
     right = right_t.mT
     height = y @ left - x @ (right * c)
     sines = length(height, -2)
-    return torch.atan2(sines, c), sines, height, right, left
+    angles = torch.atan2(sines, c)
+    return angles, height @ (angles / above_zero(sines) * right).mT, right, left

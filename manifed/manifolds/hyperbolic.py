@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold, safe_sqrt
-from manifed.manifolds.linalg import above_zero, dot, length
+from manifed.manifolds.linalg import Shape, above_zero, dot, length
 
 
 def _with_time(space: Tensor) -> Tensor:
@@ -69,15 +69,15 @@ class Lorentz(Manifold):
     form = "(..., d + 1)"
     looks_at_all_pairs = False
 
-    def dim(self, shape: tuple[int, ...]) -> int:
+    def dim(self, shape: Shape) -> int:
         """The number of entries less one."""
         return shape[-1] - 1
 
-    def fits(self, shape: tuple[int, ...]) -> bool:
+    def fits(self, shape: Shape) -> bool:
         """Whether there is a space part."""
         return shape[-1] >= 2
 
-    def coords_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def coords_shape(self, shape: Shape) -> Shape:
         """(d,) for points of d + 1 entries."""
         return (shape[-1] - 1,)
 
@@ -191,8 +191,8 @@ class Lorentz(Manifold):
 
     def _off_manifold(self, x: Tensor) -> Tensor:
         """|x_0 / sqrt(1 + |x_s|^2) - 1|."""
-        time = torch.hypot(torch.ones_like(x[..., 0]), torch.linalg.vector_norm(x[..., 1:], dim=-1))
-        return ((x[..., 0] - time) / time).abs()
+        time = torch.hypot(length(x[..., 1:]), x.new_ones(()))
+        return ((x[..., :1] - time) / time).abs().squeeze(-1)
 
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
         """|<x, u>_L| / |x|: (-x_0, x_s) is normal to the hyperboloid.
@@ -211,7 +211,7 @@ class PoincareBall(Manifold):
     name = "PoincareBall"
     looks_at_all_pairs = False
 
-    def dim(self, shape: tuple[int, ...]) -> int:
+    def dim(self, shape: Shape) -> int:
         """``d`` for points of shape ``(d,)``."""
         return shape[-1]
 
@@ -242,9 +242,9 @@ class PoincareBall(Manifold):
 
     def norm_slack(self, x: Tensor) -> Tensor:
         """The ratio om / (om - 8 eps), less 1: rounding of |x|, infinite on the boundary."""
-        radius = torch.linalg.vector_norm(x, dim=-1)
+        radius = length(x)
         least = ((1 - radius) * (1 + radius) - 8 * torch.finfo(x.dtype).eps).clamp_min(0.0)
-        return conformal_gap(x).squeeze(-1) / least - 1.0
+        return (conformal_gap(x) / least - 1.0).squeeze(-1)
 
     def _distance(self, x: Tensor, y: Tensor) -> Tensor:
         """2 asinh(|y - x| / sqrt(om(x) om(y)))."""
@@ -296,7 +296,7 @@ class PoincareBall(Manifold):
 
     def _off_manifold(self, x: Tensor) -> Tensor:
         """Zero inside, infinite on the boundary and beyond: an open set has no tolerance."""
-        return torch.where(torch.linalg.vector_norm(x, dim=-1) < 1, 0.0, torch.inf).to(x)
+        return torch.where(length(x) < 1, 0.0, torch.inf).to(x).squeeze(-1)
 
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
         return u.new_zeros(np.broadcast_shapes(x.shape, u.shape)[:-1])

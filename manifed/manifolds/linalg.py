@@ -18,83 +18,53 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.autograd import forward_ad
-from torch.overrides import has_torch_function_variadic
+from torch import Tensor, linalg
 
+Shape = tuple[int, ...]
 TINY = {torch.float64: 1e-150, torch.float32: 1e-18}
 """Lower bound of a divisor whose quotient (sin t / t, ...) is exact there, with a normal square."""
 
 
 def standard_normal(
-    size: tuple[int, ...],
+    size: Shape,
     generator: torch.Generator | None,
     dtype: torch.dtype = torch.float64,
     device: Any = None,
 ) -> Tensor:
-    """I.i.d. standard normals of shape ``size`` from ``generator``.
+    """Draws i.i.d. standard normals of shape ``size`` from ``generator``.
 
     Raises:
         ValueError: if there is no generator (no global randomness).
     """
     if generator is None:
         raise ValueError("Expected a torch.Generator, got None: pass generator=...")
-    where = generator.device if device is None else device
-    return torch.randn(size, generator=generator, dtype=dtype, device=where)
+    device = device or generator.device
+    return torch.randn(size, generator=generator, dtype=dtype, device=device)
 
 
 def above_zero(t: Tensor, power: int = 1) -> Tensor:
-    """T >= 0, at least `TINY` to that power: a divisor of quotients that are exact there."""
+    """Raises t >= 0 to at least `TINY` to that power, as a divisor of quotients exact there."""
     return t.clamp_min(TINY[t.dtype] ** power)
 
 
 def dot(u: Tensor, v: Tensor, dim: int = -1) -> Tensor:
-    """U . v over one dimension, which is kept."""
+    """Returns u . v over one dimension, which is kept."""
     return (u * v).sum(dim, keepdim=True)
 
 
 def length(u: Tensor, dim: int = -1) -> Tensor:
-    """|u| over one dimension, which is kept."""
-    return torch.linalg.vector_norm(u, dim=dim, keepdim=True)
-
-
-def are_plain(*tensors: Tensor) -> bool:
-    """Whether numpy or Python may compute: numbers of one type on the CPU, whose calls none watch.
-
-    Autograd, forward differentiation, torch.func, traces, modes and classes of their own do. Memory
-    that holds the numbers with the other sign is torch's, too (``z.conj().imag``).
-    """
-    own: Any = Tensor  # whose dispatch a class that computes by itself, a fake tensor, replaces
-    first = tensors[0].dtype
-    for t in tensors:
-        kind: Any = type(t)
-        if (
-            t.dtype is not first
-            or not t.is_cpu
-            or t.requires_grad
-            or t.is_neg()
-            or kind.__torch_dispatch__ is not own.__torch_dispatch__
-        ):
-            return False
-    return not (
-        first not in TINY
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state()
-        or has_torch_function_variadic(*tensors)
-        or torch.compiler.is_compiling()
-    )
+    """Returns |u| over one dimension, which is kept."""
+    return linalg.vector_norm(u, dim=dim, keepdim=True)
 
 
 def sym(a: Tensor) -> Tensor:
     """The symmetric part (a + a^T) / 2, shape (..., k, k)."""
-    return (a + a.mT).mul_(0.5)
+    return (a + a.mT) / 2
 
 
 def skew(a: Tensor) -> Tensor:
     """The skew part (a - a^T) / 2, shape (..., k, k)."""
-    return (a - a.mT).mul_(0.5)
+    return (a - a.mT) / 2
 
 
 def identity_like(a: Tensor) -> Tensor:
@@ -103,7 +73,7 @@ def identity_like(a: Tensor) -> Tensor:
 
 
 def quotient(numerator: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
-    """numerator(t) / t for an odd numerator of slope 1 at 0, such as sin or sinh; 1 at t = 0."""
+    """Returns numerator(t) / t for an odd numerator of slope 1 at 0 such as sinh; 1 at t = 0."""
     t = above_zero(t.abs())
     return numerator(t) / t
 
@@ -124,11 +94,6 @@ SQRT = ScalarFunction(torch.sqrt, lambda a, b: 1 / (a.sqrt() + b.sqrt()))
 RSQRT = ScalarFunction(torch.rsqrt, lambda a, b: -1 / ((a * b).sqrt() * (a.sqrt() + b.sqrt())))
 
 
-def divided_differences(w: Tensor, function: ScalarFunction) -> Tensor:
-    """The Daleckii–Krein matrix f[w_i, w_j] of eigenvalues ``w`` (..., k), shape (..., k, k)."""
-    return function.divided_difference(w.unsqueeze(-1), w.unsqueeze(-2))
-
-
 class _SymFunction(torch.autograd.Function):
     """V f(w) V^T; backward V (f[w_i, w_j] o V^T sym(G) V) V^T (Higham 2008, Theorem 3.11)."""
 
@@ -136,7 +101,7 @@ class _SymFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(a: Tensor, function: ScalarFunction) -> tuple[Tensor, Tensor, Tensor]:
-        w, v = torch.linalg.eigh(a)
+        w, v = linalg.eigh(a)
         return (v * function.value(w).unsqueeze(-2)) @ v.mT, w, v
 
     @staticmethod
@@ -148,8 +113,8 @@ class _SymFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         w, v = ctx.saved_tensors
-        inner = v.mT @ sym(grad_outputs[0]) @ v
-        return v @ (divided_differences(w, ctx.function) * inner) @ v.mT, None
+        slopes = ctx.function.divided_difference(w.unsqueeze(-1), w.unsqueeze(-2))
+        return v @ (slopes * (v.mT @ sym(grad_outputs[0]) @ v)) @ v.mT, None
 
 
 def sym_function(a: Tensor, function: ScalarFunction) -> Tensor:
@@ -165,27 +130,18 @@ def congruence(factor: Tensor, a: Tensor, function: ScalarFunction) -> Tensor:
     """L f(a) L^T for L = ``factor`` and symmetric ``a``, exactly symmetric, shape (..., k, k)."""
     if a.requires_grad or factor.requires_grad:
         return sym(factor @ sym_function(a, function) @ factor.mT)
-    w, v = torch.linalg.eigh(a)
+    w, v = linalg.eigh(a)
     rows = factor @ v
     return sym((rows * function.value(w).unsqueeze(-2)) @ rows.mT)
 
 
 def whiten(factor: Tensor, u: Tensor) -> Tensor:
     """L^{-1} u L^{-T} for lower triangular L = ``factor``, shape (..., k, k)."""
-    half = torch.linalg.solve_triangular(factor, u, upper=False)
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True, left=False)
-
-
-def positive_qr(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The thin QR factorisation of ``x`` (..., n, k) whose R has a non-negative diagonal."""
-    q, r = torch.linalg.qr(x)
-    sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(x.dtype)
-    return q * sign.unsqueeze(-2), r * sign.unsqueeze(-1)
+    half = linalg.solve_triangular(factor, u, upper=False)
+    return linalg.solve_triangular(factor.mT, half, upper=True, left=False)
 
 
 # -- exponential and rotations -----------------------------------------------------------------
-_DEGREE_18_RADIUS = 1.09
-"""1-norm up to which `expm` needs no squaring."""
 _DEGREE_18 = torch.tensor((
     (0, -0.100365581030144618291, -8.02924648241156932449e-3, -8.92138498045729985177e-4, 0),
     (0, 0.397849749499645077844, 1.36783778460411720168, 0.498289622525382669416,
@@ -208,7 +164,7 @@ def expm(a: Tensor) -> Tensor:
     largest = float(a.detach().abs().sum(-2).max()) if a.numel() else 0.0
     if not math.isfinite(largest):
         raise ValueError(f"Expected a finite matrix, got a 1-norm of {largest}")
-    squarings = max(0, math.ceil(math.log2(max(largest, TINY[torch.float64]) / _DEGREE_18_RADIUS)))
+    squarings = max(0, math.ceil(math.log2(max(largest, 1.09) / 1.09)))  # none up to 1.09
     a = a * 0.5**squarings
     squared = a @ a
     cubed = squared @ a
@@ -228,16 +184,12 @@ def logm_rotation(r: Tensor) -> Tensor:
     Relative accuracy near I; 9 digits at angle pi - 1e-6; meaningless at pi (not unique).
     """
     turn = skew(r)
-    cosine, v = torch.linalg.eigh(sym(r))
-    sine = above_zero(torch.linalg.vector_norm(turn @ v, dim=-2))
+    cosine, v = linalg.eigh(sym(r))
+    sine = above_zero(linalg.vector_norm(turn @ v, dim=-2))
     return skew((v * (torch.atan2(sine, cosine) / sine).unsqueeze(-2)) @ (v.mT @ turn))
 
 
 # -- polar factor ------------------------------------------------------------------------------
-_GRAM_CONDITION = 4.0
-"""Largest condition number of x^T x for which its error is not seen beside rounding."""
-
-
 def polar(x: Tensor) -> Tensor:
     """The orthonormal polar factor of ``x`` (..., n, k), n >= k: the nearest point of St(n, k).
 
@@ -249,14 +201,12 @@ def polar(x: Tensor) -> Tensor:
         smooth = x @ sym_function(x.mT @ x, RSQRT)
         return smooth + (polar(x.detach()) - smooth).detach()
     if x.dim() > 2 and x.numel():
-        w, v = torch.linalg.eigh(x.mT @ x)
-        if bool((w[..., 0] * _GRAM_CONDITION > w[..., -1]).all()):
+        w, v = linalg.eigh(x.mT @ x)
+        # Up to a condition number of 4 its error is not seen beside rounding.
+        if bool((w[..., 0] * 4 > w[..., -1]).all()):
             return x @ ((v * w.rsqrt().unsqueeze(-2)) @ v.mT)
-    u, _, vt = torch.linalg.svd(x, full_matrices=False)
+    u, _, vt = linalg.svd(x, full_matrices=False)
     return u @ vt
-
-
-_ROOT_TWO = math.sqrt(2.0)
 
 
 def packed_size(order: int) -> int:
@@ -269,10 +219,9 @@ def packed(s: Tensor) -> Tensor:
 
     Reads the upper triangle, row by row.
     """
-    order = s.shape[-1]
-    rows, columns = torch.triu_indices(order, order, device=s.device)
+    rows, columns = torch.triu_indices(*s.shape[-2:], device=s.device)
     found = s[..., rows, columns]
-    return torch.where(rows == columns, found, _ROOT_TWO * found)
+    return torch.where(rows == columns, found, math.sqrt(2.0) * found)
 
 
 def unpacked(c: Tensor) -> Tensor:
@@ -286,8 +235,7 @@ def unpacked(c: Tensor) -> Tensor:
     if packed_size(order) != size:
         raise ValueError(f"Expected d(d+1)/2 coordinates of a symmetric matrix, got {size}")
     rows, columns = torch.triu_indices(order, order, device=c.device)
-    entries = torch.where(rows == columns, c, c / _ROOT_TWO)
     s = c.new_zeros(*c.shape[:-1], order, order)
-    s[..., rows, columns] = entries
-    s[..., columns, rows] = entries
+    s[..., rows, columns] = torch.where(rows == columns, c, c / math.sqrt(2.0))
+    s[..., columns, rows] = s[..., rows, columns]
     return s

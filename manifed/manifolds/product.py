@@ -1,4 +1,4 @@
-"""Manifolds made of others: a product of named factors, a power, and a change of scale.
+"""Manifolds made of others: products of named factors, powers, and changes of scale.
 
 All three hand every movement on to what they are made of (`_Composed`); what differs is how points
 are stored and what becomes of the metric.
@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, linalg
 
 from manifed.manifolds.base import Manifold
+from manifed.manifolds.linalg import Shape
 
 _Part = Callable[..., Tensor]
 """A manifold's operation on the parts of points and vectors that lie on it: (manifold, *parts)."""
@@ -69,7 +70,7 @@ class _Composed(Manifold):
     def _distance(self, x: Tensor, y: Tensor) -> Tensor:
         """The root of the sum of the parts' squared distances."""
         distances = self.measured(lambda m, a, b: m.dist(a, b), x, y)
-        return self.expand_scalar(torch.linalg.vector_norm(distances, dim=-1))
+        return self.expand_scalar(linalg.vector_norm(distances, dim=-1))
 
     def norm_slack(self, x: Tensor) -> Tensor:
         """The largest of the parts', shape ``(...)``."""
@@ -87,15 +88,15 @@ class _Composed(Manifold):
 
 # -- a product ---------------------------------------------------------------------------------
 class Factor(NamedTuple):
-    """One factor: its name, its manifold and the shape of one of its points."""
+    """A factor of a product: its name, its manifold and the shape of one of its points."""
 
     name: str
     manifold: Manifold
-    shape: tuple[int, ...]
+    shape: Shape
 
 
 class Product(_Composed):
-    """M_1 x ... x M_k with the sum of the metrics; points have shape ``(..., total size)``.
+    """The product M_1 x ... x M_k with the sum of the metrics; points (..., total size).
 
     A point of ``Product({"basis": (Grassmann(), (20, 3)), "mean": (Euclidean(), (5,))})`` is a
     vector of length 65: the factors' points, flattened and joined in order, so a product travels,
@@ -104,7 +105,7 @@ class Product(_Composed):
 
     name = "Product"
 
-    def __init__(self, factors: Mapping[str, tuple[Manifold, tuple[int, ...]]]) -> None:
+    def __init__(self, factors: Mapping[str, tuple[Manifold, Shape]]) -> None:
         if not factors:
             raise ValueError("Expected at least one factor, got none")
         super().__init__([manifold for manifold, _ in factors.values()])
@@ -133,8 +134,8 @@ class Product(_Composed):
         """The shape of one packed point."""
         return (sum(prod(f.shape) for f in self.factors),)
 
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether all factors are there."""
+    def fits(self, shape: Shape) -> bool:
+        """Whether a shape has the total size of all factors."""
         return tuple(shape) == self.point_shape
 
     def pack(self, parts: Mapping[str, Tensor]) -> Tensor:
@@ -146,8 +147,13 @@ class Product(_Composed):
 
     def unpack(self, x: Tensor) -> dict[str, Tensor]:
         """The named points (or tangents) of the factors, shapes ``(..., *factor shape)``."""
-        parts = _split(x, [f.shape for f in self.factors])
-        return {f.name: part for f, part in zip(self.factors, parts, strict=True)}
+        return {f.name: part for f, part in zip(self.factors, self._points(x), strict=True)}
+
+    def _points(self, x: Tensor) -> list[Tensor]:
+        return _split(x, [f.shape for f in self.factors])
+
+    def _normals(self, c: Tensor) -> list[Tensor]:
+        return _split(c, self._coords_shapes())
 
     def _join(self, parts: list[Tensor]) -> Tensor:
         zipped = zip(self.factors, parts, strict=True)
@@ -155,47 +161,45 @@ class Product(_Composed):
         lead = np.broadcast_shapes(*[part.shape[:-1] for part in flat])
         return torch.cat([part.expand(*lead, -1) for part in flat], dim=-1)
 
-    def _each(self, operation: _Part, *tensors: Tensor) -> list[Tensor]:
-        parts = [self.unpack(tensor) for tensor in tensors]
-        return [operation(f.manifold, *(part[f.name] for part in parts)) for f in self.factors]
+    def _each(self, operation: _Part, *parts: list[Tensor]) -> list[Tensor]:
+        """``operation`` on every factor, with its own of each of the ``parts``."""
+        return [operation(f.manifold, *own) for f, *own in zip(self.factors, *parts, strict=True)]
 
     def joined(self, operation: _Part, *tensors: Tensor) -> Tensor:
         """``operation`` on every factor, packed."""
-        return self._join(self._each(operation, *tensors))
+        return self._join(self._each(operation, *map(self._points, tensors)))
 
     def measured(self, operation: _Part, *tensors: Tensor) -> Tensor:
         """``operation`` on every factor, shape (..., factors)."""
-        return torch.stack(self._each(operation, *tensors)).movedim(0, -1)
+        return torch.stack(self._each(operation, *map(self._points, tensors))).movedim(0, -1)
 
     # -- sizes -------------------------------------------------------------------------------
-    def dim(self, shape: tuple[int, ...]) -> int:
+    def dim(self, shape: Shape) -> int:
         """The sum of the factors' dimensions."""
         return sum(f.manifold.dim(f.shape) for f in self.factors)
 
-    def coords_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def coords_shape(self, shape: Shape) -> Shape:
         """One vector: the factors' coordinates, joined."""
         return (sum(map(prod, self._coords_shapes())),)
 
-    def _coords_shapes(self) -> list[tuple[int, ...]]:
+    def _coords_shapes(self) -> list[Shape]:
         return [f.manifold.coords_shape(f.shape) for f in self.factors]
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """``from_coords`` on every factor, with independent coordinates."""
-        parts = self.unpack(x), _split(c, self._coords_shapes())
-        zipped = zip(self.factors, parts[0].values(), parts[1], strict=True)
-        return self._join([f.manifold.from_coords(point, own) for f, point, own in zipped])
+        parts = self._points(x), self._normals(c)
+        return self._join(self._each(lambda m, *a: m.from_coords(*a), *parts))
 
     def of_normals(self, z: Tensor) -> Tensor:
         """Independent random points of the factors."""
-        zipped = zip(self.factors, _split(z, self._coords_shapes()), strict=True)
-        return self._join([f.manifold.of_normals(own) for f, own in zipped])
+        return self._join(self._each(lambda m, a: m.of_normals(a), self._normals(z)))
 
     def frechet_mean(self, points: Tensor, weights: Tensor | None = None, **how: Any) -> Tensor:
         """The factors' Fréchet means: the sum of squared distances splits."""
         return self.joined(lambda m, a: m.frechet_mean(a, weights, **how), points)
 
 
-def _split(flat: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+def _split(flat: Tensor, shapes: list[Shape]) -> list[Tensor]:
     """Tensors (..., *shape) out of one vector (..., total size)."""
     parts = flat.split([prod(shape) for shape in shapes], dim=-1)
     return [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -214,15 +218,15 @@ class _OverBase(_Composed):
         """The base's."""
         return operation(self.base, *tensors)
 
-    def fits(self, shape: tuple[int, ...]) -> bool:
+    def fits(self, shape: Shape) -> bool:
         """Whether the base's points have that shape."""
         return self.base.fits(shape[-self.base.ndim :])
 
-    def dim(self, shape: tuple[int, ...]) -> int:
+    def dim(self, shape: Shape) -> int:
         """The base's."""
         return self.base.dim(shape)
 
-    def coords_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def coords_shape(self, shape: Shape) -> Shape:
         """The base's."""
         return self.base.coords_shape(shape)
 
@@ -232,7 +236,7 @@ class _OverBase(_Composed):
 
 
 class Power(_OverBase):
-    """M^k for any k, with the sum of the metrics; points ``(..., k, *point of M)``.
+    """The power M^k for any k with the sum of the metrics; points (..., k, *point of M).
 
     Unlike `Product` it needs no shapes to be built.
     """
@@ -244,24 +248,24 @@ class Power(_OverBase):
         self.ndim = base.ndim + 1
 
     def settings(self) -> tuple[object, ...]:
-        """The base."""
+        """The base manifold."""
         return (self.base,)
 
-    def dim(self, shape: tuple[int, ...]) -> int:
+    def dim(self, shape: Shape) -> int:
         """K times the base's dimension."""
         return shape[0] * self.base.dim(shape[1:])
 
-    def coords_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def coords_shape(self, shape: Shape) -> Shape:
         """K of the base's coordinates."""
         return (shape[0], *self.base.coords_shape(shape[1:]))
 
     def measured(self, operation: _Part, *tensors: Tensor) -> Tensor:
-        """The base's, shape (..., k)."""
+        """Computes ``operation`` of the base, shape (..., k)."""
         return operation(self.base, *tensors)
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """The root of the sum of the base's squared norms, shape ``(...)``."""
-        total = torch.linalg.vector_norm(self.base.norm(x, u), dim=-1)
+        total = linalg.vector_norm(self.base.norm(x, u), dim=-1)
         return self.expand_scalar(total) if keepdim else total
 
 
@@ -275,7 +279,7 @@ def _times_scale(name: str, power: int) -> Callable[..., Tensor]:
 
 
 class Scaled(_OverBase):
-    """M with distances ``scale`` times as long; points and tangent vectors as in M.
+    """The manifold M with distances ``scale`` times as long; points and vectors as in M.
 
     With g' = c^2 g the Christoffel symbols are those of g, so geodesics, logarithms and transports
     stay as they are. What changes follows from <u, v>' = c^2 <u, v>:
@@ -305,11 +309,11 @@ class Scaled(_OverBase):
         self.is_whole_space = base.is_whole_space
 
     def settings(self) -> tuple[object, ...]:
-        """Base and scale."""
+        """The base manifold and the scale."""
         return (self.base, self.scale)
 
     def measured(self, operation: _Part, *tensors: Tensor) -> Tensor:
-        """The base's, shape (..., 1)."""
+        """Computes ``operation`` of the base, shape (..., 1)."""
         return operation(self.base, *tensors).unsqueeze(-1)
 
     inner = _times_scale("inner", 2)

@@ -21,24 +21,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, linalg
 
 from manifed.manifolds.base import Manifold, largest_entry
 from manifed.manifolds.linalg import (
     EXP,
     LOG,
     SQRT,
+    Shape,
     congruence,
-    divided_differences,
     expm,
     identity_like,
+    packed_size,
     sym,
     sym_function,
     whiten,
 )
-
-_SMALLEST_EIGENVALUE = 1e-12
-"""The least eigenvalue of a matrix that `projx` returns; in float32 eight units of rounding."""
 
 
 class SPDSet(Manifold):
@@ -47,18 +45,21 @@ class SPDSet(Manifold):
     ndim = 2
     form = "(..., m, m)"
 
-    def dim(self, shape: tuple[int, ...]) -> int:
+    def dim(self, shape: Shape) -> int:
         """m(m+1)/2 for points of shape ``(m, m)``."""
-        return shape[-1] * (shape[-1] + 1) // 2
+        return packed_size(shape[-1])
 
-    def fits(self, shape: tuple[int, ...]) -> bool:
+    def fits(self, shape: Shape) -> bool:
         """Whether matrices are square."""
         return shape[-1] == shape[-2]
 
     def projx(self, x: Tensor) -> Tensor:
-        """The nearest symmetric matrix with eigenvalues >= 1e-12 (clamped, not mirrored)."""
-        smallest = max(_SMALLEST_EIGENVALUE, 8 * torch.finfo(x.dtype).eps)
-        w, v = torch.linalg.eigh(sym(x))
+        """The nearest symmetric matrix with eigenvalues >= 1e-12 (clamped, not mirrored).
+
+        In float32 eight units of rounding are the least.
+        """
+        smallest = max(1e-12, 8 * torch.finfo(x.dtype).eps)
+        w, v = linalg.eigh(sym(x))
         return sym((v * w.clamp_min(smallest).unsqueeze(-2)) @ v.mT)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
@@ -67,23 +68,23 @@ class SPDSet(Manifold):
 
     def norm_slack(self, x: Tensor) -> Tensor:
         """4 m eps tr(x) tr(x^-1), at least the condition number of x times 4 m eps."""
-        factor = torch.linalg.cholesky(x)
+        factor = linalg.cholesky(x)
         eye = identity_like(x).expand_as(factor)
-        inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
-        spread = torch.linalg.matrix_norm(factor) * torch.linalg.matrix_norm(inverse)
+        inverse = linalg.solve_triangular(factor, eye, upper=False)
+        spread = linalg.matrix_norm(factor) * linalg.matrix_norm(inverse)
         return 4 * x.shape[-1] * torch.finfo(x.dtype).eps * spread.square()
 
     def _off_manifold(self, x: Tensor) -> Tensor:
         """The relative asymmetry; infinite where there is no Cholesky factor."""
         largest = largest_entry(x, 2)
         unit = x / self.expand_scalar(torch.where(largest > 0, largest, 1.0))
-        asymmetry = torch.linalg.matrix_norm(unit - unit.mT) / 2
-        is_definite = torch.linalg.cholesky_ex(unit).info == 0
-        return torch.where(is_definite, asymmetry / torch.linalg.matrix_norm(unit), torch.inf)
+        asymmetry = linalg.matrix_norm(unit - unit.mT) / 2
+        is_definite = linalg.cholesky_ex(unit).info == 0
+        return torch.where(is_definite, asymmetry / linalg.matrix_norm(unit), torch.inf)
 
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
         """The skew part."""
-        normal = torch.linalg.matrix_norm(u - u.mT) / 2
+        normal = linalg.matrix_norm(u - u.mT) / 2
         return normal.expand(np.broadcast_shapes(x.shape, u.shape)[:-2])
 
     def of_normals(self, z: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ class SPDSet(Manifold):
 
 
 class SPD(SPDSet):
-    """Affine-invariant metric <u, v>_x = tr(x^{-1} u x^{-1} v); curvature in [-1/2, 0].
+    """SPD matrices with <u, v>_x = tr(x^{-1} u x^{-1} v); curvature in [-1/2, 0].
 
     Complete and without cut locus: every map is defined everywhere. All methods raise
     ``torch.linalg.LinAlgError`` where x is not positive definite.
@@ -108,7 +109,7 @@ class SPD(SPDSet):
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """L sym(c) L^T of m x m coordinates."""
-        factor = torch.linalg.cholesky(x)
+        factor = linalg.cholesky(x)
         return sym(factor @ c @ factor.mT)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
@@ -117,40 +118,40 @@ class SPD(SPDSet):
 
     def flattened(self, x: Tensor, u: Tensor) -> Tensor:
         """The whitened S_u."""
-        return whiten(torch.linalg.cholesky(x), u)
+        return whiten(linalg.cholesky(x), u)
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """The Frobenius norm of S_u, shape (...,)."""
-        return torch.linalg.matrix_norm(self.flattened(x, u), keepdim=keepdim)
+        return linalg.matrix_norm(self.flattened(x, u), keepdim=keepdim)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """The point x + u + u x^{-1} u / 2 = L (I + S + S^2 / 2) L^T, of second order, definite."""
-        half = torch.linalg.solve_triangular(torch.linalg.cholesky(x), u, upper=False)
+        half = linalg.solve_triangular(linalg.cholesky(x), u, upper=False)
         return x + u + half.mT @ half / 2
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """L ((2 S_y - I)^{1/2} - I) L^T, for eigenvalues of S_y of at least 1/2."""
-        factor = torch.linalg.cholesky(x)
+        factor = linalg.cholesky(x)
         return congruence(factor, 2 * whiten(factor, y) - identity_like(x), SQRT) - x
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """L exp(S_u) L^T."""
-        factor = torch.linalg.cholesky(x)
+        factor = linalg.cholesky(x)
         return congruence(factor, whiten(factor, u), EXP)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """L log(S_y) L^T."""
-        factor = torch.linalg.cholesky(x)
+        factor = linalg.cholesky(x)
         return congruence(factor, whiten(factor, y), LOG)
 
     def _distance(self, x: Tensor, y: Tensor) -> Tensor:
         """|log eigenvalues of S_y|."""
-        ratios = torch.linalg.eigvalsh(self.flattened(x, y))
-        return self.expand_scalar(torch.linalg.vector_norm(ratios.log(), dim=-1))
+        ratios = linalg.eigvalsh(self.flattened(x, y))
+        return self.expand_scalar(linalg.vector_norm(ratios.log(), dim=-1))
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport L E S_v E L^T; stays whitened, so conditioning enters once."""
-        factor = torch.linalg.cholesky(x)
+        factor = linalg.cholesky(x)
         root = factor @ sym_function(whiten(factor, y), SQRT)
         return sym(root @ whiten(factor, v) @ root.mT)
 
@@ -173,7 +174,7 @@ class SPDLogEuclidean(SPDSet):
 
     def _distance(self, x: Tensor, y: Tensor) -> Tensor:
         """|log x - log y|_F."""
-        return torch.linalg.matrix_norm(_log(x) - _log(y), keepdim=True)
+        return linalg.matrix_norm(_log(x) - _log(y), keepdim=True)
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """exp(log x + dlog_x[u])."""
@@ -201,7 +202,7 @@ class SPDLogEuclidean(SPDSet):
         logs = _log(points)
         if weights is None:
             return _exp(logs.mean(0))
-        return _exp(torch.tensordot(weights / weights.sum(), logs, dims=1))
+        return _exp(torch.tensordot(weights / weights.sum(), logs, 1))
 
 
 def _log(x: Tensor) -> Tensor:
@@ -214,5 +215,5 @@ def _exp(flat: Tensor) -> Tensor:
 
 def _log_derivative(x: Tensor) -> tuple[Tensor, Tensor]:
     """(d, V): dlog_x[u] = V (d o V^T u V) V^T."""
-    w, basis = torch.linalg.eigh(x)
-    return divided_differences(w, LOG), basis
+    w, basis = linalg.eigh(x)
+    return LOG.divided_difference(w.unsqueeze(-1), w.unsqueeze(-2)), basis

@@ -6,24 +6,18 @@ Antipodal points have no unique geodesic: there ``logmap`` is 0 and ``transp`` i
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, linalg
 
 from manifed.manifolds.base import Submanifold
 from manifed.manifolds.linalg import TINY
 
 
 class Sphere(Submanifold):
-    """Unit vectors of R^n; dimension n - 1, injectivity radius pi."""
+    """The sphere of unit vectors of R^n; dimension n - 1, injectivity radius pi."""
 
     name = "Sphere"
     looks_at_all_pairs = False
     carries_rows_apart = True
-
-    def _dot(self, u: Tensor, v: Tensor) -> Tensor:
-        return (u * v).sum(-1, keepdim=True)
-
-    def _length(self, u: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(u, dim=-1, keepdim=True)
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """The number of entries less one."""
@@ -31,19 +25,19 @@ class Sphere(Submanifold):
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The orthogonal projection of n ambient normals."""
-        return c - self._dot(x, c) * x
+        return c - (x * c).sum(-1, keepdim=True) * x
 
     def projx(self, x: Tensor) -> Tensor:
         """The point x / |x|, the nearest one; NaN for x = 0, where it is not unique."""
-        return x / self._length(x)
+        return x / linalg.vector_norm(x, dim=-1, keepdim=True)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The orthogonal projection u - <x, u> x."""
-        return torch.addcmul(u, self._dot(x, u), x, value=-1.0)
+        return torch.addcmul(u, (x * u).sum(-1, keepdim=True), x, value=-1.0)
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """Euclidean norm, shape (...,)."""
-        return torch.linalg.vector_norm(u, dim=-1, keepdim=keepdim)
+        return linalg.vector_norm(u, dim=-1, keepdim=keepdim)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """The point (x + u) / |x + u|, of second order."""
@@ -51,27 +45,28 @@ class Sphere(Submanifold):
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """The vector y / <x, y> - x, for <x, y> > 0."""
-        return y / self._dot(x, y) - x
+        return y / (x * y).sum(-1, keepdim=True) - x
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The point cos|u| x + sin|u| u / |u|, renormalised."""
-        t = self._length(u).clamp_min(TINY[u.dtype])
+        t = linalg.vector_norm(u, dim=-1, keepdim=True).clamp_min(TINY[u.dtype])
         return self.projx(t.cos() * x + (t.sin() / t) * u)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The shortest tangent vector u with expmap(x, u) = y, |u| <= pi."""
         w = y - x
-        v = w - self._dot(x, w) * x
-        s = self._length(v).clamp_min(TINY[v.dtype])
-        return v * (torch.atan2(s, self._dot(x, y)) / s)
+        v = w - (x * w).sum(-1, keepdim=True) * x
+        s = linalg.vector_norm(v, dim=-1, keepdim=True).clamp_min(TINY[v.dtype])
+        return v * (torch.atan2(s, (x * y).sum(-1, keepdim=True)) / s)
 
     def _distance(self, x: Tensor, y: Tensor) -> Tensor:
         """The angle 2 atan2(|x - y|, |x + y|)."""
-        return 2 * torch.atan2(self._length(x - y), self._length(x + y))
+        return 2 * torch.atan2(*(self.norm(x, w, keepdim=True) for w in (x - y, x + y)))
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport v - <y, v> / (1 + <x, y>) (x + y)."""
-        return v - (self._dot(y, v) / (1 + self._dot(x, y))) * (x + y)
+        along = (y * v).sum(-1, keepdim=True) / (1 + (x * y).sum(-1, keepdim=True))
+        return v - along * (x + y)
 
     def of_zeros(self, zeros: Tensor) -> Tensor:
         """The first unit vector."""
@@ -79,7 +74,7 @@ class Sphere(Submanifold):
         return zeros
 
     def _off_manifold(self, x: Tensor) -> Tensor:
-        return (torch.linalg.vector_norm(x, dim=-1) - 1).abs()
+        return (linalg.vector_norm(x, dim=-1) - 1).abs()
 
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        return (self._dot(x, u) / self._length(x)).abs().squeeze(-1)
+        return ((x * u).sum(-1) / linalg.vector_norm(x, dim=-1)).abs()

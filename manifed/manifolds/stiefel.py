@@ -18,7 +18,7 @@ import math
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, linalg
 
 from manifed.manifolds.base import Frames
 from manifed.manifolds.linalg import (
@@ -28,7 +28,6 @@ from manifed.manifolds.linalg import (
     identity_like,
     logm_rotation,
     polar,
-    positive_qr,
     skew,
     sym,
     sym_function,
@@ -53,17 +52,16 @@ def _tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
         ArithmeticError: no logarithm found (y is too far from x), with the residual.
     """
     if x.dtype != torch.float64:
-        start = polar(x.to(torch.float64))
-        end = polar(y.to(torch.float64))
+        start, end = (polar(one.double()) for one in (x, y))
         return _tangent_of_logarithm(start, end, beta).to(x.dtype)
     x, y = torch.broadcast_tensors(x, y)
     n, k = x.shape[-2:]
     across = min(k, n - k)
     m = x.mT @ y
-    q = torch.linalg.qr(torch.cat((x, y - x @ m), -1))[0][..., k : k + across]
+    q = linalg.qr(torch.cat((x, y - x @ m), -1))[0][..., k : k + across]
     target = torch.cat((m, q.mT @ y), -2)
     if across == 0:
-        if bool((torch.linalg.det(m) < 0).any()):  # in the other component of O(n)
+        if bool((linalg.det(m) < 0).any()):  # in the other component of O(n)
             raise ArithmeticError("No Stiefel logarithm: Expected det(x^T y) = 1, got -1 (n = k)")
         a = logm_rotation(m)
         b = target[..., k:, :]
@@ -91,21 +89,19 @@ def _reduced_geodesic(a: Tensor, b: Tensor, beta: float, steps: int) -> list[Ten
     if beta == 0.5:
         return points
     twist = expm((1 - 2 * beta) * a / steps)
-    turn = twist
-    turned = [points[0] @ twist]
-    for point in points[1:]:
-        turn = turn @ twist
-        turned.append(point @ turn)
-    return turned
+    turns = [twist]
+    for _ in range(steps - 1):
+        turns.append(turns[-1] @ twist)
+    return [point @ turn for point, turn in zip(points, turns, strict=True)]
 
 
 def _completion(target: Tensor) -> Tensor:
     """The last columns of a rotation that starts with ``target`` and has a positive corner."""
     k = target.shape[-1]
-    rest = torch.linalg.qr(target, mode="complete")[0][..., k:]
-    d, _, rt = torch.linalg.svd(rest[..., k:, :])  # Procrustes preprocessing, line 3
+    rest = linalg.qr(target, mode="complete")[0][..., k:]
+    d, _, rt = linalg.svd(rest[..., k:, :])  # Procrustes preprocessing, line 3
     rest = rest @ rt.mT @ d.mT
-    determinant = torch.linalg.det(torch.cat((target, rest), -1)).unsqueeze(-1).unsqueeze(-1)
+    determinant = linalg.det(torch.cat((target, rest), -1))[..., None, None]
     last = d[..., :, -1:]
     return torch.where(determinant < 0, rest - 2 * (rest @ last) @ last.mT, rest)
 
@@ -113,7 +109,7 @@ def _completion(target: Tensor) -> Tensor:
 def _zimmermann_hueper(target: Tensor) -> tuple[Tensor, Tensor]:
     """A and B with log V = [[A, -B^T], [B, 0]] for a completion V of ``target``."""
     k = target.shape[-1]
-    previous = float("inf")
+    previous = math.inf
     rest = _completion(target)
     a = b = target
     for _ in range(_MAX_ITERATIONS):
@@ -122,7 +118,7 @@ def _zimmermann_hueper(target: Tensor) -> tuple[Tensor, Tensor]:
         size = _largest_norm(c)
         a = log[..., :k, :k]
         b = log[..., k:, :k]
-        if size <= _TOLERANCE or (size <= _RESIDUAL and size >= previous):  # line 6
+        if size <= _TOLERANCE or previous <= size <= _RESIDUAL:  # line 6
             break
         previous = size
         rest = rest @ expm(_sylvester(b, c))  # lines 8-10
@@ -131,7 +127,7 @@ def _zimmermann_hueper(target: Tensor) -> tuple[Tensor, Tensor]:
 
 def _sylvester(b: Tensor, c: Tensor) -> Tensor:
     """Skew Gamma with S Gamma + Gamma S = C, S = B B^T / 12 - I / 2 (lines 7-8)."""
-    w, v = torch.linalg.eigh(b @ b.mT / 12 - identity_like(c) / 2)
+    w, v = linalg.eigh(b @ b.mT / 12 - identity_like(c) / 2)
     divisor = (w.unsqueeze(-1) + w.unsqueeze(-2)).clamp_max(-0.1)
     return skew(v @ ((v.mT @ c @ v) / divisor) @ v.mT)
 
@@ -139,16 +135,16 @@ def _sylvester(b: Tensor, c: Tensor) -> Tensor:
 def _shoot(target: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """A and B by p-shooting: the miss is carried back along the geodesic by projections."""
     k = target.shape[-1]
-    previous = float("inf")
+    previous = math.inf
     a = skew(target[..., :k, :])
     b = target[..., k:, :]
     best = (a, b)
     for _ in range(_MAX_ITERATIONS):
         points = _reduced_geodesic(a, b, beta, 3)
         miss = points[-1] - target
-        size = torch.linalg.matrix_norm(miss, keepdim=True)
+        size = linalg.matrix_norm(miss, keepdim=True)
         worst = float(size.max())
-        if worst <= _RESIDUAL and worst >= previous:
+        if previous <= worst <= _RESIDUAL:
             break
         if worst < previous:
             best = (a, b)
@@ -157,7 +153,7 @@ def _shoot(target: Tensor, beta: float) -> tuple[Tensor, Tensor]:
             break
         for point in reversed(points):
             miss = miss - point @ sym(point.mT @ miss)
-            length = torch.linalg.matrix_norm(miss, keepdim=True).clamp_min(1e-300)
+            length = linalg.matrix_norm(miss, keepdim=True).clamp_min(1e-300)
             miss = miss * (size / length)
         a = a - skew(miss[..., :k, :])
         b = b - miss[..., k:, :]
@@ -165,12 +161,12 @@ def _shoot(target: Tensor, beta: float) -> tuple[Tensor, Tensor]:
 
 
 def _largest_norm(a: Tensor) -> float:
-    return float(torch.linalg.matrix_norm(a).max()) if a.numel() else 0.0
+    return float(linalg.matrix_norm(a).max()) if a.numel() else 0.0
 
 
 # -- the manifold ------------------------------------------------------------------------------
 class Stiefel(Frames):
-    """Orthonormal k-frames of R^n; dimension n k - k (k + 1) / 2.
+    """The Stiefel manifold of orthonormal k-frames of R^n; dimension n k - k (k + 1) / 2.
 
     ``transp`` is the rotation of the inverse Cayley transform: isometric, not parallel.
 
@@ -223,14 +219,13 @@ class Stiefel(Frames):
         product = super().inner(x, u, v, keepdim=keepdim)
         if self._beta == 1:
             return product
-        return product - 0.5 * super().inner(
-            x, x.mT @ u, None if v is None else x.mT @ v, keepdim=keepdim
-        )
+        along = None if v is None else x.mT @ v
+        return product - 0.5 * super().inner(x, x.mT @ u, along, keepdim=keepdim)
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """The metric norm, shape (...,)."""
         if self._beta == 1:
-            return torch.linalg.matrix_norm(u, keepdim=keepdim)
+            return linalg.matrix_norm(u, keepdim=keepdim)
         return super().norm(x, u, keepdim=keepdim)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
@@ -241,12 +236,9 @@ class Stiefel(Frames):
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """Y S - x with symmetric S from M S + S M^T = 2 I, of k^2 unknowns, for y near x."""
         m = x.mT @ y
-        k = m.shape[-1]
         eye = identity_like(m)
-        left = torch.einsum("...ij,kl->...ikjl", m, eye)
-        right = torch.einsum("ij,...kl->...ikjl", eye, m)
-        system = (left + right).reshape(*m.shape[:-2], k * k, k * k)
-        s = torch.linalg.solve(system, 2 * eye.reshape(k * k)).reshape(m.shape)
+        system = torch.kron(m, eye) + torch.kron(eye, m)
+        s = linalg.solve(system, 2 * eye.flatten()).reshape(m.shape)
         return y @ s - x
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
@@ -257,7 +249,7 @@ class Stiefel(Frames):
         a = x.mT @ u
         g = u.mT @ u
         k = a.shape[-1]
-        s = above_zero(torch.linalg.matrix_norm(u, keepdim=True))
+        s = above_zero(linalg.matrix_norm(u, keepdim=True))
         a = skew(a)
         top = torch.cat((2 * self._beta * a, -(g + a @ a) / s), -1)
         bottom = s * torch.eye(k, 2 * k, dtype=u.dtype, device=u.device)
@@ -306,12 +298,14 @@ class Stiefel(Frames):
         """
         along = x.mT @ v
         m = y.mT @ x
-        c = torch.linalg.solve(identity_like(m) + m, along + y.mT @ v)
+        c = linalg.solve(identity_like(m) + m, along + y.mT @ v)
         return v - x @ c + y @ (2 * along - c)
 
     def of_normals(self, z: Tensor) -> Tensor:
         """A Haar-distributed point (QR with a positive diagonal)."""
-        return positive_qr(z)[0].contiguous()
+        q, r = linalg.qr(z)
+        sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(z)
+        return (q * sign.unsqueeze(-2)).contiguous()
 
     def of_zeros(self, zeros: Tensor) -> Tensor:
         """The first k columns of the identity."""
@@ -319,4 +313,4 @@ class Stiefel(Frames):
         return zeros
 
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
-        return torch.linalg.matrix_norm(sym(x.mT @ u))
+        return linalg.matrix_norm(sym(x.mT @ u))

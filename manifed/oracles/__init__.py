@@ -1,1 +1,1 @@
-"""What a client update asks for gradients: minibatch, clip, noise, randomness."""
+"""The gradient oracle of a client: minibatch, clip, noise, randomness and count."""

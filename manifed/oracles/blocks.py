@@ -1,4 +1,4 @@
-"""Calls of one shape, in which what an example gives does not depend on the others.
+"""Computes examples in blocks of one shape, so that each result depends on its example alone.
 
 How a processor adds up the numbers of an example depends on how many examples are computed in
 one call, and on its place among them: the last ones of a batch go through other instructions. So
@@ -6,7 +6,7 @@ an example that comes or goes changes the last bit of others, and where a gradie
 that bit moves as much as an example can, of several of them at once. No clip bounds that.
 
 Examples that a problem does not keep apart itself (`Problem.keeps_rows_apart`) are therefore
-computed client by client in blocks of certain sizes (`_SIZES`). Missing ones are copies that count
+computed client by client in blocks of certain sizes. Missing ones are copies that count
 for nothing, and one that fails is replaced in its own place. Which sizes may be used is tried out
 on made-up examples at a made-up point: each must give the same bits at every place of a block as in
 a block of copies of itself. So must every number on the way, because a sign or a largest entry
@@ -33,14 +33,8 @@ from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
 from manifed.problems.rows import FEWEST
 
-_SIZES = (FEWEST, *(FEWEST * k for k in (2, 3, 4, 6, 8, 12, 16, 24, 32)))
-"""Examples of a block; few sizes, because each is tried out before it is used."""
-_NUMBERS_AT_ONCE = 1 << 24
-"""Numbers that a block holds at most: 128 MiB in float64."""
 _TRIED = 4
 """Made-up examples whose bits are compared."""
-_PLACES = 64
-"""Places of a block that are compared; of smaller blocks all."""
 
 Points = tuple[Tensor, ...]
 _Compute = Callable[[Points, Examples], Callable[[int], Tensor]]
@@ -59,7 +53,7 @@ def in_blocks(
     rows: Tensor,
     attempt: Callable[[Tensor, Tensor], Tensor | None],
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """What ``attempt`` makes of the positions ``rows`` (b,) of one client's examples, by block.
+    """Applies ``attempt`` to the positions ``rows`` (b,) of one client's examples, by block.
 
     ``attempt(block, counts)`` computes the positions ``block`` (n,) of which some count, bool (n,),
     or gives None where an example fails. Yields the positions of a block, which of them counted,
@@ -68,21 +62,24 @@ def in_blocks(
     """
     problem.point_shape(examples)  # a module says only then what an example holds
     x = points[0]
-    features = examples.feature_ndim
-    most = max(1, int(_NUMBERS_AT_ONCE / max(1.0, problem.points_per_example * x.numel())))
+    numbers = max(1.0, problem.points_per_example * x.numel())
+    most = max(1, int(2**24 / numbers))  # 128 MiB in float64
     least = min(FEWEST, most)
     known = _found.setdefault(problem, {})
-    shapes = [(k, t.shape[t.dim() - features[k] :], t.dtype) for k, t in examples.tensors.items()]
+    dtypes = [t.dtype for t in examples.tensors.values()]
+    shapes = (x.shape, x.dtype, *examples.shapes.items(), *dtypes)
 
     def keeps_apart(size: int) -> bool:
-        key = (name, x.shape, x.dtype, *shapes, size, torch.get_num_threads())
+        key = (name, *shapes, size, torch.get_num_threads())
         if size > 1 and key not in known:
             known[key] = _are_alike(problem, compute, points, examples, least, size)
         return size == 1 or known[key]
 
     smallest = 1 if problem.looks_at_all_rows or not keeps_apart(least) else least
     while len(rows):  # a size that the rest fills to three quarters
-        fit = [size for size in _SIZES if size <= most and 0.75 * size <= len(rows)]
+        # few sizes, because each is tried out before it is used
+        sizes = (FEWEST * k for k in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
+        fit = [size for size in sizes if size <= most and 0.75 * size <= len(rows)]
         size = smallest if smallest == 1 else max(fit, default=least)
         if not keeps_apart(size):
             size = smallest
@@ -124,7 +121,7 @@ def _are_alike(
             return False
         alone = [compute(near, made.take(torch.full((least,), i)))(0) for i in range(_TRIED)]
         of = compute(near, made.take(torch.arange(size) % _TRIED))
-        places = {*range(0, size, max(1, size // _PLACES)), *range(max(0, size - 8), size)}
+        places = {*range(0, size, max(1, size // 64)), *range(max(0, size - 8), size)}
         return all(torch.equal(of(p), alone[p % _TRIED]) for p in places)  # NaN equals nothing
     except (torch.linalg.LinAlgError, ArithmeticError):  # pyright: ignore[reportPrivateImportUsage]
         return False

@@ -1,4 +1,4 @@
-"""How a client draws its minibatch: the sampling scheme is part of the privacy event.
+"""Minibatch rules and oracle queries: the sampling scheme is part of the privacy event.
 
 ``num_examples`` is the public size N_i of a shard: it fixes the rate of a Poisson batch and the
 *expected* batch size, by which the mean divides, so that adding or removing one example changes the
@@ -22,53 +22,53 @@ from manifed.privacy.events import (
 )
 from manifed.privacy.mechanism import ExampleMechanism
 
-Array = npt.NDArray[Any]
+_Array = npt.NDArray[Any]
 
 
 class Full(Frozen):
-    """Every example, every step: the exact Gaussian (GDP) accounting applies."""
+    """Minibatch rule: every example in every step, for which exact Gaussian accounting applies."""
 
     kind: Literal["full"] = "full"
 
     def expected_size(self, num_examples: int) -> float:
-        """The normaliser of the mean gradient."""
+        """Returns the number of examples, by which the mean gradient is normalised."""
         return float(num_examples)
 
     def sampling(self, num_examples: int) -> Sampling:
-        """The sampling of the privacy event."""
+        """Returns the sampling of the privacy event: every example takes part."""
         return Unsampled()
 
 
 class Poisson(Frozen):
-    """Each example independently, with probability ``batch_size / num_examples``."""
+    """Minibatch rule: each example independently with ``batch_size / num_examples``."""
 
     kind: Literal["poisson"] = "poisson"
     batch_size: float = Field(gt=0)
     """Expected number of examples in a batch."""
 
     def expected_size(self, num_examples: int) -> float:
-        """The normaliser of the mean gradient: the expected, not the drawn, batch size."""
+        """Returns the expected (not the drawn) batch size, which normalises the mean gradient."""
         return min(self.batch_size, float(num_examples))
 
     def sampling(self, num_examples: int) -> Sampling:
-        """The sampling of the privacy event."""
+        """Returns the sampling of the privacy event: Poisson."""
         probability = self.expected_size(num_examples) / num_examples
         return PoissonSampled(sampling_probability=probability)
 
 
 class WithoutReplacement(Frozen):
-    """A uniform subset of exactly ``batch_size`` examples (Algorithm 2, line 3)."""
+    """Minibatch rule: a uniform subset of exactly ``batch_size`` (PriRFed, Algorithm 2, line 3)."""
 
     kind: Literal["without-replacement"] = "without-replacement"
     batch_size: int = Field(ge=1)
     """Examples of a batch, exactly."""
 
     def expected_size(self, num_examples: int) -> float:
-        """The normaliser of the mean gradient."""
+        """Returns the batch size, by which the mean gradient is normalised."""
         return float(min(self.batch_size, num_examples))
 
     def sampling(self, num_examples: int) -> Sampling:
-        """The sampling of the privacy event."""
+        """Returns the sampling of the privacy event: a subset of fixed size."""
         size = min(self.batch_size, num_examples)
         return SampledWithoutReplacement(sample_size=size, population=num_examples)
 
@@ -77,60 +77,59 @@ Minibatch = Annotated[Full | Poisson | WithoutReplacement, Field(discriminator="
 
 
 # -- which rows are in a batch ------------------------------------------------------------------
-def rows_of(chosen: Array) -> tuple[Array, Array] | None:
-    """Positions (..., b) of what is ``chosen`` (..., n), ascending, and weights of 0 and 1.
+def rows_of(chosen: _Array) -> tuple[_Array, _Array] | None:
+    """Returns positions (..., b) of what is ``chosen`` (..., n), ascending, and 0-1 weights.
 
     b is the largest batch of the cohort; shorter ones repeat their last row with weight 0. None
     where that would be more than half of the rows: no row is left out then.
     """
-    counts = np.count_nonzero(chosen, axis=-1)
+    counts = np.count_nonzero(chosen, axis=-1, keepdims=True)
     size = max(int(counts.max()), 1)
     if 2 * size > chosen.shape[-1]:
         return None
-    found = np.argsort(~chosen, axis=-1, kind="stable")[..., :size]
+    found = np.argsort(~chosen, kind="stable")[..., :size]
     slot = np.arange(size)
-    count = np.asarray(counts)[..., None]
-    places = np.minimum(slot, np.maximum(count - 1, 0))
-    return np.take_along_axis(found, places, axis=-1), (slot < count).astype(np.float64)
+    places = np.minimum(slot, np.maximum(counts - 1, 0))
+    return np.take_along_axis(found, places, axis=-1), (slot < counts).astype(np.float64)
 
 
-def rows_of_least(words: Array, present: Array, size: int) -> tuple[Array, Array]:
-    """Positions (..., size), ascending, of the least of i.i.d. words (..., n), and weights.
+def rows_of_least(words: _Array, present: _Array, size: int) -> tuple[_Array, _Array]:
+    """Returns positions (..., size), ascending, of the least of i.i.d. words (..., n), and weights.
 
     A uniform subset of the rows that are ``present``; where those are fewer, all of them and others
     with weight 0.
     """
     keys = np.where(present, words >> np.uint64(1), np.uint64(1 << 63))
-    positions = np.sort(np.argpartition(keys, size - 1, axis=-1)[..., :size], axis=-1)
+    positions = np.sort(np.argpartition(keys, size - 1)[..., :size])
     return positions, np.take_along_axis(present, positions, axis=-1).astype(np.float64)
 
 
 UNNOISED = "-unnoised"
 """What the label of a query ends with where nothing was added to its answer."""
 
-Form = Literal["gradient", "difference", "each"]
+_Form = Literal["gradient", "difference", "each"]
 """What one example adds to a mean: its clipped gradient; its correction, clipped as one vector; or
 its correction with each of the two gradients clipped (so that it moves the mean by two bounds)."""
 
 
 class WrongSize(ValueError):
-    """A shard whose number of rows is not its public size, where the price needs that it is."""
+    """Error: a shard's number of rows is not its public size, although the price needs that."""
 
 
 class Ask(NamedTuple):
-    """One kind of question in one round: how often, over which batch, and what an example adds."""
+    """A question that an algorithm asks in one round: how often, of which batch, what is summed."""
 
     batch: Minibatch = Full()
     count: int = 1
     label: str = "gradient"
-    form: Form = "gradient"
+    form: _Form = "gradient"
     apart: float = 2.0
     """How many clip norms the vectors of two examples are apart at most."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """One kind of question of a client update: the numbers that scale its noise and its charge."""
+    """A question with the numbers that scale its noise and its charge."""
 
     label: str
     mechanism: ExampleMechanism
@@ -138,7 +137,7 @@ class Query:
     """The public size N_i of the shard."""
     sampling: Sampling
     """How a batch is drawn, and charged."""
-    form: Form
+    form: _Form
     expected_size: float
     """What the sum over the batch is divided by."""
     clip: float | None
@@ -168,41 +167,44 @@ class Query:
 
     @staticmethod
     def of(mechanism: ExampleMechanism, ask: Ask, num_examples: int) -> "Query":
-        """The question that the mechanism noises by its own rule, for a shard of that size.
+        """Makes the query that a mechanism noises by its own rule, for a shard of that size.
 
         Where a client is the unit of masked noise its batch amplifies nothing: the whole mean is
         clipped.
         """
-        clip = mechanism.l2_norm_clip if ask.form == "gradient" else mechanism.correction_clip
+        clip = mechanism.l2_norm_clip
+        if ask.form != "gradient":
+            clip = mechanism.correction_l2_norm_clip or clip
         size = ask.batch.expected_size(num_examples)
         is_clipped = mechanism.l2_norm_clip is not None
-        masked = mechanism.masks()
-        is_client = masked is not None and masked[0] == "client"
-        is_replaced = is_clipped and masked is None
-        is_replaced = is_replaced and mechanism.neighboring_relation == "replace-one"
+        masked, mask_stddev = mechanism.masks() or (None, 0.0)
+        is_client = masked == "client"
+        relation = mechanism.neighboring_relation
+        is_replaced = is_clipped and masked is None and relation == "replace-one"
         sensitivity = stddev = 0.0
         if clip is not None:
             terms = 2 if ask.form == "each" else 1
             sensitivity = mechanism.sensitivity(clip, size, terms=terms, apart=ask.apart)
-            stddev = mechanism.stddev(sensitivity, num_examples)
+            stddev = mechanism.noise.stddev(sensitivity, num_examples)
         return Query(
             ask.label, mechanism, num_examples, ask.batch.sampling(num_examples), ask.form, size,
             None if is_client else clip, sensitivity, stddev,
             drawn=stddev if is_clipped else None, count=ask.count,
             needs_exact_size=is_replaced or ask.batch.kind == "without-replacement",
             whole_clip=clip if is_client else None,
-            mask_stddev=0.0 if masked is None else masked[1],
+            mask_stddev=mask_stddev,
         )  # fmt: skip
 
     def release(self) -> tuple[Release, ...]:
-        """The event that it is charged as; none where nothing is clipped or asked."""
+        """Returns the releases that the query is charged as; none without clip or count."""
         if self.mechanism.l2_norm_clip is None or self.count == 0:
             return ()
-        event = self.mechanism.release(
-            label=self.label,
-            count=self.count,
-            stddev=self.stddev,
-            sensitivity=self.sensitivity,
-            sampling=self.sampling if self.whole_clip is None else Unsampled(),
+        return (
+            self.mechanism.release(
+                label=self.label,
+                count=self.count,
+                stddev=self.stddev,
+                sensitivity=self.sensitivity,
+                sampling=self.sampling if self.whole_clip is None else Unsampled(),
+            ),
         )
-        return (event,)

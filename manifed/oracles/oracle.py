@@ -1,4 +1,4 @@
-"""The gradient oracle of a client: batch, clip, sum, noise and count behind one door.
+"""The gradient oracle of a client: it draws a batch, clips, sums, adds noise and counts.
 
 A client update sees nothing else. It declares its queries (`query.py`) and gets what may leave the
 client: clipped per example in the metric at x, averaged over the expected batch, with
@@ -12,20 +12,13 @@ Everything here serves one client and a stacked cohort, with a leading dimension
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from manifed.oracles.minibatch import UNNOISED, Array, Query, WrongSize, rows_of, rows_of_least
-from manifed.oracles.sums import (
-    clip_each,
-    correction_sum,
-    gradient_sum,
-    narrowed,
-    sum_of_good,
-)
+from manifed.oracles.minibatch import UNNOISED, Query, WrongSize, rows_of, rows_of_least
+from manifed.oracles.sums import clip_each, correction_sum, gradient_sum, sum_of_good
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.examples import KEY, Examples
 from manifed.problems.problem import Problem
@@ -35,13 +28,9 @@ _LARGEST_BESIDE_NOISE = 1e9
 STEPS_PER_PHASE = 1 << 20
 """Oracle queries that one phase of one update may ask."""
 
-_Each = float | Tensor
-"""A number of every client: one for all, or (C,) where they differ."""
 
-
-@dataclass(frozen=True)
-class Draws:
-    """The randomness of one client update, or of those of a stacked cohort.
+class Draws(NamedTuple):
+    """The addressed randomness of one client update, or of a stacked cohort's updates.
 
     It fixes who, when and in which phase; an oracle adds the stream and the step. So a draw depends
     on its address alone: not on the order of draws, not on the cohort that is stacked with it.
@@ -55,7 +44,8 @@ class Draws:
     phase_index: int = 0
     device: str = "cpu"
 
-    def _at(self, stream: Stream, step: int) -> dict[str, Any]:
+    def at(self, stream: Stream, step: int) -> dict[str, Any]:
+        """Returns the address of one draw."""
         if not 0 <= step < STEPS_PER_PHASE:
             raise ValueError(
                 f"Expected 0 <= step < {STEPS_PER_PHASE}, got {step}; use fewer local steps"
@@ -69,73 +59,68 @@ class Draws:
         }
 
     def normals(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
-        """Standard normals, ``shape`` or ``(C, *shape)``, float64."""
-        return self.source.normals(tuple(shape), **self._at(stream, step)).to(self.device)
+        """Draws standard normals, ``shape`` or ``(C, *shape)``, float64."""
+        return self.source.normals(tuple(shape), **self.at(stream, step)).to(self.device)
 
     def uniforms(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
-        """Uniforms in (0, 1) with 53 bits, shape ``shape`` or ``(C, *shape)``."""
-        return self.source.uniforms(tuple(shape), **self._at(stream, step)).to(self.device)
-
-    def coins(self, count: int, rate: _Each, step: int) -> Tensor:
-        """Which rows a Poisson batch takes, bool, shape (count,) or (C, count), on the CPU."""
-        chance = rate.numpy(force=True)[:, None] if isinstance(rate, Tensor) else rate
-        return self.source.coins(count, chance, **self._at(Stream.MINIBATCH, step))
-
-    def words(self, count: int, step: int) -> Array:
-        """The keys of a subset, uint64, shape (count,) or (C, count)."""
-        return self.source.words(count, **self._at(Stream.MINIBATCH, step))
+        """Draws uniforms in (0, 1) with 53 bits, ``shape`` or ``(C, *shape)``."""
+        return self.source.uniforms(tuple(shape), **self.at(stream, step)).to(self.device)
 
     def laplaces(self, shape: Sequence[int], stream: Stream, step: int) -> Tensor:
-        """Laplace draws of scale 1, shape ``shape`` or ``(C, *shape)``, float64."""
-        return self.source.laplaces(tuple(shape), **self._at(stream, step)).to(self.device)
+        """Draws Laplace numbers of scale 1, ``shape`` or ``(C, *shape)``, float64."""
+        return self.source.laplaces(tuple(shape), **self.at(stream, step)).to(self.device)
 
-    def index(self, count: int, step: int = 0) -> Tensor:
+    def place(self, count: int) -> Tensor:
         """A uniform index in 0..count-1, shape () or (C,): Option 2 of Algorithms 2 and 3."""
-        drawn = self.uniforms((1,), Stream.ITERATE_CHOICE, step)[..., 0]
+        drawn = self.uniforms((1,), Stream.ITERATE_CHOICE, 0)[..., 0]
         return (drawn * count).to(torch.int64).clamp_max(count - 1)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One query of all clients of an update, with what differs between them in columns."""
+class Asked(NamedTuple):
+    """One query of all clients of an update; numbers that differ between them are columns."""
 
     query: Query
     """The query of the first client; all clients of a stack have its form."""
-    size: _Each
-    """The normaliser."""
-    rate: _Each
-    """The rate of a Poisson batch."""
+    size: Tensor
+    """The normaliser: one for all, shape (), or (C,) where they differ."""
+    rate: Tensor
+    """The rate of a Poisson batch, as ``size``."""
     subset: int
     """Examples of the largest subset of fixed size."""
-    stddev: _Each | None
-    """What is added to an answer; None: nothing."""
-    charged: _Each
-    """What is charged."""
+    stddev: Tensor | None
+    """What is added to an answer, as ``size``; None: nothing."""
+    charged: Tensor
+    """What is charged, as ``size``."""
 
     @staticmethod
     def of(queries: Sequence[Query], draws: Draws) -> "Asked":
-        """The query of all clients, whose public sizes may differ."""
-
-        def column(values: list[float]) -> _Each:
-            if isinstance(draws.partition, int) or values.count(values[0]) == len(values):
-                return values[0]
-            return torch.tensor(values, dtype=torch.float64, device=draws.device)
-
-        schemes = [query.sampling for query in queries]
-        drawn = [query.drawn or 0.0 for query in queries]
+        """Joins the queries of all clients, whose public sizes may differ."""
+        rows = list[tuple[float, float, float, float]]()
+        subset = 0
+        for query in queries:
+            scheme = query.sampling
+            rate = scheme.sampling_probability if scheme.kind == "poisson" else 1.0
+            if scheme.kind == "without-replacement":
+                subset = max(subset, scheme.sample_size)
+            rows.append((query.expected_size, rate, query.drawn or 0.0, query.stddev))
+        columns = list[Tensor]()
+        for values in zip(*rows, strict=True):
+            same = values[0] if len(set(values)) == 1 else values
+            columns.append(torch.tensor(same, dtype=torch.float64, device=draws.device))
+        size, rate, drawn, charged = columns
         return Asked(
             queries[0],
-            column([query.expected_size for query in queries]),
-            column([s.sampling_probability if s.kind == "poisson" else 1.0 for s in schemes]),
-            max(s.sample_size if s.kind == "without-replacement" else 0 for s in schemes),
-            column(drawn) if any(drawn) else None,
-            column([query.stddev for query in queries]),
+            size,
+            rate,
+            subset,
+            drawn if bool(drawn.any()) else None,
+            charged,
         )
 
     def batch(
         self, rows: Tensor, longest: int, draws: Draws, step: int, lap: int = 0
     ) -> tuple[Tensor | None, Tensor]:
-        """A batch as it is charged, from shards of ``rows`` (...) padded to ``longest``.
+        """Draws a batch as it is charged, from shards of ``rows`` (...) padded to ``longest``.
 
         Positions (..., b) or None for the whole shard; weights (..., b) of 0 and 1, padding has 0.
 
@@ -151,20 +136,22 @@ class Asked:
         present = _all_present(rows, longest)
         if scheme == "unsampled":
             return None, present.to(torch.float64)
+        at = draws.at(Stream.MINIBATCH, step)
         if scheme == "poisson":
-            chosen = draws.coins(longest, self.rate, step) & present.cpu()
+            rate = self.rate.numpy(force=True)[..., None]
+            chosen = draws.source.coins(longest, rate, **at) & present.cpu()
             found = rows_of(chosen.numpy())
             if found is None:
                 return None, chosen.to(draws.device, torch.float64)
         else:
-            words = draws.words(longest, step)
+            words = draws.source.words(longest, **at)
             found = rows_of_least(words, present.numpy(force=True), self.subset)
         positions, weights = (torch.as_tensor(each, device=draws.device) for each in found)
         return positions, weights
 
 
 class Oracle:
-    """The oracle of one client, or of a stacked cohort (leading dimension C everywhere)."""
+    """The oracle through which a client update reads its examples, or a cohort's (dimension C)."""
 
     def __init__(
         self,
@@ -199,7 +186,7 @@ class Oracle:
         normals: Tensor | None = None,
         masks: Tensor | None = None,
     ) -> Tensor:
-        """(1/b) sum_j clip(v_j) + N_x(0, stddev^2) of a fresh batch, shape ``(..., *point)``.
+        """Returns (1/b) sum_j clip(v_j) + N_x(0, stddev^2) of a fresh batch, shape (..., *point).
 
         v_j is grad f_j(x) at one point x, or a correction at two. ``normals`` are those of the
         noise; None draws fresh ones. ``masks`` are coordinates, of unit deviation a pair; the query
@@ -228,30 +215,30 @@ class Oracle:
             )
         self.queries[label if query.drawn is not None else label + UNNOISED] += 1
         if asked.stddev is None:
-            return narrowed(mean, x.dtype)
+            return _narrowed(mean, x.dtype)
         noise = self._noise(asked, x, problem, normals)
-        if isinstance(asked.stddev, Tensor):
+        if asked.stddev.dim():
             stddev = manifold.expand_scalar(asked.stddev)
             return torch.addcmul(mean, stddev, noise).to(x.dtype)
-        return torch.add(mean, noise, alpha=asked.stddev).to(x.dtype)
+        return torch.add(mean, noise, alpha=float(asked.stddev)).to(x.dtype)
 
     # -- names of an answer ------------------------------------------------------------------
     def gradient(
         self, x: Tensor, label: str = "gradient", *, masks: Tensor | None = None
     ) -> Tensor:
-        """The mean gradient at x, as `answer`."""
+        """Returns the noised mean gradient at x, as `answer` does."""
         return self.answer(label, x.detach(), masks=masks)
 
-    def correction(self, x: Tensor, anchor: Tensor, label: str = "correction") -> Tensor:
+    def correction(self, x: Tensor, anchor: Tensor) -> Tensor:
         """(1/b) sum_j [grad f_j(x) - transp grad f_j(anchor)], clipped, plus noise at x.
 
         Either each of the two gradients is clipped (Algorithm 3, line 8; an example moves the sum
         by two bounds) or their difference is, as one vector (spec 000 §7.3 iii; by one bound).
         """
-        return self.answer(label, x.detach(), anchor.detach())
+        return self.answer("correction", x.detach(), anchor.detach())
 
     def correlated(
-        self, x: Tensor, past: Tensor, label: str = "gradient", *, masks: Tensor | None = None
+        self, x: Tensor, past: Tensor, *, masks: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`gradient` with the noise stddev * from_coords(x, z + past), and the fresh normals z.
 
@@ -260,9 +247,9 @@ class Oracle:
         """
         base = x.detach()
         z = torch.zeros_like(past)
-        if self._asked[label].stddev is not None:
+        if self._asked["gradient"].stddev is not None:
             z = self._draws.normals(self.manifold.coords_of(x), Stream.GRADIENT_NOISE, self._step)
-        return self.answer(label, base, normals=z + past, masks=masks), z
+        return self.answer("gradient", base, normals=z + past, masks=masks), z
 
     def statistic(self, origin: Tensor, label: str, kind: type[Problem]) -> Tensor:
         """(1/b) sum_j clip(s_j) + N(0, stddev^2 I_m) of the problem's sufficient statistic.
@@ -284,12 +271,12 @@ class Oracle:
 
     # -- what goes with answers --------------------------------------------------------------
     def masking(self, x: Tensor, masks: Tensor, label: str = "gradient") -> Tensor:
-        """What an answer adds for these masks, as a vector at x; of no record."""
+        """Returns the vector at x that an answer adds for these masks; no record enters it."""
         placed = self.manifold.from_coords(x.to(masks.dtype), masks)
         return self._asked[label].query.mask_stddev * placed
 
-    def shown(self, x: Tensor, seen: Tensor, label: str = "gradient") -> Tensor:
-        """The model x + N_x(0, stddev^2), which was computed from un-noised answers of that query.
+    def shown(self, x: Tensor, seen: Tensor) -> Tensor:
+        """The model x + N_x(0, stddev^2), which was computed from un-noised `gradient` answers.
 
         The noise is what the query is charged for, so it answers without noise (``drawn`` None) and
         its sensitivity is that of the model. ``seen`` is the point that came down, by which x is as
@@ -299,22 +286,21 @@ class Oracle:
             ValueError: ``seen`` is so large that float64 would round the noise away beside it, or x
                 is in a shorter type, which rounds it by more than its sensitivity holds.
         """
-        asked = self._asked[label]
-        query = self._asked[label].query
+        asked = self._asked["gradient"]
+        query = asked.query
         seen = seen.detach()
         if query.drawn is not None:
-            raise ValueError(f"Expected a query {label!r} whose answers are not noised themselves")
+            raise ValueError("Expected a query 'gradient' whose answers are not noised themselves")
         self._step += 1
         if query.clip is None:
             return x
         if x.dtype != torch.float64:
             raise ValueError(f"Expected a model that nobody sees in float64, got {x.dtype}")
-        charged = torch.as_tensor(asked.charged, dtype=x.dtype, device=x.device)
         unit = x.new_ones(())
         if query.mechanism.l1_norm_clip is None:  # a metric of long distances has small entries
-            ones = seen.new_ones(self.manifold.coords_of(x))
-            unit = self.manifold.from_coords(seen.to(x), ones.to(x))
-        charged = self.manifold.expand_scalar(charged)
+            ones = x.new_ones(self.manifold.coords_of(x))
+            unit = self.manifold.from_coords(seen.to(x), ones)
+        charged = self.manifold.expand_scalar(asked.charged)
         largest = float(seen.abs().max())
         least = float((charged * unit).abs().min())
         if not largest <= _LARGEST_BESIDE_NOISE * least:
@@ -322,11 +308,11 @@ class Oracle:
                 f"Expected a broadcast point of entries up to {_LARGEST_BESIDE_NOISE:g} times the "
                 f"noise {least:.3g}, got {largest:.3g}: float64 would round the noise away"
             )
-        self.queries[label] += 1
+        self.queries["gradient"] += 1
         return x + charged * self._noise(asked, x, self.problem)
 
-    def carried(self, anchor: Tensor, x: Tensor, mean: Tensor, label: str = "reference") -> Tensor:
-        """The answer of a query at the anchor, transported to x.
+    def carried(self, anchor: Tensor, x: Tensor, mean: Tensor) -> Tensor:
+        """The answer of the query "reference" at the anchor, transported to x.
 
         An answer that was noised may be stretched. One that was not is covered by later noise, and
         may not. Guarantee, with a clip: what one example adds is at x no longer than the clip
@@ -335,7 +321,7 @@ class Oracle:
         plus that; points are public or noised before, so that the divisor says nothing about an
         example.
         """
-        query = self._asked[label].query
+        query = self._asked["reference"].query
         manifold = self.manifold
         if query.drawn is not None or query.clip is None:
             return manifold.transp(anchor, x, mean)
@@ -344,7 +330,7 @@ class Oracle:
         moved = manifold.transp(start, end, mean.to(torch.float64))
         larger = torch.maximum(manifold.norm_slack(end), manifold.norm_slack(start))
         slack = manifold.expand_scalar(larger)
-        return narrowed(torch.where(slack <= 1.0, moved / (1 + slack), 0.0), x.dtype)
+        return _narrowed(torch.where(slack <= 1.0, moved / (1 + slack), 0.0), x.dtype)
 
     # -- the parts ---------------------------------------------------------------------------
     def _mean(self, asked: Asked, points: tuple[Tensor, ...], problem: Problem) -> Tensor:
@@ -353,8 +339,7 @@ class Oracle:
         query = asked.query
         lap = 0 if examples.stream is None else self._draws.attempt
         positions, chosen = asked.batch(self._rows, examples.size, self._draws, self._step, lap)
-        size = asked.size.unsqueeze(-1) if isinstance(asked.size, Tensor) else asked.size
-        weights = chosen / size
+        weights = chosen / asked.size.unsqueeze(-1)
         if problem.needs_keys:  # a fresh uniform for each place in the shard
             uniforms = self._draws.uniforms((len(examples),), Stream.DROPOUT, self._step)
             examples = examples.beside(KEY, uniforms)
@@ -380,6 +365,13 @@ class Oracle:
         return manifold.from_coords(x.to(normals.dtype), normals)
 
 
+def _narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """The float64 ``total`` in ``dtype``, not longer: in a shorter type by two units of its own."""
+    if total.dtype == dtype:
+        return total
+    return (total * (1 - 2 * torch.finfo(dtype).eps)).to(dtype)
+
+
 def _all_present(rows: Tensor, longest: int) -> Tensor:
     """Which of ``longest`` rows are no padding, bool (..., longest), where each has ``rows``."""
     return torch.arange(longest, device=rows.device) < rows.unsqueeze(-1)
@@ -390,12 +382,11 @@ def _rows(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) 
     lead = () if isinstance(draws.partition, int) else (len(draws.partition),)
     rows = torch.tensor(examples.size) if examples.counts is None else examples.counts
     rows = rows.to(draws.device).expand(lead)
-    if any(query.needs_exact_size for each in queries[:1] for query in each):
-        for each, found in zip(queries, rows.reshape(-1).tolist(), strict=True):
-            if each[0].num_examples != found:
-                raise WrongSize(
-                    f"num_examples: expected the declared {each[0].num_examples} rows, got "
-                    f"{found}; 'replace-one' and batches without replacement are priced for "
-                    "exactly that many: declare what is there"
-                )
+    for each, found in zip(queries, rows.reshape(-1).tolist(), strict=True):
+        if any(query.needs_exact_size and query.num_examples != found for query in each):
+            raise WrongSize(
+                f"num_examples: expected the declared {each[0].num_examples} rows, got {found}; "
+                "'replace-one' and batches without replacement are priced for exactly that many: "
+                "declare what is there"
+            )
     return rows

@@ -1,4 +1,4 @@
-"""Sums of clipped vectors, one vector an example, of which each is a function of its example alone.
+"""Sums of clipped vectors, one for each example, which depends on that example alone.
 
 Guarantees, with a clip: what one example adds is tangent at the point, and exactly zero or of
 metric norm at most clip (1 + 1e-9), whatever the example holds. It has the same bits whatever the
@@ -25,11 +25,9 @@ from manifed.problems.rows import SHARED_AMONG_THREADS, dots
 if TYPE_CHECKING:
     from manifed.problems.linear import LinearModel
 
-log = logging.getLogger("manifed")
-
 
 class Vectors(NamedTuple):
-    """The vectors of some examples, in whatever form they are summed."""
+    """Interface of the vectors of some examples, in whatever form they are summed."""
 
     sum: Callable[[Tensor], Tensor]
     """sum_j weights_j v_j at the first point, (..., *point), of weights (..., n)."""
@@ -37,16 +35,21 @@ class Vectors(NamedTuple):
     """Whether each is, (..., n)."""
 
 
-Rule = Callable[[Problem, Query, Points, Examples], Vectors]
+_Rule = Callable[[Problem, Query, Points, Examples], Vectors]
 """What each example adds to an answer, at the points that are asked about."""
 
 
 # -- what an example adds ------------------------------------------------------------------------
 def gradient_sum(problem: Problem, query: Query, points: Points, examples: Examples) -> Vectors:
-    """v_j = clip(grad f_j(x)), in the problem's own products."""
+    """Returns the sum of v_j = clip(grad f_j(x)), by the problem's products or in L1 on R^d."""
     (x,), clip = points, query.clip
     if clip is not None and query.mechanism.l1_norm_clip is not None:
-        return clipped_in_l1(problem, clip, x, examples)
+        # rounding shortens a computed sum of d absolute values by less than d ulps of itself
+        vectors = problem.rgrads(x, examples)
+        sizes = dots(vectors.abs(), torch.ones_like(vectors[(0,) * (vectors.dim() - 1)]))
+        norms = sizes * (1 + vectors.shape[-1] * torch.finfo(vectors.dtype).eps)
+        cut = clipped(vectors, norms, clip)
+        return Vectors(lambda w: (w.unsqueeze(-1) * cut).sum(-2), lambda: torch.isfinite(norms))
     each = problem.gradients(x, examples)
 
     def total(weights: Tensor) -> Tensor:
@@ -58,27 +61,14 @@ def gradient_sum(problem: Problem, query: Query, points: Points, examples: Examp
         found = each.sum(weights * clip_factors(each.norms, clip))
         return problem.manifold.tangent_part(x, found)
 
-    def are_finite() -> Tensor:
-        known = torch.isfinite(each.norms)
-        return known if known.dim() == x.dim() - problem.manifold.ndim + 1 else known.all(0)
-
-    return Vectors(total, are_finite)
-
-
-def clipped_in_l1(problem: Problem, clip: float, x: Tensor, examples: Examples) -> Vectors:
-    """Gradients on R^d with v_j = grad f_j(x) scaled to an L1 norm of at most ``clip``.
-
-    Rounding shortens a computed sum of d absolute values by less than d ulps of itself.
-    """
-    vectors = problem.rgrads(x, examples)
-    sizes = dots(vectors.abs(), torch.ones_like(vectors[(0,) * (vectors.dim() - 1)]))
-    norms = sizes * (1 + vectors.shape[-1] * torch.finfo(vectors.dtype).eps)
-    cut = clipped(vectors, norms, clip)
-    return Vectors(lambda w: (w.unsqueeze(-1) * cut).sum(-2), lambda: torch.isfinite(norms))
+    return Vectors(total, lambda: torch.isfinite(each.norms))
 
 
 def correction_sum(problem: Problem, query: Query, points: Points, examples: Examples) -> Vectors:
-    """v_j = grad f_j(x) - transp grad f_j(anchor), clipped as one vector or each of the two."""
+    """Returns the sum of clipped v_j = grad f_j(x) - transp grad f_j(anchor).
+
+    Each is clipped as one vector, or its two parts are.
+    """
     (x, anchor), manifold, clip = points, problem.manifold, query.clip
     axis = -1 - manifold.ndim
     here = x.unsqueeze(axis)
@@ -100,7 +90,7 @@ def correction_sum(problem: Problem, query: Query, points: Points, examples: Exa
 
 
 def clip_each(manifold: Manifold, x: Tensor, vectors: Tensor, clip: float | None) -> Tensor:
-    """The vectors at x scaled to metric norm at most ``clip``; zero where not finite."""
+    """Scales vectors at x to metric norm at most ``clip``; vectors not finite become zero."""
     if clip is None:
         return vectors
     return clipped(vectors, manifold.norm_bound(x, vectors), clip)
@@ -108,12 +98,12 @@ def clip_each(manifold: Manifold, x: Tensor, vectors: Tensor, clip: float | None
 
 # -- the sum of those that have one --------------------------------------------------------------
 def sum_of_good(
-    rule: Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
+    rule: _Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
 ) -> Tensor:
-    """The sum over the examples that have a finite vector, shape ``(..., *point)`` of points[0].
+    """Sums over the examples that have a finite vector, shape ``(..., *point)`` of points[0].
 
     Computed and returned in float64, whatever the type of the points: a shorter type rounds what is
-    released (`narrowed`), never what noise is added to.
+    released, never what noise is added to.
 
     Raises:
         ValueError: the point is not on the CPU.
@@ -125,10 +115,9 @@ def sum_of_good(
             "record's numbers there have the same bits whatever is computed beside it has not been "
             "tested"
         )
-    if points[0].dtype != torch.float64:
-        points = tuple(p.to(torch.float64) for p in points)
-        examples = examples.to(torch.float64)
-        weights = weights.to(torch.float64)
+    points = tuple(p.to(torch.float64) for p in points)
+    examples = examples.to(torch.float64)
+    weights = weights.to(torch.float64)
     is_carried = len(points) > 1 and points[0].shape[-1] > SHARED_AMONG_THREADS
     is_apart = len(points) == 1 or (problem.manifold.carries_rows_apart and not is_carried)
     if is_apart and keeps_rows_apart(problem):
@@ -143,44 +132,41 @@ def sum_of_good(
 
 
 def keeps_rows_apart(problem: Problem) -> bool:
-    """Whether the class itself or the object says so: one that inherits may compute another way."""
+    """Whether a problem's class or object itself declares that rows do not affect each other."""
     said = {**vars(type(problem)), **vars(problem)}
     return bool(said.get("keeps_rows_apart", False))
 
 
 def _together(
-    rule: Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
+    rule: _Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
 ) -> Tensor:
     """All examples of all clients at once, of a problem that keeps them apart."""
     vectors = rule(problem, query, points, examples)
     total = vectors.sum(weights)
     if bool(torch.isfinite(total).all()):
         return total
-    good = vectors.are_finite()
-    weights = torch.where(good, weights, 0.0)
+    bad = ~vectors.are_finite()
+    weights = weights.masked_fill(bad, 0.0)
     if not bool(weights.any()):
         say_that_nothing_counts(type(problem).__name__)
         return torch.zeros_like(total)
-    total = rule(problem, query, points, _blanked(examples, good)).sum(weights)
+    ndim = examples.feature_ndim
+    blanked = {  # zeros in place of the bad ones
+        key: tensor.masked_fill(bad.reshape(*bad.shape, *[1] * ndim[key]), 0)
+        for key, tensor in examples.tensors.items()
+    }
+    examples = Examples(blanked, ndim, examples.counts)
+    total = rule(problem, query, points, examples).sum(weights)
     return torch.where(torch.isfinite(total), total, 0.0)
 
 
-def _blanked(examples: Examples, good: Tensor) -> Examples:
-    """The examples, with zeros in place of those that are not ``good`` (..., n)."""
-    kept: dict[str, Tensor] = {}
-    for key, tensor in examples.tensors.items():
-        flags = good.reshape(*good.shape, *[1] * examples.feature_ndim[key])
-        kept[key] = torch.where(flags, tensor, torch.zeros((), dtype=tensor.dtype))
-    return Examples(kept, examples.feature_ndim, examples.counts)
-
-
 def _in_blocks(
-    rule: Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
+    rule: _Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
 ) -> Tensor:
     """One client's, in blocks."""
     points = tuple(point.clone() for point in points)  # no place in a stack, but one of its own
-    total = torch.zeros_like(points[0])
     x = points[0]
+    total = torch.zeros_like(x)
     for point in points:
         if not bool(torch.isfinite(problem.manifold.norm(point, torch.zeros_like(point))).all()):
             return total
@@ -213,16 +199,9 @@ def _in_blocks(
 
 @cache
 def say_that_nothing_counts(name: str) -> None:
-    """One line in this process's own log, never in a message: it depends on the records."""
-    log.warning(
+    """Writes a line into this process's own log, never a message, as it depends on records."""
+    logging.getLogger("manifed").warning(
         "%s: no record of a batch has a finite gradient at the point that came down, so the answer "
         "is noise alone; check features, labels and the model on a few records of this site",
         name,
     )
-
-
-def narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
-    """The float64 ``total`` in ``dtype``, not longer: in a shorter type by two units of its own."""
-    if total.dtype == dtype:
-        return total
-    return (total * (1 - 2 * torch.finfo(dtype).eps)).to(dtype)

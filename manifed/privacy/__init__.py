@@ -1,1 +1,1 @@
-"""Mechanisms, noise, accounting and the ledger (floor 2; no Flower here)."""
+"""Mechanisms, noise, accounting and the ledger; nothing here imports Flower."""

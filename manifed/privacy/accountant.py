@@ -1,4 +1,4 @@
-"""Prices releases: the (epsilon, delta) curve of whatever the events say was released.
+"""Bounds on epsilon and delta for a list of releases, and the least noise for a target.
 
 ========================= ===================== ================================================
 sampling of the releases  neighbouring relation bound
@@ -66,39 +66,28 @@ plays it). Parallel composition over a cohort repairs only its sequential one, s
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Final
 
 import numpy as np
 
-from manifed.errors import ConfigError
 from manifed.privacy import renyi
-from manifed.privacy.composition import (
-    Composition,
-    NoValidBound,
-    compose,
-    gaussian_epsilon,
-    grid_interval,
-)
-from manifed.privacy.events import PoissonSampled, Release, Releases, repeated
+from manifed.privacy.composition import Composition, compose, gaussian_epsilon, grid_interval
+from manifed.privacy.events import Release, Releases, repeated
 from manifed.privacy.loss import Array, Loss, LossPmf, special
 
-__all__ = [
-    "Claim", "Coins", "NoValidBound", "a_priori_epsilon", "epsilon", "external_epsilon",
-    "for_steps", "guaranteed", "least_multiplier",
-]  # fmt: skip
 Coins = tuple[tuple[Releases, float, int], ...]
 """(What an update releases, the probability that it is made and counts, how often)."""
-_Counts = Mapping[tuple[Composition, float], int]
+_Counts = Counter[tuple[Composition, float]]
 """How often an update was made, by what it releases and its probability; 1 at most once."""
 _WASTE: Final = 0.002
 _LARGEST: Final = 2.0**40
 
 
 def epsilon(releases: Iterable[Release], delta: float) -> float:
-    """The least epsilon known to hold at ``delta`` for all releases together.
+    """Returns the least epsilon known to hold at ``delta`` for all releases together.
 
     Raises:
         NoValidBound: when no theorem covers the combination.
@@ -111,14 +100,16 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
 
 @lru_cache(maxsize=1 << 14)
 def _price(total: Composition, delta: float) -> float:
-    if total.is_gaussian:
+    if not (total.poisson or total.without_replacement or total.laplace):
         return gaussian_epsilon(delta, mu=total.mu)
     if delta in (0, 1):
         return 0.0 if delta == 1 else total.pure_epsilon
     if total.mu == math.inf:
         return math.inf
-    once = {(total, 1.0): 1}
-    if total.without_replacement or total.is_rare:
+    once = _Counts({(total, 1.0): 1})
+    # where all rates are so small a grid would be too fine
+    is_rare = max((q for _, q, _ in total.poisson), default=1.0) < 1e-6
+    if total.without_replacement or is_rare:
         return min(_by_renyi(once, delta), _price(total.everybody, delta))
     by = _by_renyi if len(total.laplace) > 32 else _by_loss  # so many scales fit on a grid
     return min(by(once, delta), total.pure_epsilon)
@@ -126,7 +117,7 @@ def _price(total: Composition, delta: float) -> float:
 
 @lru_cache(maxsize=1 << 12)
 def external_epsilon(updates: Coins, delta: float) -> float:
-    """Epsilon of updates that happen by coins, seen to happen or not, where it is worse.
+    """Bounds epsilon of updates that happen by coins, whether or not the coins are seen.
 
     Of updates with probability 1 it is the plain price.
 
@@ -134,7 +125,7 @@ def external_epsilon(updates: Coins, delta: float) -> float:
         NoValidBound: when no theorem covers the combination.
     """
     certain: list[Release] = []
-    counts = Counter[tuple[Composition, float]]()
+    counts = _Counts()
     for update, probability, times in updates:
         if probability == 1:
             certain.extend(repeated(update, times))
@@ -154,7 +145,7 @@ def _mixed(counts: _Counts, delta: float) -> float:
         return math.inf
     if not any(update.without_replacement for update, _ in counts):
         return _by_loss(counts, delta)
-    everybody = Counter[tuple[Composition, float]]()
+    everybody = _Counts()
     for (update, probability), count in counts.items():
         everybody[update.everybody, probability] += count
     found = _by_renyi(counts, delta)
@@ -187,7 +178,7 @@ def a_priori_epsilon(
     num_rounds: int,
     delta: float,
 ) -> float:
-    """Epsilon at ``delta`` against the server, before the cohorts are drawn.
+    """Returns epsilon at ``delta`` against the server, before the cohorts are drawn.
 
     The least over k of price(k participations, delta - P[Binomial(T, rho) > k]); k = T is the
     worst case. Other k worth trying are quantiles, at which the tail takes 1/2, 1/4, ... of delta.
@@ -205,8 +196,8 @@ def a_priori_epsilon(
     return best
 
 
-def least_multiplier(cost: Callable[[float], float], target_epsilon: float) -> float:
-    """The least noise multiplier, from above, whose ``cost`` (an epsilon) is on target.
+def least_multiplier(cost: Callable[[float], float], target: float) -> float:
+    """Searches the least noise multiplier, from above, whose ``cost`` is at most ``target``.
 
     ``cost`` must fall with the multiplier. 0 when even no noise costs no more than the target
     (there are no releases). Secant steps on (log multiplier, log epsilon), halved when an end
@@ -216,7 +207,6 @@ def least_multiplier(cost: Callable[[float], float], target_epsilon: float) -> f
         ValueError: for a target that is no target, or that no noise up to 2^40 meets.
         NoValidBound: as `epsilon`.
     """
-    target = target_epsilon
     if not 0 < target < math.inf:
         raise ValueError(f"Expected 0 < target_epsilon < inf, got {target}")
     if cost(0.0) <= target:
@@ -256,36 +246,10 @@ def least_multiplier(cost: Callable[[float], float], target_epsilon: float) -> f
     return high
 
 
-def for_steps(
-    target_epsilon: float, target_delta: float, steps: int, sampling_probability: float
-) -> dict[str, float]:
-    """The multiplier of so many noised steps, add-or-remove, and what it costs.
-
-    Raises:
-        ConfigError: for an impossible target.
-    """
-
-    def cost(multiplier: float) -> float:
-        release = Release(
-            unit="example",
-            neighboring_relation="add-or-remove",
-            noise_multiplier=multiplier,
-            sampling=PoissonSampled(sampling_probability=sampling_probability),
-            count=steps,
-        )
-        return epsilon([release], target_delta)
-
-    try:
-        found = least_multiplier(cost, target_epsilon)
-    except ValueError as error:
-        raise ConfigError(f"calibrate: {error}".replace("\n", " ")) from None
-    return {"noise_multiplier": found, "epsilon": cost(found), "delta": target_delta}
-
-
 # -- what PriRFed prints --------------------------------------------------------------------
 @dataclass(frozen=True)
 class Claim:
-    """What Theorem 4.2 prints for a run, to stand labelled beside what holds."""
+    """PriRFed's Theorem 4.2 for a run, to be printed with its label beside what holds."""
 
     local_epsilon: float
     local_delta: float
@@ -294,7 +258,7 @@ class Claim:
     slack_delta: float
 
     def after(self, num_rounds: int, *, is_parallel: bool = False) -> tuple[float, float]:
-        """(epsilon', delta') of Theorem 4.2 after so many rounds; unsound at record level.
+        """Returns (epsilon', delta') of Theorem 4.2 after so many rounds; unsound at record level.
 
         ``is_parallel``: with parallel composition over the cohort (s epsilon -> epsilon).
         """
@@ -308,7 +272,7 @@ class Claim:
         return min(basic, advanced), self.slack_delta + num_rounds * once_delta
 
     def compared(self, num_rounds: int) -> dict[str, dict[str, float]]:
-        """Published, parallel, external and server, each {"epsilon", "delta"}.
+        """Returns published, parallel, external and server, each {"epsilon", "delta"}.
 
         All at the published delta. The first two are unsound at record level; ``parallel`` spends
         less delta than it is shown at. ``server`` is a priori (`a_priori_epsilon`) and infinite
@@ -334,7 +298,7 @@ class Claim:
 def guaranteed(
     epsilon: float, delta: float, probability: float, rounds: int, at_delta: float
 ) -> float:
-    """Epsilon of updates known only to be (epsilon, delta)-private, each made by a seen coin.
+    """Returns epsilon of updates that are (epsilon, delta)-private and made by seen coins.
 
     The worst loss of one is that of Kairouz, Oh, Viswanath (2015). The smaller of its optimal and
     of basic composition (the latter needs no delta of its own).

@@ -1,4 +1,4 @@
-"""What a list of releases amounts to, sorted by the way it can be bounded.
+"""The composition of a list of releases, sorted by how each can be bounded.
 
 A `Composition` is the normal form of adaptively composed releases: one mu for all unsampled
 Gaussian ones, and counts per (noise multiplier, sampling) for the rest. Building it is where
@@ -27,25 +27,10 @@ from manifed.privacy.loss import Loss, gaussian_loss, laplace_loss, special
 
 _LEAST_RATE: Final = 1e-9
 """Below this sampling probability a release counts as sampled with this one: still a bound."""
-_LEAST_NOISE: Final = 1e-3
-"""At and below this noise multiplier (epsilon > 10^5) sampling is not worth a bound of its own."""
-_PROVED: Final = {
-    "poisson": (
-        "add-or-remove",
-        "Poisson sampling is priced under add-or-remove, got {!r}; use neighboring_relation "
-        "'add-or-remove', or sampling 'unsampled' or 'without-replacement'",
-    ),
-    "without-replacement": (
-        "replace-one",
-        "Sampling without replacement is priced under replace-one, got {!r}; use "
-        "neighboring_relation 'replace-one', or sampling 'unsampled' or 'poisson'",
-    ),
-}
-"""Under which relation the amplification of a sampling is proved, and what is said elsewhere."""
 
 
 class NoValidBound(ValueError):
-    """No proved bound covers this combination of releases; the text says which and what to do."""
+    """Error: no proved bound covers these releases; the text says which and what to do."""
 
 
 def gaussian_delta(epsilon: float, *, mu: float) -> float:
@@ -63,7 +48,7 @@ def gaussian_delta(epsilon: float, *, mu: float) -> float:
 
 
 def gaussian_epsilon(delta: float, *, mu: float) -> float:
-    """The least epsilon >= 0 whose `gaussian_delta` is at most delta, from above; inf at 0."""
+    """Returns the least epsilon >= 0 whose `gaussian_delta` is at most delta, rounded up."""
     if mu == 0 or gaussian_delta(0.0, mu=mu) <= delta:
         return 0.0
     if mu == math.inf or delta == 0:
@@ -83,7 +68,7 @@ def gaussian_epsilon(delta: float, *, mu: float) -> float:
 
 @dataclass(frozen=True)
 class Composition:
-    """Releases about one unit under one relation, hashable; without arguments nothing."""
+    """The releases about one unit under one relation, in a normal form that can be hashed."""
 
     mu: float = 0.0
     """mu of all unsampled Gaussians together; infinite when anything was released without noise."""
@@ -95,16 +80,6 @@ class Composition:
     """(noise multiplier, count)."""
 
     @property
-    def is_gaussian(self) -> bool:
-        """Whether mu says everything."""
-        return not (self.poisson or self.without_replacement or self.laplace)
-
-    @property
-    def is_rare(self) -> bool:
-        """Whether all sampling probabilities are so small that a grid would be too fine."""
-        return bool(self.poisson) and max(q for _, q, _ in self.poisson) < 1e-6
-
-    @property
     def pure_epsilon(self) -> float:
         """Epsilon at delta 0: finite where all noise is Laplace."""
         if self.mu > 0 or self.poisson or self.without_replacement:
@@ -113,7 +88,7 @@ class Composition:
 
     @property
     def everybody(self) -> "Composition":
-        """The composition with every unit in every sample: a bound of this one, exact itself.
+        """The composition with every unit in every sample, an upper bound with an exact price.
 
         Let the sample be seen: given it, either the unit is in it and the output is that of a
         Gaussian release with the same noise multiplier, or neighbours give the same output. For
@@ -132,7 +107,7 @@ class Composition:
 
     @property
     def rounded(self) -> list[tuple[float, float, int]]:
-        """About (variance, largest finite value, count) of each loss that a grid rounds.
+        """Lists about (variance, largest finite value, count) of each loss that a grid rounds.
 
         The unsampled Gaussians are rounded together, and no release of theirs alone.
         """
@@ -144,11 +119,11 @@ class Composition:
         return found + [(min(1 / z**2, 3.0), 1 / z, n) for z, n in self.laplace]
 
     def length(self, interval: float) -> int:
-        """How many grid points the composed loss of any one release takes, the unsampled aside."""
+        """Returns the largest number of grid points that the composed loss of one release takes."""
         return max((loss.composed_length(n) for loss, n in self._losses(interval)), default=0)
 
     def loss(self, interval: float) -> Loss:
-        """The privacy loss distribution of everything on a grid; needs a finite mu > 0 or more."""
+        """Returns the privacy loss distribution of all releases on a grid; needs a finite mu."""
         parts = [loss.composed(n) for loss, n in self._losses(interval)]
         if self.mu > 0:
             parts.append(gaussian_loss(1 / self.mu, 1.0, interval))
@@ -161,7 +136,7 @@ class Composition:
 
 
 def grid_interval(parts: Iterable[tuple[Composition, float]]) -> tuple[float, bool]:
-    """The grid for compositions, each made ``times`` over, and whether it is as fine as it should.
+    """Returns the grid for compositions made ``times`` over, and whether it is fine enough.
 
     Connecting the dots inflates the variance of every rounded loss by about interval^2 / 6, so the
     interval is a fixed share of the root mean variance of a rounded loss. It is a power of two
@@ -181,7 +156,7 @@ def grid_interval(parts: Iterable[tuple[Composition, float]]) -> tuple[float, bo
 
 
 def compose(releases: Iterable[Release]) -> Composition:
-    """The normal form of the releases; what has count 0 is not there.
+    """Makes the normal form of the releases; those with count 0 are left out.
 
     Raises:
         NoValidBound: for mixed units or relations, and for a sampling scheme whose amplification
@@ -204,8 +179,8 @@ def compose(releases: Iterable[Release]) -> Composition:
     for release in present:
         z = release.noise_multiplier
         count = release.count
-        sampling = release.sampling
-        is_worth = z > _LEAST_NOISE  # else the sampling is not worth a bound of its own
+        # at and below 1e-3 (epsilon > 10^5) sampling is not worth a bound of its own
+        sampling = release.sampling if z > 1e-3 else None
         if release.kind == "laplace":
             if z < 2e-3:  # epsilon > 500 on its own: counts as no noise
                 unsampled.append((0.0, count))
@@ -213,7 +188,6 @@ def compose(releases: Iterable[Release]) -> Composition:
                 laplace[min(z, 1e9)] += count  # less noise: still a bound
         elif (
             isinstance(sampling, PoissonSampled)
-            and is_worth
             and _LEAST_RATE * z < 1
             and (rate := max(sampling.sampling_probability, _LEAST_RATE)) < 1
         ):
@@ -221,14 +195,19 @@ def compose(releases: Iterable[Release]) -> Composition:
         elif (
             isinstance(sampling, SampledWithoutReplacement)
             and sampling.sample_size < sampling.population
-            and is_worth
         ):
             subsets[z, sampling.sample_size, sampling.population] += count
         else:
             unsampled.append((z, count))
-    for scheme, found in (("poisson", poisson), ("without-replacement", subsets)):
-        if found and present[0].neighboring_relation != _PROVED[scheme][0]:
-            raise NoValidBound(_PROVED[scheme][1].format(present[0].neighboring_relation))
+    for found, proved, sampled, others in (  # under which relation an amplification is proved
+        (poisson, "add-or-remove", "Poisson sampling", "'without-replacement'"),
+        (subsets, "replace-one", "Sampling without replacement", "'poisson'"),
+    ):
+        if found and (said := present[0].neighboring_relation) != proved:
+            raise NoValidBound(
+                f"{sampled} is priced under {proved}, got {said!r}; use neighboring_relation "
+                f"{proved!r}, or sampling 'unsampled' or {others}"
+            )
     mu = math.sqrt(math.fsum(count * (1 / z) * (1 / z) for z, count in unsampled if z > 0))
     return Composition(
         math.inf if any(z == 0 for z, _ in unsampled) else mu,

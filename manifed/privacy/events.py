@@ -20,6 +20,7 @@ A further adversary is another `Adversary`; whatever prices takes it as an argum
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -37,20 +38,20 @@ class Frozen(BaseModel):
 
 
 class Unsampled(Frozen):
-    """Every unit takes part in the release."""
+    """Sampling event: every unit takes part in the release."""
 
     kind: Literal["unsampled"] = "unsampled"
 
 
 class PoissonSampled(Frozen):
-    """Each unit takes part independently with ``sampling_probability``."""
+    """Sampling event: each unit takes part independently with ``sampling_probability``."""
 
     kind: Literal["poisson"] = "poisson"
     sampling_probability: float = Field(gt=0, le=1)
 
 
 class SampledWithoutReplacement(Frozen):
-    """A uniform subset of ``sample_size`` out of ``population`` units takes part."""
+    """Sampling event: a uniform subset of ``sample_size`` of ``population`` units takes part."""
 
     kind: Literal["without-replacement"] = "without-replacement"
     sample_size: int = Field(ge=1)
@@ -71,7 +72,7 @@ Sampling = Annotated[
 
 
 class Release(Frozen):
-    """``count`` adaptively chosen releases with one noise multiplier, Gaussian or Laplace.
+    """A charge: ``count`` adaptive releases with one noise multiplier, Gaussian or Laplace.
 
     Under masks that nodes share with their neighbours, who knows fewer of them sees more noise:
     ``to_server``, ``to_one`` and ``to_coalition`` are then the multipliers of those who know no
@@ -100,7 +101,7 @@ class Release(Frozen):
         if self.kind == "laplace" and not isinstance(self.sampling, Unsampled):
             raise ValueError(f"Expected unsampled Laplace noise, got {self.sampling}")
         hidden = (self.to_server, self.to_one, self.to_coalition)
-        if self.is_masked and (None in hidden or self.kind == "laplace"):
+        if any(one is not None for one in hidden) and (None in hidden or self.kind == "laplace"):
             raise ValueError(
                 "Expected Gaussian noise and all of to_server, to_one and to_coalition under "
                 f"masks, got {self.kind} noise and {hidden}"
@@ -110,14 +111,14 @@ class Release(Frozen):
     @property
     def is_masked(self) -> bool:
         """Whether masks hide more of it from some adversaries than from others."""
-        return not (self.to_server is self.to_one is self.to_coalition is None)
+        return self.to_server is not None
 
 
 Releases = tuple[Release, ...]
 
 
 def seen_by(knows: _Knowledge, releases: Iterable[Release]) -> Releases:
-    """The releases as an adversary who knows these masks sees them."""
+    """Returns the releases as an adversary sees them who knows these masks."""
     bare = {"to_server": None, "to_one": None, "to_coalition": None}
 
     def seen(one: Release) -> Release:
@@ -129,43 +130,36 @@ def seen_by(knows: _Knowledge, releases: Iterable[Release]) -> Releases:
 
 
 def repeated(releases: Iterable[Release], times: int) -> Releases:
-    """Everything in ``releases``, ``times`` times over."""
+    """Returns ``releases`` ``times`` times over."""
     return tuple(one.model_copy(update={"count": one.count * times}) for one in releases)
 
 
 def unsampled(releases: Iterable[Release]) -> Releases:
-    """The releases as one sees them who knows which units were sampled."""
+    """Returns the releases as an adversary sees them who knows which units were sampled."""
     return tuple(one.model_copy(update={"sampling": Unsampled()}) for one in releases)
 
 
 AdversaryName = Literal["server", "external", "client-level"]
-MaskAdversaryName = Literal["server", "one-node", "coalition", "everybody"]
-"""Who looks at masked messages: the adversaries I to IV of DECOR."""
 
 
 @dataclass(frozen=True)
 class Adversary:
-    """One who looks at what a run releases."""
+    """An adversary: what it sees of a run, and how it is named in a statement."""
 
     name: str
     """On disk and in configs."""
     text: str
     """Who it is and what it sees, for statements."""
-    releases: Literal["updates", "aggregate"]
+    releases: Literal["updates", "aggregate"] = "updates"
     """What the adversary sees: clients' releases about examples, or the server's of clients."""
-    sees_cohorts: bool
+    sees_cohorts: bool = True
     knows: _Knowledge = "nothing"
     """Whose pairwise masks it knows."""
 
 
-SERVER: Final = Adversary(
-    "server", "the server, who sees every cohort and every upload", "updates", sees_cohorts=True
-)
+SERVER: Final = Adversary("server", "the server, who sees every cohort and every upload")
 EXTERNAL: Final = Adversary(
-    "external",
-    "an outsider who sees every broadcast model and no cohort",
-    "updates",
-    sees_cohorts=False,
+    "external", "an outsider who sees every broadcast model and no cohort", sees_cohorts=False
 )
 CLIENT_LEVEL: Final = Adversary(
     "client-level",
@@ -181,51 +175,50 @@ OF_MASKS: Final = (
     Adversary(
         "one-node",
         "any one other node, who sees every message and knows its own masks",
-        "updates",
-        sees_cohorts=True,
         knows="one",
     ),
     Adversary(
         "coalition",
         "nodes that collude, with the server if they like, and know all their masks",
-        "updates",
-        sees_cohorts=True,
         knows="coalition",
     ),
     Adversary(
         "everybody",
         "everybody else together: masks hide nothing, a node's own noise is what protects it",
-        "updates",
-        sees_cohorts=True,
         knows="everything",
     ),
 )
-"""Adversaries of messages under pairwise masks; with masks the server is the eavesdropper."""
+"""Adversaries I to IV of DECOR, of messages under pairwise masks; the server eavesdrops."""
 
 
-def named(name: AdversaryName | MaskAdversaryName) -> Adversary:
-    """The adversary that a config names."""
+def named(name: str) -> Adversary:
+    """Returns the adversary that a config names."""
     return next(a for a in (*ADVERSARIES, *OF_MASKS) if a.name == name)
 
 
-# -- labels ------------------------------------------------------------------------------------
-# The word that stands before every epsilon: whether the noise behind it can be subtracted. An
-# epsilon is a price. It protects somebody only where nobody can compute the noise again, and that
-# is decided by where the keys of the noise came from (privacy/noise.py). Every command and every
-# document that shows an epsilon shows one of these words before it, in words and in JSON as
-# ``label``, in tables and csv files as a column.
-RELEASE: Final = "release"
-"""Every noise source that was used had a key of an operating system."""
-SEEDED: Final = "seeded run (no guarantee)"
-"""The noise is, or may be, keyed by the config's seed: whoever has the config subtracts it."""
-PLANNED: Final = "price only (no noise drawn)"
-"""A price of what may come: a plan, a mechanism, a run before its first charge."""
-NOT_PRIVATE: Final = "not private"
-"""No noise is added."""
-UNKNOWN: Final = "unknown"
-"""Something was charged, and nothing that can be believed says where all of its noise came from."""
-LABELS: Final = (RELEASE, SEEDED, PLANNED, NOT_PRIVATE, UNKNOWN)
-"""All of them; none holds a comma, so that each is one cell of a csv file."""
+class Label(StrEnum):
+    """The word that stands before every epsilon: whether the noise behind it can be subtracted.
+
+    An epsilon is a price. It protects somebody only where nobody can compute the noise again, and
+    that is decided by where the keys of the noise came from (privacy/noise.py). Every command and
+    every document that shows an epsilon shows one of these words before it, in words and in JSON as
+    ``label``, in tables and csv files as a column; none holds a comma, so that each is one cell.
+    """
+
+    RELEASE = "release"
+    """Every noise source that was used had a key of an operating system."""
+    SEEDED = "seeded run (no guarantee)"
+    """The noise is, or may be, keyed by the config's seed: whoever has the config subtracts it."""
+    PLANNED = "price only (no noise drawn)"
+    """A price of what may come: a plan, a mechanism, a run before its first charge."""
+    NOT_PRIVATE = "not private"
+    """No noise is added."""
+    UNKNOWN = "unknown"
+    """Something was charged, and nothing that can be believed says where its noise came from."""
+
+    __repr__ = str.__repr__
+
+
 AUTHENTICITY: Final = {
     "unkeyed": "unkeyed: accidents are excluded, a consistent rewrite is not",
     "not checked": "keyed, but no key was given: a consistent rewrite is not excluded",
@@ -240,8 +233,8 @@ def label_of(
     *,
     is_charged: bool = True,
     is_private: bool = True,
-) -> str:
-    """The word for what a config asks for and what the noise sources said.
+) -> Label:
+    """Returns the label for what a config asks for and what the noise sources said.
 
     Guarantee: a release is said only where the config, if it is known, asks for one, and every
     noise source that was used had a key of the operating system.
@@ -254,11 +247,11 @@ def label_of(
     """
     found = set(origins)
     if not is_private:
-        return NOT_PRIVATE
+        return Label.NOT_PRIVATE
     if noise_source == "seed" or "seed" in found:
-        return SEEDED
+        return Label.SEEDED
     if noise_source not in (None, "os"):
-        return UNKNOWN
+        return Label.UNKNOWN
     if not found:
-        return UNKNOWN if is_charged else PLANNED
-    return RELEASE if found == {"os"} else UNKNOWN
+        return Label.UNKNOWN if is_charged else Label.PLANNED
+    return Label.RELEASE if found == {"os"} else Label.UNKNOWN

@@ -1,4 +1,4 @@
-"""The ledger: what was charged, one JSON line each, chained by hashes and on disk before use.
+"""The ledger: one JSON line for each charge, chained by hashes and on disk before use.
 
 Every line is an `Entry`. It may *reserve* rounds, one line for one round or for a block of them: a
 reservation stands on disk before any message of its rounds leaves, and its cohort bounds who takes
@@ -39,39 +39,41 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, Self
+from typing import Any, BinaryIO, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from manifed.durable import append_durably, create_atomically, write_atomically
+from manifed.errors import ConfigError
 from manifed.privacy.events import Frozen
 from manifed.privacy.tariff import Terms
 
 FORMAT: Final = 3
 _GENESIS: Final = "0" * 64
 """The hash that the first line is bound to."""
-_RESTORE: Final = "restore it from a backup; without it nobody can say what was spent"
 _LONGEST_END: Final = 160
 """Bytes; what follows the content of a line, its hash among it, is shorter."""
 
 
 class LedgerDamaged(ValueError):
-    """The ledger cannot be trusted from ``line`` on; the text says what to do."""
+    """Error: the ledger cannot be trusted from ``line`` on; the text says what to do."""
 
     exit_code = 2
 
-    def __init__(self, path: Path, line: int, what: str, remedy: str = _RESTORE) -> None:
+    def __init__(
+        self,
+        path: Path,
+        line: int,
+        what: str,
+        remedy: str = "restore it from a backup; without it nobody can say what was spent",
+    ) -> None:
         super().__init__(f"{path}, line {line}: {what}; {remedy}")
         self.line = line
 
 
-class LedgerLocked(LedgerDamaged):
-    """Another process holds the ledger."""
-
-
 # -- entries -----------------------------------------------------------------------------------
 class Reserves(Frozen):
-    """One attempt of each of the rounds ``first`` to ``last``, as paid before their messages."""
+    """A reservation: one attempt of each of the rounds ``first`` to ``last``, paid in advance."""
 
     first: int = Field(ge=0)
     last: int = Field(le=10**9)
@@ -87,7 +89,7 @@ class Reserves(Frozen):
 
 
 class Settles(Frozen):
-    """Which rounds of the last reservation were run."""
+    """A settlement: which rounds of the last reservation were run."""
 
     upto: int
     """The last of them; one less than the first reserved when none was."""
@@ -98,7 +100,7 @@ class Settles(Frozen):
 
 
 class Entry(Frozen):
-    """One line: what it settles, then what it reserves, and under which terms from here on."""
+    """One line of a ledger: what it settles and reserves, and the terms from here on."""
 
     settles: Settles | None = None
     terms: Terms | None = None
@@ -115,7 +117,7 @@ class Entry(Frozen):
     tag: str | None = None
 
     def content(self) -> bytes:
-        """What is hashed: one way to write it as JSON."""
+        """Returns the canonical JSON that is hashed."""
         hidden = {"sha256", "tag", "said"}
         found = self.model_dump(mode="json", exclude_none=True, exclude=hidden)
         found |= {"said": dict(self.said)} if self.said else {}
@@ -123,7 +125,7 @@ class Entry(Frozen):
         return text.encode("ascii")
 
     def after(self, before: "Head | None", key: bytes | None = None) -> tuple["Entry", bytes]:
-        """The entry as the line after ``before``, and that line.
+        """Makes the entry that follows ``before``, and its line of text.
 
         Raises:
             ValueError, TypeError: ``said`` is no JSON (NaN included).
@@ -144,13 +146,12 @@ _Feed = Callable[[Entry], None]
 """What is handed every entry in order as it is verified; an error after it voids what it got."""
 
 
-def head_file(path: Path) -> Path:
+def _head_file(path: Path) -> Path:
     """Where the head of the ledger at ``path`` lies."""
     return path.with_name(f"{path.name}.head")
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """The last acknowledged line of a ledger; as text ``sequence:sha256``, an anchor to keep."""
 
     sequence: int
@@ -161,24 +162,24 @@ class Head:
 
     @classmethod
     def parse(cls, text: str) -> "Head":
-        """The head that ``str`` wrote.
+        """Reads the head that ``str`` wrote.
 
         Raises:
-            ValueError: for any other text.
+            ConfigError: for any other text.
         """
         found = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
         if found is None:
-            raise ValueError(
-                f"Expected a ledger head like '41:<64 hex digits>', got {text[:80]!r}; "
+            raise ConfigError(
+                f"ledger head: expected one like '41:<64 hex digits>', got {text[:80]!r}; "
                 "copy it from the end of the run's output"
             )
         return cls(int(found[1]), found[2])
 
     @classmethod
     def read(cls, path: Path) -> tuple["Head", str | None] | None:
-        """The head of a ledger and its tag; None unless one of this format is there."""
+        """Reads the head of a ledger and its tag; None unless one of this format is there."""
         try:
-            file = head_file(path)
+            file = _head_file(path)
             if not file.is_file() or file.stat().st_size > 4096:  # a head has about 200 bytes
                 return None
             found = json.loads(file.read_bytes())
@@ -191,19 +192,19 @@ class Head:
         return head, None if tag is None else str(tag)
 
     def write(self, path: Path, key: bytes | None = None) -> None:
-        """Replace the head of the ledger at ``path``, atomically; ``key`` signs it."""
+        """Replaces the head of the ledger at ``path``, atomically; ``key`` signs it."""
         found = {"format": FORMAT, "sequence": self.sequence, "sha256": self.sha256}
         found |= {} if key is None else {"tag": self.tag(key)}
-        write_atomically(head_file(path), json.dumps(found).encode("ascii") + b"\n")
+        write_atomically(_head_file(path), json.dumps(found).encode("ascii") + b"\n")
 
     def tag(self, key: bytes | None) -> str | None:
-        """What signs it; None without a key."""
+        """Returns the signature by ``key``; None without a key."""
         return None if key is None else _mac(key, "head", str(self))
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What the verification of a ledger found."""
+    """The result of verifying a ledger."""
 
     header: Mapping[str, Any]
     """What its first line says."""
@@ -243,7 +244,7 @@ class Ledger:
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any], *, key: bytes | None = None) -> "Ledger":
-        """A new ledger whose first line says ``header`` and format, run identifier, key's name.
+        """Creates a ledger whose first line holds ``header``, format, run and the key's name.
 
         Raises:
             FileExistsError: a ledger is never overwritten.
@@ -253,19 +254,17 @@ class Ledger:
         own = {
             "format": FORMAT,
             "run_id": secrets.token_hex(16),
-            "key_id": None if key is None else _key_id(checked_key(key)),
+            "key_id": None if key is None else _key_id(_checked(key)),
         }
         first, line = Entry(said={**own, **header}).after(None, key)
         if path.exists():
             raise FileExistsError(f"{path} exists; resume that run, or choose another folder")
         left = Head.read(path)
-        if os.path.lexists(head_file(path)) and (left is None or left[0].sequence > 0):
+        if os.path.lexists(_head_file(path)) and (left is None or left[0].sequence > 0):
             raise LedgerDamaged(path, 1, "the ledger is gone and only its head is left")
-        head = Head(0, first.sha256)
-        head.write(path, key)
+        Head(0, first.sha256).write(path, key)
         create_atomically(path, line)
-        found = Verified(first.said, head, len(line), is_torn=False, authenticity="verified")
-        return cls(path, _locked(path), found, key)
+        return cls.recover(path, key=key)
 
     @classmethod
     def recover(
@@ -277,7 +276,7 @@ class Ledger:
         anchors: Iterable[Head] = (),
         feed: _Feed | None = None,
     ) -> "Ledger":
-        """The ledger at ``path``, its whole chain verified, locked for this process.
+        """Opens the ledger at ``path``, its whole chain verified, locked for this process.
 
         A last line that a crash tore is replaced by what it may have covered: ``pays`` is asked
         for it after the other lines were fed, and it counts as spent although its messages cannot
@@ -286,8 +285,8 @@ class Ledger:
 
         Raises:
             FileNotFoundError: when there is none.
-            LedgerDamaged: with the line at which trust ends (`LedgerLocked`: another process
-                writes it), when an anchor is not in the chain, and for a wrong or missing key.
+            LedgerDamaged: with the line at which trust ends, when another process writes it,
+                when an anchor is not in the chain, and for a wrong or missing key.
         """
         descriptor = _locked(path)
         try:
@@ -327,7 +326,7 @@ class Ledger:
         anchors: Iterable[Head] = (),
         feed: _Feed | None = None,
     ) -> Verified:
-        """What the chain holds, read once in a stream without lock and without writing anything.
+        """Verifies a ledger in one read, without a lock and without writing anything.
 
         A torn last line is reported and not raised. Every anchor must be a line of the chain; a
         ledger that was rolled back behind it, or is another run's, is damaged.
@@ -372,7 +371,7 @@ class Ledger:
         return Verified(header, head, length, is_torn, authenticity)
 
     def append(self, entry: Entry) -> Entry:
-        """Add one line; returns it when it is on disk.
+        """Adds one line; returns it when it is on disk.
 
         Raises:
             ValueError, TypeError: for what is no JSON (NaN included).
@@ -411,12 +410,12 @@ class Ledger:
         elif mine.st_size != self._length or last not in end or not end.endswith(b"}\n"):
             what = "the file was cut, overwritten or written by others while this process held it"
         elif Head.read(self.path) != (self.head, self.head.tag(self._key)):
-            what = f"its head {head_file(self.path).name} was changed while this process held it"
+            what = f"its head {_head_file(self.path).name} was changed while this process held it"
         if what is not None:
             raise LedgerDamaged(self.path, self.head.sequence + 2, what)
 
     def close(self) -> None:
-        """Let go of the lock; closing twice is fine."""
+        """Releases the lock; closing twice is fine."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -450,16 +449,19 @@ def _lines(path: Path, file: BinaryIO, key: bytes | None) -> Iterator[tuple[Entr
         content = b"" if end is None else raw[: end.start()] + b"}"
         sha256 = hashlib.sha256(content).hexdigest()
         try:
-            found = json.loads(content) if end is not None and sha256 == end[1].decode() else None
+            found = json.loads(content)
         except (ValueError, RecursionError):
             found = None
-        if not isinstance(found, dict) or (
-            (found.get("sequence"), found.get("previous")) != (number - 1, previous)
+        if (
+            end is None
+            or sha256 != end[1].decode()
+            or not isinstance(found, dict)
+            or (found.get("sequence"), found.get("previous")) != (number - 1, previous)
         ):
             raise LedgerDamaged(path, number, "was changed, or one before it removed")
         if number == 1:
             is_keyed = _check_header(path, found, key)
-        tag = None if end is None or end[2] is None else end[2].decode()
+        tag = None if end[2] is None else end[2].decode()
         if (tag is not None) != is_keyed:
             what = f"has {'no' if is_keyed else 'a'} tag, unlike its header says"
             raise LedgerDamaged(path, number, what)
@@ -508,10 +510,10 @@ def _check_head(
     key: bytes | None,
 ) -> None:
     """Refuse a missing head, one of another format, and one that was not signed by the key."""
-    name = head_file(path).name
+    name = _head_file(path).name
     what = None
     if acknowledged is None:
-        is_there = os.path.lexists(head_file(path))
+        is_there = os.path.lexists(_head_file(path))
         what = f"is no head of format {FORMAT}" if is_there else "is missing"
     elif (acknowledged[1] is not None) != (header.get("key_id") is not None):
         what = "has a tag where the header has no key, or none where it has one"
@@ -530,17 +532,30 @@ def _locked(path: Path) -> int:
     except OSError:
         os.close(descriptor)
         what = "another process holds this ledger"
-        raise LedgerLocked(path, 1, what, "wait for that run, or stop it") from None
+        raise LedgerDamaged(path, 1, what, "wait for that run, or stop it") from None
     return descriptor
 
 
 # -- keys --------------------------------------------------------------------------------------
-def checked_key(key: bytes, name: str = "the ledger's key") -> bytes:
-    """``key`` itself.
+def ledger_key(path: Path | None = None) -> bytes | None:
+    """Reads the key in ``path``, or in the file that the environment names; None for no key.
+
+    White space around its bytes is no part of it.
 
     Raises:
-        ValueError: for less than 16 bytes.
+        ConfigError: when the file cannot be read, or holds less than 16 bytes.
     """
+    named = path or os.environ.get("MANIFED_LEDGER_KEY_FILE")
+    if not named:
+        return None
+    try:
+        return _checked(Path(named).read_bytes().strip(), f"the key file {named}")
+    except (OSError, ValueError) as error:
+        what = "ledger key (MANIFED_LEDGER_KEY_FILE or --ledger-key)"
+        raise ConfigError(f"{what}: {error}") from None
+
+
+def _checked(key: bytes, name: str = "the ledger's key") -> bytes:
     if len(key) < 16:
         raise ValueError(
             f"Expected at least 16 bytes in {name}, got {len(key)}; "

@@ -1,4 +1,4 @@
-"""Privacy loss distributions on a grid: built pessimistically, composed by FFT, read one-sided.
+"""Privacy loss distributions on a grid: rounded up, composed by FFT, read one-sided.
 
 The privacy loss of a pair (P, Q) is log(dP/dQ) under P. Doroshenko, Ghazi, Kamath, Kumar,
 Manurangsi (2022), "Connect the dots: tighter discrete approximations of privacy loss
@@ -39,14 +39,12 @@ special: Any = _scipy_special
 def _power(values: _Complex, count: int) -> _Complex:
     """Values ** count by repeated squaring: faster and rounder than a complex logarithm."""
     result = np.ones_like(values)
-    square = values
-    while True:
+    while count:
         if count & 1:
-            result = result * square
+            result = result * values
+        values = values * values
         count >>= 1
-        if not count:
-            return result
-        square = square * square
+    return result
 
 
 def _transform_size(length: int) -> int:
@@ -61,7 +59,7 @@ def _roundoff(count: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class LossPmf:
-    """Masses at ``interval * (lowest + i)`` and at infinity: one direction of a pair."""
+    """A loss distribution in one direction: masses at ``interval * (lowest + i)`` and infinity."""
 
     interval: float
     lowest: int
@@ -69,7 +67,7 @@ class LossPmf:
     infinity: float
 
     def composed(self, count: int) -> "LossPmf":
-        """The loss of ``count`` independent runs."""
+        """Returns the loss of ``count`` independent runs."""
         if count == 1:
             return self
         low, high = self.composed_range(count)
@@ -85,7 +83,7 @@ class LossPmf:
         )
 
     def convolved(self, other: "LossPmf") -> "LossPmf":
-        """The loss of both, which must share the grid."""
+        """Returns the loss of both releases, which must share the grid."""
         length = len(self.masses) + len(other.masses) - 1
         size = _transform_size(length)
         product = np.fft.rfft(self.masses, size) * np.fft.rfft(other.masses, size)
@@ -106,7 +104,7 @@ class LossPmf:
         return LossPmf(self.interval, low, masses, probability * self.infinity)
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon >= 0 whose hockey-stick divergence is at most delta."""
+        """Returns the smallest epsilon >= 0 whose hockey-stick divergence is at most delta."""
         losses, upper, lower, infinity = self._tails
         if infinity > delta:
             return math.inf
@@ -186,16 +184,16 @@ class LossPmf:
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """Both directions of a pair of neighbours: an example removed, and if it differs one added."""
+    """A pair of loss distributions: an example removed and, if it differs, one added."""
 
     sides: tuple[LossPmf, ...]
 
     def composed(self, count: int) -> "Loss":
-        """The loss of ``count`` >= 1 independent runs."""
+        """Returns the loss of ``count`` >= 1 independent runs."""
         return Loss(tuple(side.composed(count) for side in self.sides))
 
     def composed_length(self, count: int) -> int:
-        """How many grid points `composed` would take in its longer direction."""
+        """Returns the number of grid points that `composed` would take in its longer direction."""
         ranges = (side.composed_range(count) for side in self.sides)
         return max(high - low + 1 for low, high in ranges)
 
@@ -204,21 +202,24 @@ class Loss:
         return Loss(tuple(side.mixed(probability) for side in self.sides))
 
     def convolved(self, other: "Loss") -> "Loss":
-        """The loss of both."""
+        """Returns the loss of both releases."""
         ends = range(max(len(self.sides), len(other.sides)))
         return Loss(tuple(self.sides[-i].convolved(other.sides[-i]) for i in ends))
 
     def epsilon(self, delta: float) -> float:
-        """The worse of the two epsilons."""
+        """Returns the larger of the epsilons of the two directions."""
         return max(side.epsilon(delta) for side in self.sides)
 
 
 # -- one release -----------------------------------------------------------------------------
 @lru_cache(maxsize=16)
-def gaussian_loss(noise_multiplier: float, sampling_probability: float, interval: float) -> Loss:
-    """One Gaussian release of Poisson-sampled units under add-or-remove (probability 1: of all)."""
-    z = noise_multiplier
-    q = sampling_probability
+def gaussian_loss(z: float, q: float, interval: float) -> Loss:
+    """Returns the loss of one Gaussian release of Poisson-sampled units under add-or-remove.
+
+    Probability 1 is a release of all units.
+
+    ``z`` is the noise multiplier, ``q`` the sampling probability.
+    """
     remove = _removed(z, q, interval)
     return Loss((remove,) if q == 1 else (remove, _added(z, q, interval)))
 

@@ -1,4 +1,4 @@
-"""Pairwise masks that cancel: key agreement through a relay, and a stream of normals for each pair.
+"""Pairwise masks that cancel: key agreement through a relay, and normals for each pair.
 
 Two nodes agree on a secret that the relay of their messages does not learn (X25519, then HKDF bound
 to the run and the pair). Both draw the same normals from it, addressed by round, attempt and step;
@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final
 
 import torch
 from cryptography.exceptions import InvalidSignature
@@ -30,52 +30,47 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from manifed.durable import read_regular
-from manifed.privacy.noise import EdgeStream, NoiseSource, Precision, edge_place
+from manifed.privacy.noise import NoiseSource, Stream, edge_place
 
 _LONGEST_FILE = 1 << 26
 """Bytes of a file of pinned keys."""
 KEY_BYTES: Final = 32
-SIGNATURE_BYTES: Final = 64
-_PAIR: Final = b"manifed pair mask v1\0"
-_OFFER: Final = b"manifed mask offer v1\0"
-_SEEDED: Final = b"pair of a seeded run\0"
 
-
-_PRIME: Final = (1 << 255) - 19
-"""The prime of the field whose numbers X25519 keys are."""
-_PROBE: Final = bytes(range(KEY_BYTES))
-"""Any secret at all: a key of small order gives all of them one and the same public result."""
-
-_Flaw = Literal[
-    "no usable X25519 key", "offered by two nodes", "not signed by the key that is pinned"
-]
-"""What is wrong with an offer; on the wire its place in `FLAWS`, from 1."""
-FLAWS: Final[tuple[_Flaw, ...]] = get_args(_Flaw)
+FLAWS: Final = (
+    "no usable X25519 key",
+    "offered by two nodes",
+    "not signed by the key that is pinned",
+)
+"""What is wrong with an offer; on the wire its place here, from 1."""
 _Owners = Mapping[bytes, Sequence[int]]
 """By public key, which nodes offered it."""
 
 
 class BadOffer(ValueError):
-    """A public key that must not be used; the text names the node and says why."""
+    """Error: a public key that must not be used; the text names the node and says why.
 
-    def __init__(self, flaw: _Flaw, text: str) -> None:
+    ``code`` is the place of the flaw in `FLAWS`, from 1.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
-        self.flaw: _Flaw = flaw
-
-
-def _ends(i: int, j: int) -> bytes:
-    lesser, greater = divmod(edge_place((i, j)), 1 << 20)
-    return lesser.to_bytes(4, "big") + greater.to_bytes(4, "big")
+        self.code = code
 
 
 def _said(run: bytes, node: int, public: bytes) -> bytes:
     """What a signature covers: this key is node's, in this run and in no other."""
-    return _OFFER + len(run).to_bytes(4, "big") + run + node.to_bytes(4, "big") + public
+    return (
+        b"manifed mask offer v1\0"
+        + len(run).to_bytes(4, "big")
+        + run
+        + node.to_bytes(4, "big")
+        + public
+    )
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a node tells all others before round 1, through the relay."""
+    """A node's public key, which it sends to all others before round 1 through the relay."""
 
     node: int
     public: bytes
@@ -86,7 +81,7 @@ class Offer:
     def check(
         self, run: bytes, pinned: Mapping[int, bytes] | None, owners: _Owners | None = None
     ) -> None:
-        """Refuse what no secret can be agreed on with, or what is not only this node's.
+        """Refuses a key that allows no secret, or that is not proved to be this node's.
 
         Nodes look at what was relayed to them, and the relay at what it was offered.
 
@@ -96,19 +91,16 @@ class Offer:
                 ``pinned``, one that this node's does not sign.
         """
         if fault := _fault(self.public):
-            raise BadOffer("no usable X25519 key", f"node {self.node}: its public key {fault}")
+            raise BadOffer(1, f"node {self.node}: its public key {fault}")
         if others := [j for j in (owners or {}).get(self.public, ()) if j != self.node]:
             raise BadOffer(
-                "offered by two nodes",
-                f"node {self.node}: its public key is that of node {others[0]} of the graph too",
+                2, f"node {self.node}: its public key is that of node {others[0]} of the graph too"
             )
         if pinned is None:
             return
-        known = pinned.get(self.node)
-        if known is None:
+        if (known := pinned.get(self.node)) is None:
             raise BadOffer(
-                "not signed by the key that is pinned",
-                f"node {self.node}: no signing key is pinned for it; add its line to the file",
+                3, f"node {self.node}: no signing key is pinned for it; add its line to the file"
             )
         try:
             Ed25519PublicKey.from_public_bytes(known).verify(
@@ -116,7 +108,7 @@ class Offer:
             )
         except (InvalidSignature, ValueError):
             raise BadOffer(
-                "not signed by the key that is pinned",
+                3,
                 f"node {self.node}: its public key is not signed by the key that is pinned for it "
                 "in this run; somebody between the nodes may have changed it",
             ) from None
@@ -126,19 +118,19 @@ def _fault(public: bytes) -> str | None:
     """Why these bytes are no public key of X25519 that hides a secret; None if they are one."""
     if len(public) != KEY_BYTES:
         return f"is no X25519 key of {KEY_BYTES} bytes, it has {len(public)}"
-    if int.from_bytes(public, "little") >= _PRIME:
+    if int.from_bytes(public, "little") >= 2**255 - 19:
         return "is no number below 2**255 - 19, as every X25519 key is that was made by the rules"
     try:
-        X25519PrivateKey.from_private_bytes(_PROBE).exchange(
-            X25519PublicKey.from_public_bytes(public)
-        )
+        # any secret at all: a key of small order gives all of them one and the same public result
+        probe = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
+        probe.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # the all-zero secret (RFC 7748, section 6.1)
         return "has small order in X25519, so everybody would know the secret"
     return None
 
 
 def owners_of(offers: Iterable[Offer]) -> _Owners:
-    """Who offered which key."""
+    """Returns which node offered which key."""
     found: dict[bytes, list[int]] = {}
     for offer in offers:
         found.setdefault(offer.public, []).append(offer.node)
@@ -169,10 +161,8 @@ class Agreement:
         signer = Ed25519PrivateKey.from_private_bytes(self.signing)
         return Offer(self.node, public, signer.sign(_said(self.run, self.node, public)))
 
-    def source(
-        self, offer: Offer, precision: Precision = "single", owners: _Owners | None = None
-    ) -> NoiseSource:
-        """The normals that this node and the offering one alone can draw.
+    def source(self, offer: Offer, owners: _Owners | None = None) -> NoiseSource:
+        """Returns the normals that only this node and the offering one can draw.
 
         Raises:
             BadOffer: as `Offer.check`.
@@ -183,14 +173,15 @@ class Agreement:
         # Both public keys are bound to the pair's key, so neither end can be shown another's.
         public = own.public_key().public_bytes_raw()
         keys = [public, offer.public] if self.node < offer.node else [offer.public, public]
-        info = _PAIR + _ends(self.node, offer.node) + b"".join(keys)
-        key = HKDF(SHA256(), 32, salt=self.run, info=info).derive(shared)
-        return NoiseSource(key, is_release=True, precision=precision)
+        ends = divmod(edge_place((self.node, offer.node)), 1 << 20)
+        said = b"manifed pair mask v1\0" + b"".join(end.to_bytes(4, "big") for end in ends)
+        key = HKDF(SHA256(), 32, salt=self.run, info=said + b"".join(keys)).derive(shared)
+        return NoiseSource(key, origin="os")
 
 
 def seeded_pairs(source: NoiseSource) -> NoiseSource:
-    """The stand-in of a seeded run for all pairs at once: an address names the pair."""
-    return source.derive(_SEEDED)
+    """Returns one source for all pairs of a seeded run, in which an address names the pair."""
+    return source.derive(b"pair of a seeded run\0")
 
 
 def masks(
@@ -202,7 +193,7 @@ def masks(
     attempt: int = 0,
     step: int = 0,
 ) -> Tensor:
-    """sum_j v_ij of Algorithm 1 over the neighbours in ``sources``, unit deviation each, float64.
+    """Returns sum_j v_ij of Algorithm 1 over ``sources``, each of unit deviation, float64.
 
     v_ij = -v_ji bit for bit, for the same address at both ends. Multiply by sigma_cor.
     """
@@ -210,7 +201,7 @@ def masks(
     for neighbour in sorted(sources):
         drawn = sources[neighbour].normals(
             shape,
-            stream=EdgeStream.PAIR_NOISE,
+            stream=Stream.PAIR_NOISE,
             edge=(node, neighbour),
             server_round=server_round,
             attempt=attempt,
@@ -221,7 +212,7 @@ def masks(
 
 
 def read_pinned(path: Path, num_nodes: int) -> dict[int, bytes]:
-    """Signing keys by node: a line ``node key`` for each, the key in 64 hexadecimal digits.
+    """Reads signing keys by node: a line ``node key`` for each, the key in 64 hex digits.
 
     Raises:
         ValueError: with file and line, for what is no such line, stands twice or is missing.
@@ -253,7 +244,7 @@ def read_pinned(path: Path, num_nodes: int) -> dict[int, bytes]:
 
 
 def read_signing(path: Path) -> bytes:
-    """A node's own Ed25519 key, 64 hexadecimal digits in a file that nobody else may read.
+    """Reads a node's own Ed25519 key: 64 hex digits in a file that nobody else may read.
 
     Raises:
         ValueError: for anything else; the text holds nothing of the file.

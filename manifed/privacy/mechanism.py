@@ -1,4 +1,4 @@
-"""Mechanisms: where clipping and noise act, and which release they must be charged as.
+"""Mechanisms: each clips, states its noise, and states the release that it is charged as.
 
 A mechanism acts at three places, identity by default: `gradient` (a client's oracle, per example),
 `upload` (before a message leaves; nothing shipped uses it) and `aggregate` (the server, per
@@ -14,7 +14,6 @@ the point (Han et al. 2024), so these functions take norms and know no geometry.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -34,7 +33,7 @@ from manifed.privacy.events import (
 
 
 def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
-    """min(1, l2_norm_clip / norm) for every norm, shape and dtype of ``norms``.
+    """Returns min(1, l2_norm_clip / norm) for every norm, shape and dtype of ``norms``.
 
     Guarantees, for norms (or upper bounds of norms) of vectors v >= 0: 1, or a rounding less, where
     norm <= l2_norm_clip (exactly 1 at norm 0); exactly 0 where the norm is NaN or infinite, where
@@ -64,7 +63,7 @@ def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
 
 
 def clipped(vectors: Tensor, norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
-    """The vectors, shape ``(..., *point)``, scaled to norm at most l2_norm_clip.
+    """Scales the vectors, shape ``(..., *point)``, to norm at most l2_norm_clip.
 
     ``norms`` has shape ``(...)``: upper bounds of the vectors' norms in the metric that is clipped
     in. A vector whose norm is NaN or infinite becomes exactly zero, whatever it contains.
@@ -83,7 +82,7 @@ _Normals = Callable[[tuple[int, ...], int], Tensor]
 
 
 class Noise(Frozen):
-    """How large the noise of a release is: each of three ways to say it, added up."""
+    """The size of a release's noise, as the sum of three ways to state it."""
 
     multiplier: float = Field(default=0.0, ge=0)
     """Times the sensitivity of whatever is released."""
@@ -95,7 +94,7 @@ class Noise(Frozen):
     """A standard deviation of its own, whatever is released."""
 
     def stddev(self, sensitivity: float, num_examples: int) -> float:
-        """Standard deviation per orthonormal coordinate."""
+        """Returns the standard deviation per orthonormal coordinate."""
         return self.multiplier * sensitivity + self.coefficient / num_examples + self.value
 
 
@@ -116,24 +115,14 @@ class ExampleMechanism(Frozen):
     neighboring_relation: NeighboringRelation = "add-or-remove"
     noise: Noise = Noise()
 
-    @property
-    def is_laplace(self) -> bool:
-        """Whether noise and clip are of L1."""
-        return self.l1_norm_clip is not None
-
     def masks(self) -> tuple[PrivacyUnit, float] | None:
-        """The unit that masks hide, and the deviation of one mask; None: nothing is masked."""
+        """The unit that masks hide, and the deviation of one mask; None without masks."""
         return None
-
-    @property
-    def correction_clip(self) -> float | None:
-        """The bound in force for corrections."""
-        return self.correction_l2_norm_clip or self.l2_norm_clip
 
     def sensitivity(
         self, l2_norm_clip: float, expected_size: float, *, terms: int = 1, apart: float = 2.0
     ) -> float:
-        """L2 change of a mean of ``terms`` clipped vectors a batch when one example changes.
+        """Returns the L2 change of a mean of ``terms`` clipped vectors when one example changes.
 
         Add-or-remove moves it by clip / size, replace-one by ``apart`` times that: 2 for vectors
         that may be opposite, less where no two can be (who says so proves it).
@@ -141,13 +130,9 @@ class ExampleMechanism(Frozen):
         change = 1.0 if self.neighboring_relation == "add-or-remove" else apart
         return terms * change * l2_norm_clip / expected_size
 
-    def stddev(self, sensitivity: float, num_examples: int) -> float:
-        """Noise standard deviation of one release."""
-        return self.noise.stddev(sensitivity, num_examples)
-
     def scaled(self, factor: float) -> "ExampleMechanism":
-        """The mechanism with ``factor`` times the noise; what it releases is charged so."""
-        noise = Noise(**{name: factor * size for name, size in self.noise.model_dump().items()})
+        """Returns the mechanism with ``factor`` times the noise, charged accordingly."""
+        noise = Noise(**{name: factor * size for name, size in self.noise})
         return self.model_copy(update={"noise": noise})
 
     def release(
@@ -159,23 +144,24 @@ class ExampleMechanism(Frozen):
         sensitivity: float,
         sampling: Sampling,
     ) -> Release:
-        """The event that a query of that sensitivity, noised with ``stddev``, is charged as.
+        """Returns the release that a query of that sensitivity, noised with ``stddev``, is.
 
         Of Laplace noise no sampling is counted on.
         """
+        is_laplace = self.l1_norm_clip is not None
         return Release(
-            kind="laplace" if self.is_laplace else "gaussian",
+            kind="laplace" if is_laplace else "gaussian",
             unit="example",
             neighboring_relation=self.neighboring_relation,
             noise_multiplier=stddev / sensitivity,
-            sampling=Unsampled() if self.is_laplace else sampling,
+            sampling=Unsampled() if is_laplace else sampling,
             count=count,
             label=label,
         )
 
 
 class AdaptiveClip(Frozen):
-    """The clip norm follows a quantile of the uploads' norms, found privately.
+    """A clip norm that follows a quantile of the uploads' norms, found privately.
 
     Andrew, Thakkar, McMahan, Ramaswamy: Differentially Private Learning with Adaptive Clipping
     (2021), Algorithm 1. b_i = 1 if the norm of upload i is at most the clip norm C; the cohort's
@@ -188,14 +174,6 @@ class AdaptiveClip(Frozen):
     """How fast the clip norm follows."""
     quantile_noise_multiplier: float = Field(gt=0)
     """Noise of the sum of b_i - 1/2, relative to its sensitivity of 1/2."""
-
-
-@dataclass(frozen=True)
-class _NoisedMean:
-    """What a round releases about its clients: their noised mean, and the next clip norm."""
-
-    mean: Tensor
-    next_clip: float
 
 
 class ClientMechanism(Frozen):
@@ -214,7 +192,7 @@ class ClientMechanism(Frozen):
 
     @property
     def change(self) -> float:
-        """How many bounds the sum moves by when one client comes or goes, or is replaced."""
+        """The number of clip bounds by which the sum moves between neighbouring data sets."""
         return 1.0 if self.neighboring_relation == "add-or-remove" else 2.0
 
     @property
@@ -248,14 +226,13 @@ class ClientMechanism(Frozen):
             return 0.0
         return self.adaptive.quantile_noise_multiplier * self.change * 0.5 / expected_cohort
 
-    def release(self, *, count: int = 1, sampling: Sampling | None = None) -> Release:
-        """The event of ``count`` noised averages."""
+    def release(self, sampling: Sampling) -> Release:
+        """Returns the release of one noised average."""
         return Release(
             unit="client",
             neighboring_relation=self.neighboring_relation,
             noise_multiplier=self.noise_multiplier,
-            sampling=sampling or Unsampled(),
-            count=count,
+            sampling=sampling,
             label="upload",
         )
 
@@ -269,8 +246,8 @@ class ClientMechanism(Frozen):
         expected_cohort: float,
         is_tangent: bool = True,
         l2_norm_clip: float | None = None,
-    ) -> _NoisedMean:
-        """The release: the noised mean of clipped ``uploads`` (clients, *point) at ``base``.
+    ) -> tuple[Tensor, float]:
+        """Returns the noised mean of clipped ``uploads`` (clients, *point), and the next clip norm.
 
         Each is clipped in the metric at ``base``, or by its ambient norm; the sum is divided by the
         *expected* cohort size, and noised once. An empty cohort still releases its noise.
@@ -298,9 +275,7 @@ class ClientMechanism(Frozen):
         if is_tangent:
             total = manifold.tangent_part(base, total)
         mean = total / expected_cohort + self.stddev(expected_cohort, clip) * noise
-        return _NoisedMean(
-            mean.to(uploads.dtype), self._adapted(clip, norms, normals, expected_cohort)
-        )
+        return mean.to(uploads.dtype), self._adapted(clip, norms, normals, expected_cohort)
 
     def _adapted(
         self, clip: float, norms: Tensor, normals: _Normals, expected_cohort: float

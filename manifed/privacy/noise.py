@@ -1,4 +1,4 @@
-"""One source of randomness: AES-256 in counter mode, addressed, read as uniforms and normals.
+"""Addressed random numbers: AES-256 in counter mode, read as uniforms and normals.
 
 A number depends only on the key and on its address (stream, partition, server_round, attempt,
 step, index), never on the order of the draws or on how clients are grouped in a cohort.
@@ -34,6 +34,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Final, Literal, Required, TypedDict, Unpack
 
 import numpy as np
@@ -43,8 +44,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 Precision = Literal["single", "summed"]
-_Origin = Literal["seed", "os"]
-"""Where a key came from: anybody's config, or the operating system of whoever draws."""
 
 BITS: Final = {
     "stream": 8, "attempt": 16, "step": 24, "server_round": 24, "partition": 24, "block": 32,
@@ -53,15 +52,14 @@ _EDGE_BITS: Final = {
     "stream": 8, "attempt": 16, "step": 16, "server_round": 24, "edge": 40, "block": 24,
 }  # fmt: skip
 """In place of a partition stands `edge_place`."""
-Array = npt.NDArray[Any]
-_SUMMANDS: Final = 4
+_Array = npt.NDArray[Any]
 _WORD: Final = np.dtype("<u8")
-_MOST_PAIRS: Final = 1 << 16
-"""Pairs of counters that are encrypted at once, so that words take few megabytes."""
+_AHEAD: Final = 256
+"""Numbers that a seeded source draws at once for a round and those after it."""
 
 
 class Stream(IntEnum):
-    """What a number of a client or of the server is for; two purposes never share a number.
+    """The purposes of random numbers; two purposes share no address.
 
     A stream's number is part of every address: it never changes, and none is given twice.
     """
@@ -75,12 +73,8 @@ class Stream(IntEnum):
     EVALUATION_NOISE = 8
     DROPOUT = 9
     STREAM_NOISE = 10
-
-
-class EdgeStream(IntEnum):
-    """What a number that both ends of an edge draw is for."""
-
     PAIR_NOISE = 128
+    """The first of those that both ends of an edge draw."""
 
 
 # -- where a number lives -----------------------------------------------------------------------
@@ -90,7 +84,7 @@ class _Address(TypedDict, total=False):
     ``edge`` names two partitions in either order; it stands in place of ``partition``.
     """
 
-    stream: Required[Stream | EdgeStream]
+    stream: Required[Stream]
     partition: int | Sequence[int]
     edge: tuple[int, int] | Sequence[tuple[int, int]]
     server_round: Required[int]
@@ -99,7 +93,7 @@ class _Address(TypedDict, total=False):
 
 
 def counter_of(**fields: int) -> int:
-    """The counter block at an address: its fields side by side, 0 where none is given.
+    """Returns the counter block of an address: its fields side by side, 0 where none is given.
 
     Raises:
         ValueError: naming the field that is out of range, its value and its bound.
@@ -121,7 +115,9 @@ def counter_of(**fields: int) -> int:
 
 
 def edge_place(ends: tuple[int, int]) -> int:
-    """What stands for an edge in its address, whichever end comes first: lesser 20 | greater 20.
+    """Returns the number of an edge in an address, whichever end comes first.
+
+    It is the lesser end in 20 bits, then the greater one.
 
     Raises:
         ValueError: for two ends that are one, or an end out of range.
@@ -136,7 +132,7 @@ def edge_place(ends: tuple[int, int]) -> int:
 
 
 # -- what a word says ---------------------------------------------------------------------------
-def _read_normals(words: Array, out: Array) -> None:
+def _read_normals(words: _Array, out: _Array) -> None:
     """Phi^-1((k + 1/2) 2^-53), k the top 53 bits of each word (words are overwritten)."""
     z = out if out.flags.c_contiguous else np.empty(out.shape)
     np.right_shift(words, np.uint64(11), out=words)  # k, below 2^63: the same number with a sign
@@ -147,41 +143,24 @@ def _read_normals(words: Array, out: Array) -> None:
     np.multiply(z, math.sqrt(2.0), out=out)
 
 
-def _read_summed_normals(words: Array, out: Array) -> None:
-    """(z1 + z2 + z3 + z4) / 2, standard normal again (Holohan and Braghin 2021)."""
-    z = np.empty(words.shape)
-    _read_normals(words, z)
-    z = z.reshape(*out.shape, _SUMMANDS)
-    np.add(z[..., 0] + z[..., 1], z[..., 2] + z[..., 3], out=out)
-    np.multiply(out, 1.0 / math.sqrt(_SUMMANDS), out=out)
-
-
-def _read_uniforms(words: Array, out: Array) -> None:
+def _read_uniforms(words: _Array, out: _Array) -> None:
     """(k + 1/2) 2^-52, k the top 52 bits of each word: exact in float64, never 0 or 1."""
     np.multiply(words >> np.uint64(12), 2.0**-52, out=out)
     np.add(out, 2.0**-53, out=out)
 
 
-def _read_words(words: Array, out: Array) -> None:
+def _read_words(words: _Array, out: _Array) -> None:
     """The words themselves, as bit patterns."""
     np.copyto(out.view(_WORD), words)
-
-
-_Reading = tuple[int, Callable[[Array, Array], None]]
-"""How 64-bit words become numbers: so many words make one, read by this function."""
-_NORMALS: Final[dict[Precision, _Reading]] = {
-    "single": (1, _read_normals),
-    "summed": (_SUMMANDS, _read_summed_normals),
-}
 
 
 # -- the source ---------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class NoiseSource:
-    """Normals and uniforms by address, from one 256-bit key.
+    """A source of normals and uniforms by address, from one 256-bit key.
 
-    ``is_release`` says whether the key is a secret (from the operating system) or can be computed
-    by anybody from a seed (a seeded run: reproducible and *not private*).
+    A key of the operating system is a secret; one of a seed can be computed by anybody (a seeded
+    run: reproducible and *not private*).
 
     Raises:
         ValueError: for a key of another length; a draw, for a field out of range or a repeated
@@ -189,7 +168,8 @@ class NoiseSource:
     """
 
     key: bytes = field(repr=False)
-    is_release: bool
+    origin: Literal["seed", "os"]
+    """Where the key came from; it travels with the source, whatever the config says."""
     precision: Precision = "single"
 
     def __post_init__(self) -> None:
@@ -198,24 +178,19 @@ class NoiseSource:
 
     @classmethod
     def from_seed(cls, seed: int, *, precision: Precision = "single") -> "NoiseSource":
-        """The source of a seeded run, ``seed`` (0 <= seed < 2^64): reproducible, not private."""
+        """Makes the source of a seeded run, ``seed`` (0 <= seed < 2^64), which is not private."""
         if not 0 <= seed < 2**64:
             raise ValueError(f"Expected 0 <= seed < 2**64, got {seed}")
         key = hashlib.sha256(b"manifed rehearsal key\0" + seed.to_bytes(8, "little")).digest()
-        return cls(key, is_release=False, precision=precision)
+        return cls(key, origin="seed", precision=precision)
 
     @classmethod
     def from_os(cls, *, precision: Precision = "single") -> "NoiseSource":
-        """A release source: a fresh key of 256 bits from the operating system."""
-        return cls(secrets.token_bytes(32), is_release=True, precision=precision)
-
-    @property
-    def origin(self) -> _Origin:
-        """Where the key came from; it travels with the source, whatever the config says."""
-        return "os" if self.is_release else "seed"
+        """Makes a source for releases, with a fresh 256-bit key from the operating system."""
+        return cls(secrets.token_bytes(32), origin="os", precision=precision)
 
     def derive(self, label: bytes) -> "NoiseSource":
-        """The source whose key is HMAC-SHA256(key, label); as secret as this one."""
+        """Makes the source whose key is HMAC-SHA256(key, label); as secret as this one."""
         return replace(self, key=hmac.digest(self.key, b"manifed derive\0" + label, "sha256"))
 
     def normals(self, shape: tuple[int, ...], **address: Unpack[_Address]) -> Tensor:
@@ -224,11 +199,15 @@ class NoiseSource:
         Row c is bit for bit what ``partition[c]``, or ``edge[c]``, alone would give. Both ends of
         an edge draw the same from a source that they share; no address of an edge is a client's.
         """
-        return self._draw(shape, _NORMALS[self.precision], address)
+        if self.precision == "single":
+            return self._draw(shape, _read_normals, address)
+        single = replace(self, precision="single")
+        one, two, three, four = single.normals((*shape, 4), **address).unbind(-1)
+        return ((one + two) + (three + four)) / 2  # Holohan and Braghin 2021
 
     def uniforms(self, shape: tuple[int, ...], **address: Unpack[_Address]) -> Tensor:
         """Uniforms of (0, 1), float64, odd multiples of 2^-53; shapes as ``normals``."""
-        return self._draw(shape, (1, _read_uniforms), address)
+        return self._draw(shape, _read_uniforms, address)
 
     def laplaces(self, shape: tuple[int, ...], **address: Unpack[_Address]) -> Tensor:
         """Laplace draws of scale 1 (density exp(-|x|) / 2, variance 2), float64; as ``normals``.
@@ -244,11 +223,11 @@ class NoiseSource:
         centred = self.uniforms(shape, **address) - 0.5  # exact
         return -centred.sign() * torch.log1p(-2 * centred.abs())
 
-    def words(self, count: int, **address: Unpack[_Address]) -> Array:
+    def words(self, count: int, **address: Unpack[_Address]) -> _Array:
         """The words of ``count`` uniforms of that address, uint64, shape (count,) or (C, count)."""
-        return self._draw((count,), (1, _read_words), address).numpy().view(_WORD)
+        return self._draw((count,), _read_words, address).numpy().view(_WORD)
 
-    def coins(self, count: int, probability: float | Array, **address: Unpack[_Address]) -> Tensor:
+    def coins(self, count: int, probability: float | _Array, **address: Unpack[_Address]) -> Tensor:
         """Independent coins, bool, shape (count,) or (C, count): True with that probability.
 
         ``probability`` is a number of [0, 1] or, where clients differ, (C, 1). A coin is True where
@@ -266,40 +245,67 @@ class NoiseSource:
         return generator
 
     def _draw(
-        self, shape: tuple[int, ...], reading: _Reading, address: Mapping[str, Any]
+        self,
+        shape: tuple[int, ...],
+        read: Callable[[_Array, _Array], None],
+        address: Mapping[str, Any],
     ) -> Tensor:
-        """Numbers of clients, or of edges."""
+        """Numbers of clients, or of edges: each is what ``read`` makes of one 64-bit word."""
         name, bits = ("edge", _EDGE_BITS) if "edge" in address else ("partition", BITS)
-        own = dict(address)
         given = address[name]
         is_edge = name == "edge"
         is_one = isinstance(next(iter(given), None) if is_edge else given, int)
         places = (given,) if is_one else tuple(given)
         places = tuple(map(edge_place, places)) if is_edge else places
         count = math.prod(shape)
-        num_blocks = -(-count * reading[0] // 2)
-        for place in (min(places, default=0), max(places, default=0)):
-            counter_of(**own | {name: place, "block": max(num_blocks - 1, 0)})
+        last = max(-(-count // 2) - 1, 0)
+        for place in {min(places, default=0), max(places, default=0)}:
+            counter_of(**{**address, name: place, "block": last})
         if len(set(places)) < len(places):
             raise ValueError(f"Expected distinct {name}s, got {places}: noise is never reused")
-        start = counter_of(**own | {name: 0})
-        lows = np.array(places, dtype=_WORD) << np.uint64(bits["block"])
-        lows += np.uint64(start & (1 << 64) - 1)
-        out, (words_each, read) = np.empty((len(places), count)), reading
-        width = 2 * max(1, _MOST_PAIRS // max(1, len(places)))
-        for first in range(0, num_blocks if places else 0, width):
-            blocks = np.arange(first, min(first + width, num_blocks), dtype=_WORD)
-            words = self._words(start >> 64, lows[:, None] + blocks)
-            numbers = out[:, first * 2 // words_each : (first + width) * 2 // words_each]
-            read(words[:, : numbers.shape[1] * words_each], numbers)
+        start = counter_of(**{**address, name: 0})
+        most = 1 if self.origin == "os" else _AHEAD // max(1, count * len(places))
+        if most > 1:
+            rounds = 1 << most.bit_length() - 1  # it divides 2^24, the number of rounds
+            turn = address["server_round"] % rounds
+            width = bits[name] + bits["block"]
+            starts = range(start - (turn << width), start + (rounds - turn << width), 1 << width)
+            out = _ahead(self.key, read, starts, places, bits["block"], count)[turn].copy()
+        else:
+            (out,) = _numbers(self.key, read, (start,), places, bits["block"], count)
         lead = () if is_one else (len(places),)
         return torch.as_tensor(out.reshape(*lead, *shape))
 
-    def _words(self, high: int, lows: Array) -> Array:
-        """The words of the counters ``high`` | ``lows``, two of each, shape (rows, words)."""
-        counters = np.empty((*lows.shape, 2), dtype=_WORD)
-        counters[..., 0], counters[..., 1] = lows, high
+
+def _numbers(
+    key: bytes,
+    read: Callable[[_Array, _Array], None],
+    starts: Sequence[int],
+    places: tuple[int, ...],
+    shift: int,
+    count: int,
+) -> _Array:
+    """What ``read`` makes of the words from the counters ``starts`` + (``places`` << ``shift``) on.
+
+    Returns shape (starts, places, count): a start is the counter of a round at the place 0.
+    """
+    lows = np.array([start & (1 << 64) - 1 for start in starts], dtype=_WORD)[:, None]
+    lows = lows + (np.array(places, dtype=_WORD) << np.uint64(shift))
+    highs = np.array([start >> 64 for start in starts], dtype=_WORD)[:, None, None]
+    out = np.empty((*lows.shape, count))
+    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    num_blocks = -(-count // 2) if places else 0
+    width = 2 * max(1, (1 << 16) // max(1, lows.size))  # so that words take few megabytes
+    for first in range(0, num_blocks, width):
+        blocks = np.arange(first, min(first + width, num_blocks), dtype=_WORD)
+        counters = np.empty((*lows.shape, len(blocks), 2), dtype=_WORD)
+        counters[..., 0], counters[..., 1] = lows[..., None] + blocks, highs
         words = np.empty(counters.size + 2, dtype=_WORD)  # update_into wants a block to spare
-        encryptor = Cipher(algorithms.AES(self.key), modes.ECB()).encryptor()
         encryptor.update_into(counters.data.cast("B"), words.data.cast("B"))
-        return words[:-2].reshape(len(lows), -1)
+        numbers = out[..., 2 * first : 2 * (first + width)]
+        read(words[:-2].reshape(*lows.shape, -1)[..., : numbers.shape[-1]], numbers)
+    return out
+
+
+_ahead = lru_cache(maxsize=4096)(_numbers)
+"""Small draws of a seeded source for some rounds at once: DECOR's ring takes 0.7 of the time."""

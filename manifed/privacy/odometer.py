@@ -1,4 +1,4 @@
-"""The odometer: ledger entries in, epsilon of each adversary out; the live run and the audit alike.
+"""The odometer: turns ledger entries into epsilon for each adversary, in live runs and audits.
 
 Feed it every entry of a ledger in order. What *counts* is all that is reserved and not proved
 unused. A round costs time and memory in the number of clients, whatever the number of rounds.
@@ -12,8 +12,7 @@ Guarantee: every epsilon is an upper bound.
 from collections import Counter
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from manifed.privacy.accountant import Coins, external_epsilon
 from manifed.privacy.composition import compose
 from manifed.privacy.events import ADVERSARIES, OF_MASKS, Adversary, Releases, seen_by, unsampled
 from manifed.privacy.ledger import Entry, Reserves, Settles
-from manifed.privacy.tariff import Members, Terms, decode
+from manifed.privacy.tariff import Terms, decode
 
 ORIGINS: Final = "noise_origins"
 """What an entry says of where the noise of a run came from."""
@@ -30,32 +29,31 @@ PLACE: Final = "place"
 """What an entry of a site's ledger says of the answer it pays for (manifed/site/account.py)."""
 LIMITS: Final = "limits"
 """What an entry of a site's ledger says of the limits that are in force from here on."""
-_Counts = NDArray[np.int64]
+_Numbers = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """Terms that were met, and what counts under them."""
 
     terms: Terms
-    update_of: _Counts
+    update_of: _Numbers
     """Every client's update as an index into `Odometer._updates`."""
     draws: int
     """How many cohorts were drawn."""
-    served: _Counts
+    served: _Numbers
     """How often each client may have been in one."""
 
 
 class Odometer:
-    """Sums up what entries say; see the module."""
+    """Adds up what ledger entries charge, and prices it for each adversary."""
 
     def __init__(self) -> None:
-        """Nothing spent."""
+        """Makes an odometer with nothing spent."""
         # No value is ever changed in place: `after` copies the references.
         self._lines: tuple[_Line, ...] = ()
         self._numbers: dict[Terms, int] = {}
         self._updates: tuple[Releases, ...] = ((),)
-        self._open: tuple[Reserves, Members, int] | None = None
+        self._open: tuple[Reserves, _Numbers, int] | None = None
         """The reservation that may be settled, its cohort and its line."""
         self._now: int | None = None
         self._ranges: tuple[tuple[int, int, int], ...] = ()
@@ -63,17 +61,16 @@ class Odometer:
         self.planned: tuple[Terms, ...] = ()
         """Planned terms of the newest entry with them; () where all draws have one terms."""
         self.noise_origins: frozenset[str] = frozenset()
-        """Where the keys of noise came from so far, as entries say."""
+        """Where the keys of all noise came from so far, as the sources said (privacy/noise.py)."""
 
     # -- feeding -----------------------------------------------------------------------------
     def feed(self, entry: Entry) -> None:
-        """Take the next entry of a ledger.
+        """Takes the next entry of a ledger.
 
         Raises:
             ValueError: for an entry that cannot be counted: clients outside the terms, no terms, or
                 a settlement of what is not open.
         """
-        said = entry.said
         if entry.settles is not None:
             self._settle(entry.settles)
         if entry.terms is not None:
@@ -84,20 +81,19 @@ class Odometer:
             self.planned = entry.planned
         if entry.reserves is not None:
             self._reserve(entry.reserves)
-        origins = set(map(str, said.get(ORIGINS, ())))
-        if PLACE in said:
-            origins.add("os" if said[PLACE].get("seed") is None else "seed")
-        self.noise_origins |= origins
+        self.noise_origins |= set(map(str, entry.said.get(ORIGINS, ())))
+        if PLACE in entry.said:
+            self.noise_origins |= {"os" if entry.said[PLACE].get("seed") is None else "seed"}
 
     def after(self, *entries: Entry) -> "Odometer":
-        """An odometer that has taken the entries too; this one has not; errors as `feed`."""
+        """Returns an odometer that has taken the entries too; this one does not change."""
         other = copy(self)
         for entry in entries:
             other.feed(entry)
         return other
 
     def declare(self, terms: Terms) -> None:
-        """The terms of what comes next, if it brings none of its own."""
+        """Sets the terms of the next entries, if they bring none of their own."""
         self._now = self._number(terms)
 
     def _number(self, terms: Terms) -> int:
@@ -116,12 +112,12 @@ class Odometer:
         self._lines = (*self._lines, _Line(terms, update_of, 0, np.zeros_like(update_of)))
         return len(self._lines) - 1
 
-    def _add(self, line: int, cohort: Members, times: int) -> None:
+    def _add(self, line: int, cohort: _Numbers, times: int) -> None:
         """Count ``times`` draws of this cohort under a line; negative takes them back."""
         was = self._lines[line]
         served = was.served.copy()
         served[cohort] += times
-        more = _Line(was.terms, was.update_of, was.draws + times, served)
+        more = was._replace(draws=was.draws + times, served=served)
         self._lines = (*self._lines[:line], more, *self._lines[line + 1 :])
 
     def _reserve(self, reserves: Reserves) -> None:
@@ -164,12 +160,12 @@ class Odometer:
     # -- what was charged --------------------------------------------------------------------
     @property
     def terms(self) -> Terms | None:
-        """The terms of what comes next, if it brings none of its own."""
+        """The terms of the next entry, if it brings none of its own."""
         return None if self._now is None else self._lines[self._now].terms
 
     @property
     def ranges(self) -> tuple[tuple[int, int, int], ...]:
-        """(first round, last round, attempts) that were charged; where they meet the most count."""
+        """The charged (first round, last round, attempts); where ranges meet the most count."""
         if self._open is None:
             return self._ranges
         was = self._open[0]
@@ -177,43 +173,41 @@ class Odometer:
 
     @property
     def covered(self) -> int:
-        """The rounds 1 to this one were all charged."""
+        """The last round of 1, 2, ... such that every round up to it was charged."""
         covered = 0
         for first, last, _ in self.ranges:
-            if first <= covered + 1:
-                covered = max(covered, last)
+            covered = max(covered, last) if first <= covered + 1 else covered
         return covered
 
     @property
     def rounds_counted(self) -> int:
-        """Attempts of rounds that count."""
-        return sum(line.draws for line in self._lines)
+        """The number of attempts of rounds that count."""
+        return sum([line.draws for line in self._lines])
 
     @property
     def participations(self) -> int:
-        """The participations, as counted, of the client with most of them."""
+        """The counted participations of the client that has most of them."""
         return int(self.participations_by_client().max(initial=0))
 
-    def participations_by_client(self) -> _Counts:
-        """The participations of every client, as counted."""
+    def participations_by_client(self) -> _Numbers:
+        """The counted participations of every client."""
         served = (line.served for line in self._lines if line.draws)
         return np.asarray(sum(served, start=np.zeros(1, dtype=np.int64)))
 
     def attempts(self, server_round: int) -> int:
-        """How often a round was charged."""
-        fitting = (n for first, last, n in self.ranges if first <= server_round <= last)
-        return max(fitting, default=0)
+        """Returns how often a round was charged."""
+        return max((n for low, high, n in self.ranges if low <= server_round <= high), default=0)
 
     def of_everybody(self) -> "Odometer":
-        """An odometer of these attempts as if every client had been in each; no cohort enters."""
+        """Makes an odometer of these attempts as if every client had been in each."""
         other = copy(self)
-        everybody = (replace(x, served=np.full_like(x.served, x.draws)) for x in self._lines)
+        everybody = (x._replace(served=np.full_like(x.served, x.draws)) for x in self._lines)
         other._lines = tuple(everybody)
         return other
 
     # -- prices ------------------------------------------------------------------------------
     def spent(self, delta: float) -> list[dict[str, Any]]:
-        """What each adversary who learns from these charges can have learnt, at ``delta``.
+        """Returns epsilon at ``delta`` for each adversary who learns from these charges.
 
         Of all adversaries of a star, and those of masks where masked messages are charged. Declared
         terms that nothing was charged under yet count at epsilon 0.
@@ -245,7 +239,7 @@ class Odometer:
         return found
 
     def epsilon(self, adversary: Adversary, delta: float) -> float:
-        """What counts against one adversary, for whoever it costs most; errors as `spent`."""
+        """Returns epsilon against one adversary, for the worst client; errors as `spent`."""
         if adversary.releases == "aggregate":
             found = self._of_aggregates(adversary)
         elif adversary.sees_cohorts:

@@ -1,4 +1,4 @@
-r"""Rényi bounds: for sampling without replacement, and where a grid ends (by dp-accounting).
+r"""Rényi bounds by dp-accounting: for sampling without replacement, and beyond a grid's range.
 
 Mironov (2017); conversion by Canonne, Kamath, Steinke (2020), Proposition 12. For uniform subsets
 under replace-one: Wang, Balle, Kasiviswanathan (2019), "Subsampled Rényi differential privacy and
@@ -32,33 +32,33 @@ _EVERY: Final = 64
 
 
 def curve(releases: Composition) -> Array:
-    """The Rényi divergences at `orders`, an upper bound for each; infinite where unstable."""
-    total = np.zeros(len(orders()))
+    """Returns upper bounds of the Rényi divergences at `_orders`; infinite where unstable."""
+    total = np.zeros(len(_orders()))
     if releases.mu > 0:
-        total = total + releases.mu**2 / 2 * orders()
+        total = total + releases.mu**2 / 2 * _orders()
     for z, q, count in releases.poisson:
         total = total + count * _poisson(z, q)
     for z, count in releases.laplace:
-        total = total + count * laplace(z)
+        total = total + count * _laplace(z)
     for z, size, population, count in releases.without_replacement:
         total = total + count * _without_replacement(z, size, population)
     return total
 
 
-def laplace(z: float) -> Array:
+def _laplace(z: float) -> Array:
     """Divergences of one Laplace release (Mironov 2017, Proposition 6)."""
-    a = orders()
+    a = _orders()
     one = (a - 1) / z + np.log(a / (2 * a - 1))
     other = np.log((a - 1) / (2 * a - 1)) - a / z
     return np.minimum(np.logaddexp(one, other) / (a - 1), 1 / z)
 
 
 def mixed(divergences: Array, probability: float) -> Array:
-    """Divergences of a release made with ``probability``, its happening revealed.
+    """Returns the divergences of a release made with ``probability``, its happening revealed.
 
     The Rényi moment of the pair (coin, output) is the average 1 - p + p exp((a - 1) D).
     """
-    a = orders()
+    a = _orders()
     exponent = (a - 1) * divergences
     large = np.minimum(exponent, 700.0)
     log_moment = np.where(
@@ -70,17 +70,17 @@ def mixed(divergences: Array, probability: float) -> Array:
 
 
 def epsilon(divergences: Array, delta: float) -> float:
-    """The least epsilon over the orders."""
+    """Returns the least epsilon over the orders."""
     is_finite = np.isfinite(divergences)
     if not is_finite.any():
         return np.inf
     # below 1e-15 dp-accounting's conversions leave float64
     found = np.maximum(divergences[is_finite], 1e-15)
-    return float(_dp_rdp().compute_epsilon(orders()[is_finite], found, delta)[0])
+    return float(_dp_rdp().compute_epsilon(_orders()[is_finite], found, delta)[0])
 
 
 @lru_cache(maxsize=1)
-def orders() -> Array:
+def _orders() -> Array:
     """dp-accounting's default orders, its octaves above 64 in steps of an eighth."""
     octaves = np.round(np.geomspace(64.0, 2048.0, 41))
     return np.union1d(np.asarray(_dp_rdp().DEFAULT_RDP_ORDERS, dtype=np.float64), octaves)
@@ -95,9 +95,9 @@ def _poisson(z: float, q: float) -> Array:
     """
     import dp_accounting
 
-    unsampled = orders() / (2 * z * z)
+    unsampled = _orders() / (2 * z * z)
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    accountant = _dp_rdp().RdpAccountant(orders(), relation)
+    accountant = _dp_rdp().RdpAccountant(_orders(), relation)
     try:
         accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)))
     except (ValueError, OverflowError):
@@ -109,8 +109,8 @@ def _poisson(z: float, q: float) -> Array:
 @lru_cache(maxsize=256)
 def _without_replacement(z: float, sample_size: int, population: int) -> Array:
     """Divergences of a Gaussian over subsets, at most those of the Gaussian itself."""
-    subset = subset_divergences(z, sample_size, population, orders())
-    return np.minimum(subset, orders() / (2 * z * z))
+    subset = subset_divergences(z, sample_size, population, _orders())
+    return np.minimum(subset, _orders() / (2 * z * z))
 
 
 def _dp_rdp() -> Any:
@@ -122,7 +122,7 @@ def _dp_rdp() -> Any:
 
 # -- uniform subsets -----------------------------------------------------------------------------
 def subset_divergences(z: float, sample_size: int, population: int, orders: Array) -> Array:
-    """D(a) for every order a > 1, shape of ``orders``: an upper bound, infinite where it overflows.
+    """Returns upper bounds D(a) for orders a > 1, of their shape; infinite where it overflows.
 
     z > 0 is the noise multiplier; 1 <= sample_size <= population.
     """

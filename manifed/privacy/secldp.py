@@ -1,4 +1,4 @@
-"""The SecLDP accountant: what correlated noise on a graph costs each node, for each adversary.
+"""The SecLDP accountant: the price of correlated noise on a graph, by node and adversary.
 
 A node's message carries its clipped gradient, its own noise N(0, sigma_cdp^2 I) and one mask
 N(0, sigma_cor^2 I) for each neighbour that the neighbour subtracts. Given the secrets that an
@@ -74,11 +74,12 @@ class Correlated:
 
 
 def precisions(graph: Graph, noise: Correlated, coalition: Sequence[int] = ()) -> Matrix:
-    """[S^-1]_ii of every node outside the coalition, rounded up: 1 / (effective deviation)^2.
+    """Returns [S^-1]_ii = 1 / (effective deviation)^2 of each node outside, rounded up.
 
-    At most 1 / sigma_cdp^2, with equality where a node shares no secret. The diagonal of the
-    inverse comes from Cholesky factors; its relative error is below 8 n cond(S) 2^-53 (Higham 2002,
-    section 14.3), by which it is raised. Where that is no small number masks are worth nothing.
+    They are at most 1 / sigma_cdp^2, with equality where a node shares no secret. The diagonal of
+    the inverse comes from Cholesky factors; its relative error is below 8 n cond(S) 2^-53 (Higham
+    2002, section 14.3), by which it is raised. Where that is no small number masks are worth
+    nothing.
     """
     left = np.delete(np.arange(graph.num_nodes), list(coalition))
     lost = 8.0 * graph.num_nodes * _condition(graph, noise) * _UNIT_ROUNDOFF
@@ -105,7 +106,7 @@ def _inverse_root(matrix: Matrix) -> Matrix:
 
 @dataclass(frozen=True)
 class Worst:
-    """The worst honest node for one adversary."""
+    """The honest node whose messages the noise hides least from one adversary."""
 
     precision: float
     """[S^-1]_ii, or a proved upper bound of it."""
@@ -119,9 +120,29 @@ class Worst:
         """The effective standard deviation of the noise on that node's messages."""
         return 1.0 / math.sqrt(self.precision)
 
+    def epsilon(
+        self, delta: float, rounds: int, sensitivity: float, sampling_rate: float | None = None
+    ) -> float:
+        """Returns the price of so many rounds for that node; the multiplier is rounded down.
+
+        ``sensitivity`` is that of a message in L2. Without ``sampling_rate`` user level: a node's
+        data are replaced and a clipped gradient moves by 2 C. With one example level,
+        add-or-remove, Poisson with rate b / m: a sum of clipped gradients over b moves by C / b.
+        """
+        release = Release(
+            unit="client" if sampling_rate is None else "example",
+            neighboring_relation="replace-one" if sampling_rate is None else "add-or-remove",
+            noise_multiplier=self.stddev / sensitivity * (1 - 4 * _UNIT_ROUNDOFF),
+            sampling=Unsampled()
+            if sampling_rate is None
+            else PoissonSampled(sampling_probability=sampling_rate),
+            count=rounds,
+        )
+        return accountant.epsilon([release], delta)
+
 
 def against(graph: Graph, noise: Correlated, coalition: Iterable[int] = ()) -> Worst:
-    """The worst node outside a named coalition (Algorithm 3's inner loop).
+    """Finds the worst node outside a named coalition (Algorithm 3's inner loop).
 
     Exact for up to `MOST_EXACT` nodes; of more a bound, as `worst`.
     """
@@ -136,7 +157,7 @@ def against(graph: Graph, noise: Correlated, coalition: Iterable[int] = ()) -> W
 
 
 def worst(graph: Graph, noise: Correlated, collusion: int) -> Worst:
-    """The worst node for the worst coalition of ``collusion`` nodes.
+    """Finds the worst node for the worst coalition of ``collusion`` nodes.
 
     Of up to `MOST_EXACT` nodes exact (Algorithms 2 and 3) for no or one colluding node and wherever
     the coalitions can be enumerated; else the bound of Theorem 6 with a proved a_q (see
@@ -264,50 +285,16 @@ def precision_bound(honest: int, connectivity: float, noise: Correlated) -> floa
 
 
 def theorem_bound(graph: Graph, noise: Correlated, collusion: int) -> float:
-    """Theorem 6 with a proved a_q, for which of more than `MOST_EXACT` nodes 0 is taken."""
+    """Evaluates Theorem 6 with a proved a_q, taken as 0 for more than `MOST_EXACT` nodes."""
     n = graph.num_nodes
     connectivity = connectivity_bound(graph, collusion)[0] if n <= MOST_EXACT else 0.0
     return precision_bound(n - collusion, connectivity, noise)
 
 
-# -- whole runs ------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Rounds:
-    """What is composed: rounds, the L2 sensitivity of a message, and how records are sampled.
-
-    User level: a node's data are replaced and a clipped gradient moves by 2 C. Example level,
-    add-or-remove, Poisson with rate b / m: a sum of clipped gradients over b moves by C / b.
-    """
-
-    count: int
-    sensitivity: float
-    sampling_rate: float | None = None
-    """None: user level, replace-one. Else example level, add-or-remove, Poisson."""
-
-    def release(self, noise_multiplier: float) -> Release:
-        """The event of all rounds for a node with this effective noise."""
-        rate = self.sampling_rate
-        return Release(
-            unit="client" if rate is None else "example",
-            neighboring_relation="replace-one" if rate is None else "add-or-remove",
-            noise_multiplier=noise_multiplier,
-            sampling=Unsampled()
-            if rate is None or rate >= 1
-            else PoissonSampled(sampling_probability=rate),
-            count=self.count,
-            label="message",
-        )
-
-    def epsilon(self, found: Worst, delta: float) -> float:
-        """What the run costs that node; the noise multiplier is rounded down."""
-        multiplier = found.stddev / self.sensitivity * (1 - 4 * _UNIT_ROUNDOFF)
-        return accountant.epsilon([self.release(multiplier)], delta)
-
-
 def calibrate_masks(
     graph: Graph, sigma_cdp: float, collusion: int, is_met: Callable[[Worst], bool]
 ) -> Correlated:
-    """The least sigma_cor, to 1e-6 relative and from above, whose worst node meets a condition.
+    """Searches the least sigma_cor, to 1e-6 from above, whose worst node meets a condition.
 
     ``is_met`` must hold for every smaller precision than one that it holds for.
 
@@ -343,7 +330,7 @@ _DOWN = 1 - 2.0**-50
 
 
 class Hidden(Frozen):
-    """Effective standard deviation of the worst node's message, by who looks."""
+    """Effective standard deviations of the noise on the worst node's message, by adversary."""
 
     from_server: float
     from_one: float
@@ -354,7 +341,7 @@ class Hidden(Frozen):
     def of(
         cls, graph: Graph, noise: Correlated, collusion: int, coalition: Sequence[int] = ()
     ) -> "Hidden":
-        """As `worst` finds them, and `against` for a named coalition.
+        """Computes the deviations by `worst`, and by `against` for a named coalition.
 
         Where so many cannot collude without the victim, all others do.
         """
@@ -362,21 +349,18 @@ class Hidden(Frozen):
         def least(colluding: int) -> float:
             return worst(graph, noise, min(colluding, graph.num_nodes - 1)).stddev * _DOWN
 
-        named = against(graph, noise, coalition).stddev * _DOWN if coalition else None
+        named = against(graph, noise, coalition).stddev * _DOWN if coalition else least(collusion)
         return cls(
-            from_server=least(0),
-            from_one=least(1),
-            from_coalition=named or least(collusion),
-            from_all=noise.sigma_cdp,
+            from_server=least(0), from_one=least(1), from_coalition=named, from_all=noise.sigma_cdp
         )
 
     @classmethod
     def uniform(cls, stddev: float) -> "Hidden":
-        """What hides the same from every adversary: noise of one deviation."""
+        """Makes the deviations of noise that hides the same from every adversary."""
         return cls(from_server=stddev, from_one=stddev, from_coalition=stddev, from_all=stddev)
 
     def more_than(self, before: "Hidden") -> "Hidden":
-        """The deviations of releases that, beside those of ``before``, amount to these.
+        """Returns the deviations of releases that, beside those of ``before``, amount to these.
 
         The squares of their inverses add up (`accountant`: unsampled Gaussians); never nothing.
         """
@@ -385,8 +369,8 @@ class Hidden(Frozen):
             paid = was**-2
             return max(after**-2 * (1 + 1e-9) - paid, 1e-12 * paid) ** -0.5
 
-        names = Hidden.model_fields
-        return Hidden(**{name: left(getattr(self, name), getattr(before, name)) for name in names})
+        was = dict(before)
+        return Hidden(**{name: left(after, was[name]) for name, after in self})
 
 
 class MaskedMechanism(ExampleMechanism):
@@ -409,17 +393,13 @@ class MaskedMechanism(ExampleMechanism):
     def sensitivity(
         self, l2_norm_clip: float, expected_size: float, *, terms: int = 1, apart: float = 2.0
     ) -> float:
-        """What a change of somebody's data moves a message by."""
+        """Returns how far a change of somebody's data moves a message."""
         if self.unit == "client":
             return 2.0 * l2_norm_clip
         return super().sensitivity(l2_norm_clip, expected_size, terms=terms, apart=apart)
 
-    def disclosing(self, after: Hidden) -> "MaskedMechanism":
-        """Prices what it costs beside a message that it comes to be hidden as ``after`` says."""
-        return self.model_copy(update={"hidden": after.more_than(self.hidden)})
-
     def scaled(self, factor: float) -> "MaskedMechanism":
-        """Refused: what masks hide is found for the noise of both kinds together.
+        """Refuses to scale, because what masks hide is found for both kinds of noise together.
 
         Raises:
             ValueError: always.
@@ -429,7 +409,7 @@ class MaskedMechanism(ExampleMechanism):
     def release(
         self, *, label: str, count: int, stddev: float, sensitivity: float, sampling: Sampling
     ) -> Release:
-        """The event of so many messages of the worst node."""
+        """Returns the release of so many messages of the worst node."""
         del stddev
         hidden = self.hidden
         return Release(

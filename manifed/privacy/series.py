@@ -1,4 +1,4 @@
-r"""What scheduled releases cost in K rounds.
+r"""The price of K rounds of releases with scheduled noise and batch sizes.
 
 Wang and Zhang, *Differentially Private Distributed Stochastic Optimization with Time-Varying Sample
 Sizes* (2024). The guarantee: one example in the batch of every round is another.
@@ -34,7 +34,7 @@ _MOST_TERMS: Final = 10**7
 
 
 class Releases(Frozen):
-    """Which schedules are released with which noise: all that a price needs."""
+    """Schedules of releases and their noise: all that a price needs."""
 
     algorithm: Literal["output", "gradient"]
     schedules: TimeVarying
@@ -62,7 +62,7 @@ class Releases(Frozen):
         return math.fsum(self.costs(rounds, side)) * (1 + side * _ROUNDING)
 
     def costs(self, rounds: int, side: int = 1) -> Array:
-        """What each of the first releases that cost something costs."""
+        """Returns the cost of each of the first releases that cost something."""
         k = np.arange(rounds, dtype=np.float64) + (self.algorithm == "output")
         with np.errstate(over="ignore", under="ignore"):
             ratio = self.sensitivities(rounds, side) / self.schedules.noise_scale.values(k)
@@ -98,7 +98,7 @@ class Releases(Frozen):
 
 
 def epsilon_of_rho(rho: float, delta: float) -> float:
-    """Epsilon of Gaussian releases, adaptively composed, with sum Delta^2 / (2 sigma^2) = rho.
+    """Returns epsilon of adaptive Gaussian releases with sum Delta^2 / (2 sigma^2) = rho.
 
     They are mu-GDP with mu = sqrt(2 rho), infinitely many of them too.
     """

@@ -1,4 +1,4 @@
-"""What a run promises whom: its tariff, adversaries and budget, and the numbers from an odometer.
+"""Promise, budget and statement of a run: what it guarantees whom, at which epsilon.
 
 Guarantee: every epsilon is an upper bound and comes from charges alone; a planned run is priced as
 one that reserved all its rounds for everybody. A budget refuses a cohort draw before it is made, by
@@ -14,8 +14,6 @@ from operator import le
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from manifed.errors import BudgetExhausted, ConfigError
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import Adversary, label_of
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent: epsilon at delta against one adversary."""
+    """A budget: epsilon at delta against one adversary."""
 
     epsilon: float
     delta: float
@@ -42,7 +40,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Promise:
-    """What is promised, as data; without adversaries nothing is, and nothing is charged."""
+    """The promise of a run: tariff, adversaries and budget.
+
+    Without adversaries nothing is promised or charged.
+    """
 
     tariff: Tariff
     most_draws: int
@@ -97,26 +98,27 @@ class Promise:
 
     @property
     def terms(self) -> Terms:
-        """The terms of round 1, and of every round where all rounds are alike."""
+        """The terms of round 1, which are those of every round where all are alike."""
         return self.tariff.lines[0]
 
     # -- the budget --------------------------------------------------------------------------
     def made(self, odometer: Odometer) -> Made:
-        """The draws that an odometer counts, by line of the tariff."""
-        tariff = self.tariff
-        return tariff.counted(odometer.ranges) if tariff.is_by_round else (odometer.rounds_counted,)
+        """Returns the draws that an odometer counts, by line of the tariff."""
+        if self.tariff.is_by_round:
+            return self.tariff.counted(odometer.ranges)
+        return (odometer.rounds_counted,)
 
     def pays(self, made: Made) -> bool:
         """Whether the budget pays these draws."""
         return self.budget is None or self._is_within(self.budget, made)
 
     def cost(self, budget: Budget, made: Made) -> float:
-        """Epsilon of these draws, at a budget's delta and against its adversary."""
+        """Returns epsilon of these draws, at the budget's delta and against its adversary."""
         return self.tariff.ahead(budget.adversary, made, budget.delta)
 
     @cached_property
     def planned_draws(self) -> int:
-        """K: what the rounds can need, or the most that the budget pays, whichever is less.
+        """The number of draws K that the rounds can need, or that the budget pays if less.
 
         Of a tariff with several lines it is a number of rounds.
         """
@@ -125,25 +127,26 @@ class Promise:
         draws = range(1, self.most_draws)
         return bisect_left(draws, x=True, key=lambda n: not self.pays(self.tariff.once(n)))
 
-    def check(self, made: Made, server_round: int) -> None:
-        """Refuse the last of these draws if the budget does not pay it, whoever is in it.
+    def check(self, made: Made, server_round: int) -> str | None:
+        """Refuses the last of these draws if the budget does not pay it, whoever is in it.
+
+        Returns the line of `passed_target`.
 
         Raises:
             BudgetExhausted: with what it costs and what may allow more.
         """
-        budget = self.budget
-        if budget is not None and not self._is_within(budget, made):
+        if (budget := self.budget) and not self._is_within(budget, made):
             raise BudgetExhausted(
                 f"{budget.field}: round {server_round} would be cohort draw {sum(made)}, which "
                 f"costs epsilon {self.cost(budget, made):.4g} against the {budget.adversary.name} "
                 f"adversary whoever is drawn, the budget is {budget.epsilon:g}; the model of the "
                 f"last paid round is kept, and {budget.remedy}"
             )
+        return self.passed_target(made)
 
     def passed_target(self, made: Made) -> str | None:
-        """One line about draws that cost more than the target; None while they do not."""
-        target = self.target
-        if target is None or self._is_within(target, made):
+        """Returns a line about draws that cost more than the target; None while they do not."""
+        if (target := self.target) is None or self._is_within(target, made):
             return None
         return (
             f"the target epsilon {target.epsilon:g} is passed: {sum(made)} cohort draws cost "
@@ -160,7 +163,7 @@ class Promise:
     def _is_within(self, budget: Budget, made: Made) -> bool:
         known = self.target
         if known and budget.delta >= known.delta and budget.epsilon >= known.epsilon:
-            mine = self.tariff.slots(known.adversary, made)
+            mine = self.tariff.slots(known.adversary, made) if self.tariff.is_by_round else made
             meant = self._calibrated
             if len(mine) <= len(meant) and all(map(le, mine, meant)):
                 return True
@@ -168,12 +171,12 @@ class Promise:
 
     # -- what an odometer says of it ---------------------------------------------------------
     def odometer(self, rounds: int = 0) -> Odometer:
-        """Nothing spent under this tariff, or so many rounds reserved for everybody."""
+        """Makes an odometer under this tariff, empty or with so many rounds for everybody."""
         odometer = Odometer()
         first = 1
         odometer.declare(self.terms)
         odometer.feed(Entry(planned=self.tariff.plan))
-        everybody = encode(np.arange(self.terms.population))
+        everybody = encode(range(self.terms.population))
         for terms, end in zip(self.tariff.lines, (*self.tariff.ends[:-1], rounds), strict=True):
             if first <= (last := min(end, rounds)):
                 reserves = Reserves(first=first, last=last, cohort=everybody)
@@ -182,7 +185,7 @@ class Promise:
         return odometer
 
     def headline(self, odometer: Odometer) -> float | None:
-        """Epsilon so far against the first adversary; None when nothing is promised."""
+        """Returns epsilon so far against the first adversary; None when nothing is promised."""
         if self.delta is None or not self.adversaries:
             return None
         return odometer.epsilon(self.adversaries[0], self.delta)
@@ -205,32 +208,27 @@ class Promise:
         self,
         odometer: Odometer,
         *,
-        noise_origins: Iterable[str] = (),
         has_oracle: bool | None = None,
         is_declared: bool = False,
         is_planned: bool = False,
     ) -> dict[str, Any]:
-        """The privacy statement as data (manifed/runs/statement.py prints it).
+        """Returns the privacy statement as data (manifed/runs/statement.py prints it).
 
-        ``noise_origins``: where the keys of noise came from; ``has_oracle`` None: as promised;
-        ``is_declared``: whether clients in other processes said where their noise came from.
+        ``has_oracle`` None: as promised; ``is_declared``: whether clients in other processes said
+        where their noise came from.
         ``is_planned``: what ``odometer`` counts is still to come.
         """
-        rows = list[dict[str, Any]]()
         notes = list[str]()
-
-        def tell(name: str, text: str, epsilon: float, delta: float, remark: str | None) -> None:
-            one = {"name": name, "text": text, "epsilon": epsilon, "delta": delta, "remark": remark}
-            rows.append({key: said for key, said in one.items() if said is not None})
-
+        told = list[tuple[str, str, float, float, str | None]]()
         if (at := self.delta) is not None:
             for one in self.adversaries:
                 remark = self._remark(one, odometer, is_planned=is_planned)
-                tell(one.name, one.text, odometer.epsilon(one, at), at, remark)
+                told.append((one.name, one.text, odometer.epsilon(one, at), at, remark))
         if self.claim is not None:
             claimed = self.claim.after(max(odometer.rounds_counted, 1))
             remark = "Theorem 4.2 as printed: UNSOUND at record level"
-            tell("published", "nobody in particular", *claimed, remark)
+            told.append(("published", "nobody in particular", *claimed, remark))
+        names = ("name", "text", "epsilon", "delta", "remark")
         if self.adversaries:
             is_shown = self.has_oracle if has_oracle is None else has_oracle
             passed = self.passed_target(self.made(odometer))
@@ -242,25 +240,29 @@ class Promise:
                     "simulation oracle): they are no part of the release, and whoever shows them "
                     "voids this guarantee"
                 )
-        origins = frozenset(noise_origins)
-        is_charged = odometer.rounds_counted > 0
         return {
-            "label": self.label(origins, is_charged=is_charged and not is_planned),
+            "label": self.label(odometer, is_planned=is_planned),
             **self.facts,
-            "adversaries": rows,
+            "adversaries": [
+                {name: said for name, said in zip(names, row, strict=True) if said is not None}
+                for row in told
+            ],
             "notes": notes,
-            "noise_origins": sorted(origins),
+            "noise_origins": sorted(odometer.noise_origins),
             "is_declared": is_declared,
         }
 
-    def label(self, origins: Iterable[str], *, is_charged: bool) -> str:
-        """The word before every epsilon of this promise (`manifed.privacy.events`)."""
-        source = self.facts.get("noise_source")
-        is_private = bool(self.adversaries)
-        return label_of(source, origins, is_charged=is_charged, is_private=is_private)
+    def label(self, odometer: Odometer, *, is_planned: bool = False) -> str:
+        """The label before every epsilon of this promise (`manifed.privacy.events`)."""
+        return label_of(
+            self.facts.get("noise_source"),
+            odometer.noise_origins,
+            is_charged=odometer.rounds_counted > 0 and not is_planned,
+            is_private=bool(self.adversaries),
+        )
 
     def planned(self, rounds: int) -> dict[str, Any]:
-        """The statement of so many rounds, if all of them invite everybody."""
+        """Returns the statement of so many rounds, if all of them invite everybody."""
         plan = self.for_draws(rounds)
         return plan.statement(plan.odometer(rounds), is_planned=True)
 
@@ -272,7 +274,7 @@ class Promise:
 def audit_ledger(
     path: Path, delta: float | None, *, key: bytes | None = None, anchors: Iterable[Head] = ()
 ) -> dict[str, Any]:
-    """What a ledger proves on its own, read once in a stream.
+    """Verifies and prices a ledger on its own, read once in a stream.
 
     ``delta`` None: that of the limits that a site's ledger says were last in force.
 

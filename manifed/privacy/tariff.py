@@ -1,4 +1,4 @@
-"""Who releases what in which round, how cohorts are drawn, and what that costs before any is.
+"""Terms and tariffs: what clients release in which round, how cohorts are drawn, the price.
 
 `Terms` say it for rounds that are alike, a `Tariff` for all rounds of a run. `Tariff.ahead` prices
 cohort draws *a priori*: from what is planned and from how many were made, never from who was drawn.
@@ -39,8 +39,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate, islice, pairwise
+from functools import cache, cached_property
+from itertools import accumulate, chain, islice, pairwise
 from typing import Annotated, Final
 
 import numpy as np
@@ -60,27 +60,22 @@ from manifed.privacy.events import (
     unsampled,
 )
 
-Members = NDArray[np.int64]
+_Members = NDArray[np.int64]
 
 
-def members(partitions: Iterable[int], population: int | None = None) -> Members:
-    """The distinct members in order.
+def encode(partitions: Iterable[int], population: int | None = None) -> str:
+    """Writes the distinct members of a cohort as the shorter of two texts.
 
     Raises:
         ValueError: for a negative one, or one outside the population.
     """
-    found = np.unique(np.fromiter(partitions, dtype=np.int64))
-    if found.size and found[0] < 0:
-        raise ValueError(f"Expected clients >= 0 in a cohort, got {found[0]}")
-    if found.size and population is not None and found[-1] >= population:
-        raise ValueError(f"Expected clients < {population}, got {found[-1]}")
-    return found
-
-
-def encode(cohort: Members) -> str:
-    """The shorter text of sorted, distinct members."""
+    cohort = np.unique(np.fromiter(partitions, dtype=np.int64))
     if not cohort.size:
         return ""
+    if cohort[0] < 0:
+        raise ValueError(f"Expected clients >= 0 in a cohort, got {cohort[0]}")
+    if population is not None and cohort[-1] >= population:
+        raise ValueError(f"Expected clients < {population}, got {cohort[-1]}")
     bits = np.zeros(int(cohort[-1]) + 1, dtype=np.uint8)
     bits[cohort] = 1
     packed = np.packbits(bits, bitorder="little").tobytes()
@@ -88,42 +83,41 @@ def encode(cohort: Members) -> str:
     runs = np.split(cohort, np.flatnonzero(np.diff(cohort) != 1) + 1)
     if 2 * len(runs) - 1 > len(bitset):
         return bitset
-    ranges = (f"{run[0]}-{run[-1]}" if run.size > 1 else str(run[0]) for run in runs)
+    ranges = [f"{run[0]}-{run[-1]}" if run.size > 1 else str(run[0]) for run in runs]
     return min(",".join(ranges), bitset, key=len)
 
 
-def decode(text: str, population: int) -> Members:
-    """The members that ``text`` names, all below ``population``.
+def decode(text: str, population: int) -> _Members:
+    """Reads the members that ``text`` names, all below ``population``.
 
     Raises:
         ValueError: for text that `encode` does not write, or a client outside the population.
     """
-    pieces = [np.zeros(0, dtype=np.int64)]
     if text.startswith("b:"):
         try:
             data = base64.b64decode(text[2:], validate=True)
         except binascii.Error:
             raise ValueError(f"Expected a cohort in base64, got {text[:40]!r}") from None
         bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
-        pieces.append(np.flatnonzero(bits).astype(np.int64))
-    elif text and not re.fullmatch(r"\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*", text):
+        found = np.flatnonzero(bits).astype(np.int64)
+        if found.size and found[-1] >= population:
+            raise ValueError(f"Expected clients < {population} in a cohort, got {found[-1]}")
+        return found
+    if text and not re.fullmatch(r"\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*", text):
         raise ValueError(f"Expected a cohort like '0-4,7', got {text[:40]!r}")
-    elif text:
-        before = -1
-        for piece in text.split(","):
-            first, _, last = piece.partition("-")
-            low = int(first)
-            high = int(last or first)
-            if not before < low <= high < population:
-                raise ValueError(
-                    f"Expected a cohort in order and of clients < {population}, got {text[:40]!r}"
-                )
-            pieces.append(np.arange(low, high + 1, dtype=np.int64))
-            before = high
-    found = np.concatenate(pieces)
-    if found.size and found[-1] >= population:
-        raise ValueError(f"Expected clients < {population} in a cohort, got {found[-1]}")
-    return found
+    pieces = [np.zeros(0, dtype=np.int64)]
+    before = -1
+    for piece in text.split(",") if text else ():
+        first, _, last = piece.partition("-")
+        low = int(first)
+        high = int(last or first)
+        if not before < low <= high < population:
+            raise ValueError(
+                f"Expected a cohort in order and of clients < {population}, got {text[:40]!r}"
+            )
+        pieces.append(np.arange(low, high + 1, dtype=np.int64))
+        before = high
+    return np.concatenate(pieces)
 
 
 _MOST_CLIENTS: Final = 10**8
@@ -131,20 +125,20 @@ _MOST_CLIENTS: Final = 10**8
 
 
 class ClientReleases(Frozen):
-    """What each of ``partitions`` releases in one client update."""
+    """The releases that each of ``partitions`` makes in one client update."""
 
     partitions: Annotated[
         tuple[int, ...],
         BeforeValidator(
             lambda named: decode(named, _MOST_CLIENTS).tolist() if isinstance(named, str) else named
         ),
-        PlainSerializer(lambda clients: encode(members(clients)), when_used="json"),
+        PlainSerializer(encode, when_used="json"),
     ]
     releases: Releases
 
 
 class Terms(Frozen):
-    """What clients and server release in a round, and how its cohort is drawn."""
+    """The terms of a round: what clients and server release, and how its cohort is drawn."""
 
     population: int = Field(ge=1, le=_MOST_CLIENTS)
     """Clients are 0 ... population - 1."""
@@ -202,7 +196,7 @@ Made = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Tariff:
-    """The terms of all rounds; one line is of every round, several are of rounds 1, 2, ..."""
+    """The terms of all rounds: one line for every round, or one for each stretch of rounds."""
 
     lines: tuple[Terms, ...]
     """The last one holds on."""
@@ -218,7 +212,7 @@ class Tariff:
                 "Expected rounds one by one where cohorts are drawn, got stretches of them"
             )
 
-    @property
+    @cached_property
     def is_by_round(self) -> bool:
         """Whether it matters which round a draw is of."""
         return len(self.lines) > 1
@@ -234,11 +228,11 @@ class Tariff:
         return tuple(accumulate(self.lengths or [1] * len(self.lines)))
 
     def of(self, server_round: int) -> Terms:
-        """Who releases what in a round."""
+        """Returns the terms of a round."""
         return self.lines[min(bisect_left(self.ends, server_round), len(self.lines) - 1)]
 
     def counted(self, ranges: Iterable[tuple[int, int, int]]) -> Made:
-        """The draws of ranges (first round, last round, attempts) of rounds from 1 on.
+        """Returns the draws of ranges (first round, last round, attempts) of rounds from 1 on.
 
         Where ranges meet the most attempts count; what lies behind the last line counts with it.
         """
@@ -255,7 +249,7 @@ class Tariff:
         return tuple(total)
 
     def once(self, draws: int) -> Made:
-        """So many draws, or the rounds 1 to this one drawn once each."""
+        """Returns so many draws, or the rounds 1 to this one drawn once each."""
         return self.counted([(1, draws, 1)])
 
     def _hides_cohorts(self, adversary: Adversary) -> bool:
@@ -263,12 +257,12 @@ class Tariff:
         return not adversary.sees_cohorts and self.is_drawn
 
     def slots(self, adversary: Adversary, made: Made) -> Made:
-        """How often each line counts when so many draws were made under it."""
+        """Returns how often each line counts when so many draws were made under it."""
         is_reckoned = self.is_by_round and self._hides_cohorts(adversary)
         return tuple(max(n, self.attempts) for n in made) if is_reckoned else made
 
     def planned(self, draws: int) -> "Tariff":
-        """The tariff of a run that may make so many draws; of several lines, of so many rounds."""
+        """Returns the tariff of a run that may make so many draws; of several lines, rounds."""
         bare = [terms.model_copy(update={"planned_draws": 0}) for terms in self.lines]
         count = Counter(bare[:draws])
         is_each = self.is_by_round and self.is_drawn
@@ -280,37 +274,30 @@ class Tariff:
         )
         return replace(self, lines=lines)
 
-    @property
+    @cached_property
     def plan(self) -> tuple[Terms, ...]:
-        """All that an outsider is priced for where lines differ, with ``planned_draws`` each."""
+        """The terms that an outsider is priced for where lines differ, with ``planned_draws``."""
         lines = self.lines if self.is_by_round and self.is_drawn else ()
         return tuple(dict.fromkeys(terms for terms in lines if terms.planned_draws))
 
-    def ahead(self, adversary: Adversary, made: Made, delta: float) -> float:
-        """Epsilon of the worst client after these draws, before any cohort is known.
+    @cached_property
+    def ahead(self) -> Callable[[Adversary, Made, float], float]:
+        """Returns epsilon of the worst client after these draws, before any cohort is known.
 
-        Raises:
-            NoValidBound: as the accountant.
+        It raises `NoValidBound` as the accountant does.
         """
-        key = adversary, made, delta
-        if key not in self._prices:
-            self._prices[key] = self._price(*key)
-        return self._prices[key]
+        return cache(self._price)
 
     def _price(self, adversary: Adversary, made: Made, delta: float) -> float:
         """The largest price of a client's run, by coins to who sees no cohorts."""
-        runs = self._runs
-        coin = 1.0
-        seen_part = 1.0
         rate = self.lines[0].participation_probability
-        if adversary.sees_cohorts and not self.is_by_round:
-            seen_part = rate
+        is_coin = adversary.releases == "updates" and self._hides_cohorts(adversary)
+        coin = rate if is_coin else 1.0
+        runs = self._runs
         if adversary.releases == "aggregate":
             is_seen = adversary.sees_cohorts
             each = [unsampled(t.aggregate) if is_seen else t.aggregate for t in self.lines]
-            runs = frozenset({tuple(each)})
-        elif self._hides_cohorts(adversary):
-            coin = rate
+            runs = {tuple(each)}
         worst = 0.0
         slots = self.slots(adversary, made)
         for run in runs:
@@ -324,7 +311,9 @@ class Tariff:
 
             found = a_priori_epsilon(
                 price,
-                participation_probability=seen_part,
+                participation_probability=1.0
+                if self.is_by_round or not adversary.sees_cohorts
+                else rate,
                 num_rounds=max(counts.values(), default=0),
                 delta=delta,
             )
@@ -332,25 +321,17 @@ class Tariff:
         return worst
 
     @cached_property
-    def _prices(self) -> dict[tuple[Adversary, Made, float], float]:
-        return {}
-
-    @cached_property
-    def _runs(self) -> frozenset[tuple[Releases, ...]]:
+    def _runs(self) -> set[tuple[Releases, ...]]:
         """What a client releases under each line; several where clients differ."""
         said = [{i: one.releases for one in t.updates for i in one.partitions} for t in self.lines]
         everybody = range(self.lines[0].population)
-        return frozenset(tuple(line.get(i, ()) for line in said) for i in everybody)
+        return {tuple(line.get(i, ()) for line in said) for i in everybody}
 
 
 # -- rounds that are reserved together ---------------------------------------------------------
-_SPREAD: Final = 1.01
-"""The largest noise multiplier of a block, over the least."""
-
-
 @dataclass(frozen=True)
 class Block:
-    """The rounds ``first`` to ``last``, which are reserved together, each as the dearest of them.
+    """The rounds ``first`` to ``last``, reserved together, each at the price of the dearest.
 
     What a client releases in them differs in noise multipliers alone, and none is more than 1 %
     above the least of its kind. The block is charged the least ones in every round, so that at most
@@ -363,7 +344,7 @@ class Block:
     """The round in which each event of a client costs most, by the client's number of examples."""
 
     def charged(self, size: int, releases: Callable[[int], Releases]) -> Releases:
-        """What each round is charged, out of what rounds release."""
+        """Returns the charge of each round of the block, out of what rounds release."""
         if self.first == self.last:
             return releases(self.first)
         rounds = self.dearest[size]
@@ -372,46 +353,33 @@ class Block:
 
 
 def blocks(rounds: Iterable[Mapping[int, Releases]], most: int) -> Iterator[Block]:
-    """The rounds 1, 2, ..., cut into blocks of at most ``most``, greedily from the left.
+    """Cuts the rounds 1, 2, ... into blocks of at most ``most``, greedily from the left.
 
     ``rounds`` say what clients release, by their number of examples.
     """
     first = 1
-    rows = list[NDArray[np.float64]]()
-    low = np.zeros(0)
-    high = np.zeros(0)
     kinds = dict[int, Releases]()
-
-    def block() -> Block:
-        dearest = iter((first + np.argmin(rows, axis=0)).tolist())
-        each = {size: tuple(islice(dearest, len(events))) for size, events in kinds.items()}
-        return Block(first, first + len(rows) - 1, each)
-
-    for r, released in enumerate(rounds, 1):
-        found = {  # what must be alike: all but the multiplier, under masks everything
-            size: tuple(
-                e if e.is_masked else e.model_copy(update={"noise_multiplier": 1.0}) for e in events
-            )
+    low = high = np.zeros(0)
+    dearest = np.zeros(0, dtype=np.int64)
+    for r, released in enumerate(chain(rounds, [dict[int, Releases]()]), 1):
+        found = {  # what must be alike: all but the multiplier
+            size: tuple(e.model_copy(update={"noise_multiplier": 1.0}) for e in events)
             for size, events in released.items()
         }
-        all_events = [event for events in released.values() for event in events]
-        z = np.array([1.0 if event.is_masked else event.noise_multiplier for event in all_events])
+        z = np.array([e.noise_multiplier for events in released.values() for e in events])
         if (
-            rows
-            and found == kinds
-            and len(rows) < most
-            and (np.maximum(z, high) <= _SPREAD * np.minimum(z, low)).all()
+            found != kinds
+            or r - first == most
+            or (np.maximum(z, high) > 1.01 * np.minimum(z, low)).any()
         ):
-            rows.append(z)
-            low = np.minimum(z, low)
-            high = np.maximum(z, high)
-            continue
-        if rows:
-            yield block()
-        first = r
-        kinds = found
-        rows = [z]
-        low = z
-        high = z
-    if rows:
-        yield block()
+            if kinds:
+                rest = iter(dearest.tolist())
+                each = {size: tuple(islice(rest, len(events))) for size, events in kinds.items()}
+                yield Block(first, r - 1, each)
+            first = r
+            kinds = found
+            low = high = z
+            dearest = np.full(len(z), r)
+        dearest = np.where(z < low, r, dearest)
+        low = np.minimum(z, low)
+        high = np.maximum(z, high)

@@ -1,1 +1,1 @@
-"""Losses, per-example Riemannian gradients and data (floor 2; no Flower here)."""
+"""Losses, per-example Riemannian gradients and data; nothing here imports Flower."""

@@ -1,4 +1,4 @@
-r"""Nearest-mean classification: a Fréchet mean (or geometric median) for each class, in one model.
+r"""Nearest-mean classification: a Fréchet mean for each class, in one model.
 
 Barachant, Bonnet, Congedo, Jutten: Multiclass Brain-Computer Interface Classification by Riemannian
 Geometry (IEEE TBME 2012), "minimum distance to mean" on covariance matrices. A model is a point
@@ -23,7 +23,7 @@ from manifed.manifolds.base import Manifold
 from manifed.manifolds.product import Power
 from manifed.problems.data import ExampleKind
 from manifed.problems.examples import Examples
-from manifed.problems.frechet import MANIFOLDS, directions
+from manifed.problems.frechet import MANIFOLDS
 from manifed.problems.problem import (
     Optimum,
     OriginStart,
@@ -33,12 +33,11 @@ from manifed.problems.problem import (
     check_classes,
     check_points,
     class_numbers,
-    is_class,
 )
 
 
 class NearestMean(ProblemSource):
-    """Classification of covariance matrices by the nearest Fréchet mean (or geometric median)."""
+    """Classification of covariance matrices by the nearest Fréchet mean."""
 
     kind: Literal["nearest-mean"] = "nearest-mean"
     needs: ClassVar[ExampleKind] = "labelled-spd-matrices"
@@ -47,22 +46,21 @@ class NearestMean(ProblemSource):
     """Which metric measures between covariance matrices."""
     num_classes: int = Field(ge=2, le=1000)
     """Classes of the labels, which are 0, 1, ... ."""
-    center: Literal["mean", "median"] = "mean"
-    """Fréchet mean, or geometric median, of each class."""
 
     def build(self) -> "ClassMeans":
         """The problem on the product of one ``manifold`` a class."""
-        is_median = self.center == "median"
-        return ClassMeans(MANIFOLDS[self.manifold], self.num_classes, is_median=is_median)
+        return ClassMeans(MANIFOLDS[self.manifold], self.num_classes)
 
 
 class ClassMeans(Problem):
-    """Examples ``z`` (..., n, *point) and ``label`` (..., n), a class number from 0 to k - 1."""
+    """The problem of one mean for each class.
 
-    def __init__(self, base: Manifold, num_classes: int, *, is_median: bool = False) -> None:
+    Examples are ``z`` (..., n, *point) with ``label`` (..., n), a class number from 0 to k - 1.
+    """
+
+    def __init__(self, base: Manifold, num_classes: int) -> None:
         self.base = base
         self.num_classes = num_classes
-        self.is_median = is_median
         self.manifold = Power(base)
         self.looks_at_all_rows = base.looks_at_all_pairs
 
@@ -71,21 +69,20 @@ class ClassMeans(Problem):
         return (self.num_classes, *examples["z"].shape[-self.base.ndim :])
 
     def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
-        """Random points of the base, of the first class."""
+        """Makes up random points of the base manifold, all of the first class."""
         made = super().made_up(like, count, generator).tensors
         z = self.base.random(*made["z"].shape, dtype=torch.float64, generator=generator)
         label = torch.zeros_like(made["label"])
         return Examples({"z": z.to(like["z"].dtype), "label": label}, like.feature_ndim)
 
     def check_records(self, examples: Examples) -> None:
-        """Points of the base, and class numbers."""
+        """Refuses what is no point of the base manifold, or no class number."""
         check_classes(examples, self.num_classes)
         check_points(self.base, examples["z"])
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
-        """dist(X_{y_j}, z_j)^2, or the distance for medians, shape ``(..., n)``."""
-        distances = self.base.dist(self._own(x, examples), examples["z"])
-        return distances if self.is_median else distances.square()
+        """dist(X_{y_j}, z_j)^2, shape ``(..., n)``."""
+        return self.base.dist(self._own(x, examples), examples["z"]).square()
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """The gradients, each in the block of its class, shape ``(..., n, k, *point)``."""
@@ -100,14 +97,13 @@ class ClassMeans(Problem):
         are summed with it.
         """
         base = self.base
-        has_class = is_class(examples["label"], self.num_classes)
         own = self._own(x, examples)
         vectors = -2 * base.logmap(own, examples["z"])
-        if self.is_median:
-            vectors = directions(-0.5 * vectors, 0.5 * base.norm(own, vectors), base.ndim)
+        label = class_numbers(examples["label"], self.num_classes)
+        has_class = label == examples["label"]
         if not bool(has_class.all()):
             vectors = torch.where(base.expand_scalar(has_class), vectors, torch.nan)
-        label = class_numbers(examples["label"], self.num_classes).unsqueeze(-1)
+        label = label.unsqueeze(-1)
         blocks = label == torch.arange(self.num_classes, device=label.device)
         return _InBlocks(base, own, vectors, blocks)
 
@@ -128,8 +124,7 @@ class ClassMeans(Problem):
         return torch.stack(means)
 
     def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
-        """Distance to the optimum."""
-        del meta
+        """Returns the distance to the optimum."""
         return {"distance_to_optimum": float(self.manifold.dist(x, optimum.x))}
 
     def _own(self, x: Tensor, examples: Examples) -> Tensor:

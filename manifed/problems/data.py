@@ -1,4 +1,4 @@
-"""A loaded data set, and the base of the frozen models that describe one."""
+"""Data sets: the loaded examples, the base of their config tables, and partitions."""
 
 import hashlib
 import importlib
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,6 +24,8 @@ ExampleKind = Literal[
     "rows", "spd-matrices", "labelled-spd-matrices", "sphere-points", "hyperbolic-pairs",
     "regression", "classification", "columns", "labelled-rows",
 ]  # fmt: skip
+Array = NDArray[np.float64]
+_Indices = NDArray[np.int64]
 NUM_EXAMPLES = "num_examples"
 """In the ``meta`` of data that every site has at home: N_i, a public constant."""
 
@@ -35,7 +38,7 @@ class Frozen(BaseModel):
 
 @dataclass(frozen=True)
 class Dataset:
-    """All examples of a federation before they are partitioned.
+    """A data set: all examples of a federation before they are partitioned.
 
     ``labels`` (n,) serve the label-skewed partitions, ``sources`` (n,) the natural one;
     ``checksum`` is a SHA-256 of the arrays; ``meta`` holds what belongs to no example (a query, a
@@ -44,13 +47,13 @@ class Dataset:
 
     examples: Examples
     checksum: str
-    labels: NDArray[np.int64] | None = None
-    sources: NDArray[np.int64] | None = None
+    labels: _Indices | None = None
+    sources: _Indices | None = None
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class DataSource(Frozen):
-    """What every data set's configuration can do."""
+    """Base of the tables that name a data set in a config."""
 
     if TYPE_CHECKING:
         kind: Any
@@ -59,20 +62,18 @@ class DataSource(Frozen):
     @property
     @abstractmethod
     def provides(self) -> ExampleKind:
-        """The kind of its examples."""
-        raise NotImplementedError
+        """The kind of examples that the data set has."""
 
     @abstractmethod
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """The data set; ``data_dir`` is read by real data only, ``seed`` by random data only.
+        """Loads the data set; ``data_dir`` is for real data, ``seed`` for random data.
 
         Raises:
             DataMissing: A file is not below ``data_dir``.
         """
-        raise NotImplementedError
 
     def mixes_records(self) -> str | None:
-        """Which setting lets one record change another's, of any client; None: no setting does.
+        """Returns the setting that lets one client's record change another's; None if none does.
 
         A clip bounds what a record moves through its own gradient only, so privacy refuses it. A
         record of random data is what the recipe hands out.
@@ -82,7 +83,7 @@ class DataSource(Frozen):
 
 @runtime_checkable
 class SiteData(Protocol):
-    """Data that every site has at home: shapes are in the config, records in its own file."""
+    """Base of data that every site has at home: the config has shapes, each site its file."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -91,15 +92,15 @@ class SiteData(Protocol):
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What belongs to no example, and is in the config."""
+        """The facts of the config that belong to no single example."""
         ...
 
     def blank(self) -> Examples:
-        """One valid made-up example of the declared shape."""
+        """Returns one valid made-up example of the declared shape."""
         ...
 
     def read(self, path: Path) -> Examples:
-        """The examples of one site's file.
+        """Reads the examples of one site's file.
 
         Raises:
             ValueError: with file, line and column, for the owner of the file alone.
@@ -108,25 +109,25 @@ class SiteData(Protocol):
 
 
 def build(
-    arrays: Mapping[str, NDArray[np.float64]],
+    arrays: Mapping[str, Array],
     *,
-    labels: NDArray[np.int64] | None = None,
-    sources: NDArray[np.int64] | None = None,
+    labels: _Indices | None = None,
+    sources: _Indices | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """A data set of float64 tensors (n, *feature), with the checksum of its arrays."""
+    """Makes a data set of float64 tensors (n, *feature), with the checksum of its arrays."""
     tensors = {key: torch.tensor(np.ascontiguousarray(array)) for key, array in arrays.items()}
     for key, array in arrays.items():
         if not np.isfinite(array).all():
             raise ValueError(
                 f"Expected finite numbers in {key!r}, got NaN or infinity; clean the data"
             )
-    digest = checksum(*arrays.values(), *([] if labels is None else [labels]))
-    return Dataset(Examples.of_columns(tensors), digest, labels, sources, meta or {})
+    digest = checksum(*arrays.values(), *(() if labels is None else (labels,)))
+    return Dataset(Examples(tensors), digest, labels, sources, meta or {})
 
 
 def checksum(*arrays: NDArray[Any]) -> str:
-    """SHA-256 over shapes, types and bytes of the arrays, as 64 hexadecimal digits."""
+    """Returns the SHA-256 over shapes, types and bytes of the arrays, in hexadecimal digits."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -134,33 +135,29 @@ def checksum(*arrays: NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-def generator(seed: int, purpose: Literal["data", "partition"]) -> np.random.Generator:
-    """The numpy stream of one purpose; purposes never share draws."""
+def generator(seed: int, purpose: Literal["data", "partition"]) -> Generator:
+    """Returns the numpy generator of one purpose; purposes never share draws."""
     return np.random.default_rng([seed, {"data": 1, "partition": 2}[purpose]])
 
 
 # -- partitions ------------------------------------------------------------------------------------
-_Indices = NDArray[np.int64]
 _MOST_DRAWS = 1000
 
 
 class PartitionRule(Frozen):
-    """What every partition's configuration can do."""
+    """Base of the rules that partition a data set among clients."""
 
     if TYPE_CHECKING:
         kind: Any
         """The name in the config."""
 
     @abstractmethod
-    def split(
-        self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
-    ) -> list[_Indices]:
-        """One index array per client, disjoint."""
-        raise NotImplementedError
+    def split(self, dataset: Dataset, num_partitions: int, rng: Generator) -> list[_Indices]:
+        """Returns one index array for each client, disjoint."""
 
 
 class Equal(PartitionRule):
-    """Shards of equal size, shuffled or as consecutive blocks."""
+    """Partition into shards of equal size, shuffled or as consecutive blocks."""
 
     kind: Literal["equal"] = "equal"
     shard_size: int | None = Field(default=None, ge=1)
@@ -168,9 +165,7 @@ class Equal(PartitionRule):
     is_shuffled: bool = True
     """False: consecutive blocks."""
 
-    def split(
-        self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
-    ) -> list[_Indices]:
+    def split(self, dataset: Dataset, num_partitions: int, rng: Generator) -> list[_Indices]:
         """One index array per client, of one size (to one example)."""
         count = len(dataset.examples)
         used = _used(count, num_partitions, self.shard_size)
@@ -179,7 +174,7 @@ class Equal(PartitionRule):
 
 
 class Sorted(PartitionRule):
-    """Label-skewed: sorted by label, one or several consecutive blocks per client.
+    """Label-skewed partition: examples sorted by label, in consecutive blocks.
 
     One block per client in order is the split of Zhang et al. section 5.1; with several each client
     gets random ones, so a few classes.
@@ -191,27 +186,24 @@ class Sorted(PartitionRule):
     shard_size: int | None = Field(default=None, ge=1)
     """Examples a client; None divides all."""
 
-    def split(
-        self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
-    ) -> list[_Indices]:
+    def split(self, dataset: Dataset, num_partitions: int, rng: Generator) -> list[_Indices]:
         """One index array per client."""
         labels = _required(dataset.labels, self.kind, "labels")
         used = _used(len(labels), num_partitions, self.shard_size)
         order = np.argsort(labels, kind="stable").astype(np.int64)[:used]
         each = self.blocks_per_client
-        if num_partitions * each > used:
-            raise ValueError(
-                f"Expected at most {used} blocks of examples, got {num_partitions * each}"
-            )
-        pieces = np.array_split(order, num_partitions * each)
+        count = num_partitions * each
+        if count > used:
+            raise ValueError(f"Expected at most {used} blocks of examples, got {count}")
+        pieces = np.array_split(order, count)
         if each == 1:
             return pieces
-        deal = rng.permutation(len(pieces)).reshape(num_partitions, each)
+        deal = rng.permutation(count).reshape(num_partitions, each)
         return [np.concatenate([pieces[piece] for piece in hand]) for hand in deal]
 
 
 class Dirichlet(PartitionRule):
-    """Class proportions drawn from Dirichlet(alpha), every client at least one example.
+    """Partition by class proportions from Dirichlet(alpha); every client gets an example.
 
     Hsu, Qi, Brown 2019. Drawn again, a thousand times at most, until nobody is empty.
     """
@@ -220,9 +212,7 @@ class Dirichlet(PartitionRule):
     alpha: float = Field(default=0.5, gt=0)
     """Small: each client has few classes; large: all are alike."""
 
-    def split(
-        self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
-    ) -> list[_Indices]:
+    def split(self, dataset: Dataset, num_partitions: int, rng: Generator) -> list[_Indices]:
         """One index array per client."""
         labels = _required(dataset.labels, self.kind, "labels")
         _used(len(labels), num_partitions, None)
@@ -231,7 +221,7 @@ class Dirichlet(PartitionRule):
             for value in np.unique(labels):
                 members = rng.permutation(np.flatnonzero(labels == value).astype(np.int64))
                 shares = rng.dirichlet(np.full(num_partitions, self.alpha))
-                cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+                cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(int)
                 for part, piece in zip(parts, np.split(members, cuts), strict=True):
                     part.append(piece)
             shards = [np.concatenate(part) for part in parts]
@@ -244,15 +234,12 @@ class Dirichlet(PartitionRule):
 
 
 class Natural(PartitionRule):
-    """Each client the examples that were drawn for it."""
+    """Partition by source: each client gets the examples that were drawn for it."""
 
     kind: Literal["natural"] = "natural"
 
-    def split(
-        self, dataset: Dataset, num_partitions: int, rng: np.random.Generator
-    ) -> list[_Indices]:
+    def split(self, dataset: Dataset, num_partitions: int, rng: Generator) -> list[_Indices]:
         """One index array per client, in the order of the sorted source values."""
-        del rng
         sources = _required(dataset.sources, self.kind, "sources")
         values, inverse = np.unique(sources, return_inverse=True)
         if len(values) != num_partitions:
@@ -294,7 +281,7 @@ FOLDERS = "MANIFED_PLUGIN_FOLDERS"
 
 
 def look_in(places: Iterable[str]) -> None:
-    """Look for what configs name in these folders too, after all that Python finds by itself.
+    """Adds folders in which the names in configs are looked up, after Python's own path.
 
     The processes that this one starts from now on do the same.
     """
@@ -302,12 +289,12 @@ def look_in(places: Iterable[str]) -> None:
 
 
 def looked_in() -> list[str]:
-    """The folders of the newest `look_in`, here or in the process that started this one."""
+    """Returns the folders of the newest `look_in`, here or in the process that started this one."""
     return json.loads(os.environ.get(FOLDERS) or "[]")
 
 
 def named(name: str, what: str) -> Any:
-    """The object that ``package.module:name`` names, its module imported; ``what`` it should be.
+    """Imports and returns the object ``package.module:name``; ``what`` names it in errors.
 
     Raises:
         ValueError: not of that form, or not importable; in one line.
@@ -328,7 +315,7 @@ def named(name: str, what: str) -> Any:
 
 
 def source_sha256(module: str) -> str:
-    """Hash of the modules of a module's package, by name; of its own file where it has none.
+    """Hashes the modules of a module's package, by name; its own file if it has none.
 
     The package is the outermost folder with an ``__init__.py``.
 

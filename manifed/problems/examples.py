@@ -1,4 +1,4 @@
-"""Examples of one client or of a stacked cohort, as named tensors, or drawn when they are read."""
+"""Examples of one client or of a stacked cohort, as named tensors or as a stream."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +18,13 @@ _BLOCK = 256
 class Examples:
     """n examples as named tensors, each of shape ``(..., n, *feature)``.
 
-    ``feature_ndim`` says how many trailing dimensions of each tensor belong to one example. Tensors
-    do not change in place: an oracle remembers what it found out about full batches.
+    ``feature_ndim`` says how many trailing dimensions of each tensor belong to one example; without
+    it tensors have shape (n, *feature). Tensors do not change in place: an oracle remembers what it
+    found out about full batches.
     """
 
     tensors: Mapping[str, Tensor]
-    feature_ndim: Mapping[str, int]
+    feature_ndim: Mapping[str, int] = field(default_factory=dict[str, int])
     counts: Tensor | None = None
     """How many examples of a stacked cohort are each client's own, (C,); others pad. None: all."""
     stream: "Stream | None" = None
@@ -33,6 +34,9 @@ class Examples:
     """n."""
 
     def __post_init__(self) -> None:
+        if not self.feature_ndim:
+            of_columns = {key: tensor.dim() - 1 for key, tensor in self.tensors.items()}
+            object.__setattr__(self, "feature_ndim", of_columns)
         if self.stream is not None:
             object.__setattr__(self, "size", self.stream.size)
             return
@@ -48,7 +52,7 @@ class Examples:
         return self.tensors[key]
 
     def take(self, indices: Tensor) -> "Examples":
-        """The examples at ``indices`` (..., b); leading dimensions match the tensors' own."""
+        """Returns the examples at ``indices`` (..., b), with the tensors' leading dimensions."""
         if self.stream is not None:
             return self.stream.take(indices)
         return Examples(
@@ -56,10 +60,11 @@ class Examples:
             self.feature_ndim,
         )
 
-    @staticmethod
-    def of_columns(tensors: Mapping[str, Tensor]) -> "Examples":
-        """Columns, each of shape (n, *feature)."""
-        return Examples(tensors, {name: tensor.dim() - 1 for name, tensor in tensors.items()})
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of one example's tensors."""
+        ndim = self.feature_ndim
+        return {key: tuple(t.shape[t.dim() - ndim[key] :]) for key, t in self.tensors.items()}
 
     def beside(self, name: str, column: Tensor) -> "Examples":
         """Returns examples with one more number each, ``column`` (..., n)."""
@@ -68,21 +73,25 @@ class Examples:
 
     def to(self, where: str | torch.device | torch.dtype) -> "Examples":
         """Moves the examples to a device, or turns their real numbers into another type."""
-        moved = {key: _moved(tensor, where) for key, tensor in self.tensors.items()}
-        counts = None if self.counts is None else _moved(self.counts, where)
-        stream = None if self.stream is None else self.stream.to(where)
+        is_type = isinstance(where, torch.dtype)
+        moved = {
+            key: t if is_type and not t.is_floating_point() else t.to(where)
+            for key, t in self.tensors.items()
+        }
+        counts = self.counts if self.counts is None or is_type else self.counts.to(where)
+        stream = self.stream and self.stream.to(where)
         return Examples(moved, self.feature_ndim, counts, stream)
 
     @property
     def judged(self) -> "Examples":
-        """What a simulation judges models by: all, or a sample of a stream that it never uses."""
+        """Returns the examples by which a simulation judges models: all of them."""
         return self if self.stream is None else self.stream.judged()
 
     def of_clients(self, rows: slice | Tensor) -> "Examples":
         """The examples of some clients of a stacked cohort."""
         picked = {key: tensor[rows] for key, tensor in self.tensors.items()}
         counts = None if self.counts is None else self.counts[rows]
-        stream = None if self.stream is None else self.stream.of_clients(rows)
+        stream = self.stream and self.stream.of_clients(rows)
         return Examples(picked, self.feature_ndim, counts, stream)
 
     def of_client(self, i: int) -> "Examples":
@@ -103,12 +112,12 @@ class Examples:
         padded = {key: torch.stack([one[key] for one in each]) for key in longest.tensors}
         counts = torch.tensor([len(shard) for shard in shards])
         streams = [shard.stream for shard in shards if shard.stream is not None]
-        stream = None if longest.stream is None else longest.stream.stacked_with(streams)
+        stream = longest.stream and longest.stream.stacked_with(streams)
         return Examples(padded, longest.feature_ndim, counts, stream)
 
     @staticmethod
     def concatenate(shards: "Sequence[Examples]") -> "Examples":
-        """All examples of the shards in one, in order."""
+        """Joins the examples of all shards, in order."""
         first = shards[0]
         return Examples(
             {
@@ -117,11 +126,6 @@ class Examples:
             },
             first.feature_ndim,
         )
-
-
-def _moved(tensor: Tensor, where: str | torch.device | torch.dtype) -> Tensor:
-    is_whole = isinstance(where, torch.dtype) and not tensor.is_floating_point()
-    return tensor if is_whole else tensor.to(where)
 
 
 def _gather(tensor: Tensor, indices: Tensor, feature_ndim: int) -> Tensor:
@@ -145,7 +149,7 @@ def _padded(shard: Examples, longest: Examples) -> Examples:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Records of a client, or of a stacked cohort, that are computed when they are read.
+    """A client's or cohort's records that are computed when they are read.
 
     Record j of client i is a pure function of (seed, i, j). It is drawn with the block of `_BLOCK`
     records that it lies in, and one block a client is remembered, so a run of any length holds as
@@ -163,7 +167,7 @@ class Stream:
     """By client, the block that was read last and its number."""
 
     def take(self, positions: Tensor) -> Examples:
-        """The examples at ``positions`` >= 0, (b,) of a client or (C, b) of a cohort."""
+        """Returns the examples at ``positions`` >= 0, (b,) of a client or (C, b) of a cohort."""
         at = positions.numpy(force=True)
         if not self.is_stacked:
             return self._rows(self.clients[0], at)
@@ -171,11 +175,11 @@ class Stream:
         return replace(Examples.stack(rows), counts=None)
 
     def judged(self) -> Examples:
-        """A few of the first client that no position reaches: what a simulation judges by."""
+        """Returns a few of the first client's examples that no position reaches, to judge by."""
         return self.draw(np.random.default_rng([self.seed, 4, self.clients[0]]), _BLOCK)
 
     def to(self, where: str | torch.device | torch.dtype) -> "Stream":
-        """As `Examples.to`."""
+        """Moves the stream as `Examples.to` does."""
         draw = self.draw
         return replace(self, draw=lambda rng, count: draw(rng, count).to(where), _newest={})
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from manifed.durable import check_regular
+from manifed.errors import Missing
 from manifed.problems.data import DataSource, named
 
 Array = NDArray[np.float64]
@@ -31,7 +32,7 @@ _MOST_BYTES = 1 << 33
 
 
 class BadFile(ValueError):
-    """A file that cannot be used: which file, line and column, what is wrong and what to do.
+    """Error: a file cannot be used; which file, line and column, what is wrong, what to do.
 
     It names columns of the config and no value of the file.
     """
@@ -39,13 +40,12 @@ class BadFile(ValueError):
     def __init__(
         self, path: Path, what: str, *, place: str | None = None, column: str | None = None
     ) -> None:
-        where = [place] if place else []
-        where += [f"column {column!r}"] if column else []
-        super().__init__(f"{', '.join([str(path), *where])}: {what}")
+        where = filter(None, (str(path), place, column and f"column {column!r}"))
+        super().__init__(f"{', '.join(where)}: {what}")
 
 
 class Raw(NamedTuple):
-    """One file as read: n examples, nothing checked but that they are numbers of this shape."""
+    """The contents of one file: n examples, checked only to be numbers of one shape."""
 
     path: Path
     values: Array
@@ -56,7 +56,7 @@ class Raw(NamedTuple):
 
 
 class Layout(DataSource):
-    """What is looked for in a file, without the rules for values."""
+    """The columns, arrays and shapes that are looked for in a file, without rules for values."""
 
     columns: tuple[str, ...] = ()
     """The columns of a csv or parquet table that are the entries of an example, in this order."""
@@ -99,7 +99,7 @@ class Layout(DataSource):
             BadFile: for whatever else the file holds.
         """
         if self.source is not None:
-            return self._of_arrays(path, _of_function(path, self.source, self))
+            return self._of_arrays(path, self._of_function(path))
         kind = self.format or path.suffix.lower().removeprefix(".")
         if kind not in get_args(_Format):
             known = [f".{one}" for one in get_args(_Format)]
@@ -110,7 +110,7 @@ class Layout(DataSource):
             check_regular(path)
             if kind not in ("csv", "parquet"):
                 return self._of_arrays(path, _arrays(path, kind, (self.array, *self.beside)))
-            found, place = (_csv if kind == "csv" else _parquet)(path, self)
+            found, place = (self._csv if kind == "csv" else self._parquet)(path)
             x = np.stack([found[name] for name in self.columns], axis=-1)
             return self._checked(path, x.reshape(-1, *self.one_shape), found, place)
         except BadFile:
@@ -145,92 +145,131 @@ class Layout(DataSource):
             raise BadFile(path, "expected at least one example, got none")
         return Raw(path, np.array(x, dtype=np.float64), found, place)
 
+    # -- tables -----------------------------------------------------------------------------------
+    def _places(self, path: Path, found: list[str]) -> dict[str, int]:
+        """Where each column stands that is wanted, once each; the file's own are not quoted."""
+        if not found:
+            raise BadFile(
+                path, "expected a line of column names and rows below it, got an empty file"
+            )
+        names = [name.strip() for name in found]
+        wanted = (*self.columns, *self.beside)
+        for name in wanted:
+            if (count := names.count(name)) != 1:
+                hint = "; is data.delimiter right?" if len(names) == 1 else ""
+                raise BadFile(
+                    path,
+                    f"expected one column of this name, got {count} among {len(names)}; the first "
+                    f"line names the columns{hint}",
+                    column=name,
+                )
+        return {name: names.index(name) for name in wanted}
 
-# -- tables ---------------------------------------------------------------------------------------
-def _places(path: Path, layout: Layout, found: list[str]) -> dict[str, int]:
-    """Where each column stands that is wanted, once each; the file's own are not quoted."""
-    if not found:
-        raise BadFile(path, "expected a line of column names and rows below it, got an empty file")
-    names = [name.strip() for name in found]
-    wanted = (*layout.columns, *layout.beside)
-    for name in wanted:
-        if (count := names.count(name)) != 1:
-            hint = "; is data.delimiter right?" if len(names) == 1 else ""
+    def _csv(self, path: Path) -> tuple[_Found, _Place]:
+        """The columns of a csv file that are wanted."""
+        values = array("d")
+        lines = array("q")
+        texts = list[str]()
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            reader = csv.reader(file, delimiter=self.delimiter, strict=True)
+            try:
+                header = next(reader, [])
+                places = self._places(path, header)
+                numbers = [name for name in places if not self.is_text(name)]
+                for row in filter(None, reader):
+                    line = f"line {reader.line_num}"
+                    "".join(row).encode()
+                    if len(row) != len(header):
+                        raise BadFile(
+                            path,
+                            f"expected {len(header)} cells as in the header, got {len(row)}; quote "
+                            "cells that hold the separator",
+                            place=line,
+                        )
+                    cells = {name: row[at].strip() for name, at in places.items()}
+                    for name in numbers:
+                        cell = cells.pop(name) or "nan"
+                        try:  # "_" between digits and digits beyond ASCII are no number in csv
+                            values.append(
+                                float(cell if cell.isascii() and "_" not in cell else "text")
+                            )
+                        except ValueError:
+                            what = "expected a number with a decimal point, got text"
+                            raise BadFile(path, what, place=line, column=name) from None
+                    texts += cells.values()
+                    lines.append(reader.line_num)
+            except (csv.Error, UnicodeEncodeError) as error:
+                what = "expected UTF-8; save it as UTF-8"
+                if isinstance(error, csv.Error):
+                    what = f"expected csv, got {' '.join(str(error).split())}"
+                raise BadFile(path, what, place=f"line {reader.line_num}") from None
+        columns = np.array(values).reshape(-1, len(numbers)).T
+        found = dict.fromkeys(places, np.array(texts)) | dict(zip(numbers, columns, strict=True))
+        return found, lambda i: f"line {lines[i]}"
+
+    def _parquet(self, path: Path) -> tuple[_Found, _Place]:
+        """The columns of a parquet file that are wanted."""
+        try:
+            parquet: Any = importlib.import_module("pyarrow.parquet")
+        except ImportError:
+            raise BadFile(path, str(Missing("pyarrow"))) from None
+        with parquet.ParquetFile(path) as file:
+            wanted = self._places(path, file.schema_arrow.names)
+            if file.metadata.num_rows * 8 * len(wanted) > _MOST_BYTES:
+                raise BadFile(path, f"expected at most {_MOST_BYTES} bytes of numbers, got more")
+            table = file.read(columns=list(wanted))
+        found: dict[str, NDArray[Any]] = {}
+        for name in wanted:
+            column = table.column(name)
+            if self.is_text(name):
+                labels = ["" if label is None else str(label) for label in column.to_pylist()]
+                found[name] = np.strings.strip(np.array(labels, dtype=str))
+                continue
+            found[name] = column.to_numpy()
+            if found[name].dtype.kind not in "iuf":
+                raise BadFile(path, f"expected integers or floats, got {column.type}", column=name)
+        return found, lambda i: f"row {i + 1}"
+
+    # -- a function of one's own ------------------------------------------------------------------
+    def read_by(self) -> Callable[[Path], Any]:
+        """The function that ``source`` names, ``package.module:function``.
+
+        Raises:
+            ValueError: as `sources.named`, or it is no function.
+        """
+        found = named(str(self.source), "function")
+        if not callable(found) or isinstance(found, type):
+            raise ValueError(
+                f"expected a function, got {self.source!r}, which is {type(found).__name__}"
+            )
+        return found
+
+    def _of_function(self, path: Path) -> _Found:
+        """The named arrays that ``source`` makes of a file.
+
+        It returns a tensor, a mapping of tensors by name, or a ``torch.utils.data.Dataset`` of
+        examples, of (example, label) pairs or of such mappings. What has no name is ``array``, and
+        the second of a pair ``label``.
+
+        Raises:
+            BadFile: what it returns is none of these, or it raised; what it said is not quoted,
+                because it may hold data.
+        """
+        try:
+            found = self.read_by()(path)
+            if not isinstance(found, Mapping) and not hasattr(found, "shape"):
+                found = default_collate([found[i] for i in range(len(found))])
+            if isinstance(found, list | tuple):
+                found = dict(zip((self.array, self.label or "label"), found, strict=False))
+            by_name = found if isinstance(found, Mapping) else {self.array: found}
+            return {str(key): np.asarray(value) for key, value in by_name.items()}
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
             raise BadFile(
                 path,
-                f"expected one column of this name, got {count} among {len(names)}; the first "
-                f"line names the columns{hint}",
-                column=name,
-            )
-    return {name: names.index(name) for name in wanted}
-
-
-def _csv(path: Path, layout: Layout) -> tuple[_Found, _Place]:
-    """The columns of a csv file that are wanted."""
-    values = array("d")
-    lines = array("q")
-    texts = list[str]()
-    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        reader = csv.reader(file, delimiter=layout.delimiter, strict=True)
-        try:
-            header = next(reader, [])
-            places = _places(path, layout, header)
-            numbers = [name for name in places if not layout.is_text(name)]
-            for row in filter(None, reader):
-                line = f"line {reader.line_num}"
-                "".join(row).encode()
-                if len(row) != len(header):
-                    raise BadFile(
-                        path,
-                        f"expected {len(header)} cells as in the header, got {len(row)}; quote "
-                        "cells that hold the separator",
-                        place=line,
-                    )
-                cells = {name: row[at].strip() for name, at in places.items()}
-                for name in numbers:
-                    cell = cells.pop(name) or "nan"
-                    try:  # "_" between digits and digits beyond ASCII are no number in csv
-                        values.append(float(cell if cell.isascii() and "_" not in cell else "text"))
-                    except ValueError:
-                        what = "expected a number with a decimal point, got text"
-                        raise BadFile(path, what, place=line, column=name) from None
-                texts += cells.values()
-                lines.append(reader.line_num)
-        except (csv.Error, UnicodeEncodeError) as error:
-            what = "expected UTF-8; save it as UTF-8"
-            if isinstance(error, csv.Error):
-                what = f"expected csv, got {' '.join(str(error).split())}"
-            raise BadFile(path, what, place=f"line {reader.line_num}") from None
-    columns = np.array(values).reshape(-1, len(numbers)).T
-    found = dict.fromkeys(places, np.array(texts)) | dict(zip(numbers, columns, strict=True))
-    return found, lambda i: f"line {lines[i]}"
-
-
-def _parquet(path: Path, layout: Layout) -> tuple[_Found, _Place]:
-    """The columns of a parquet file that are wanted."""
-    try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise BadFile(
-            path,
-            "parquet needs pyarrow, which is not installed; pip install 'manifed[parquet]'",
-        ) from None
-    with parquet.ParquetFile(path) as file:
-        wanted = _places(path, layout, file.schema_arrow.names)
-        if file.metadata.num_rows * 8 * len(wanted) > _MOST_BYTES:
-            raise BadFile(path, f"expected at most {_MOST_BYTES} bytes of numbers, got more")
-        table = file.read(columns=list(wanted))
-    found: dict[str, NDArray[Any]] = {}
-    for name in wanted:
-        column = table.column(name)
-        if layout.is_text(name):
-            labels = ["" if label is None else str(label) for label in column.to_pylist()]
-            found[name] = np.strings.strip(np.array(labels, dtype=str))
-            continue
-        found[name] = column.to_numpy()
-        if found[name].dtype.kind not in "iuf":
-            raise BadFile(path, f"expected integers or floats, got {column.type}", column=name)
-    return found, lambda i: f"row {i + 1}"
+                f"data.source {self.source!r} raised {type(error).__name__} "
+                f"({Path(at.filename).name}:{at.lineno})",
+            ) from None
 
 
 # -- arrays ---------------------------------------------------------------------------------------
@@ -250,44 +289,3 @@ def _arrays(path: Path, kind: str, names: tuple[str, ...]) -> _Found:
         if file.read(1):
             raise ValueError("more bytes than the header says")
         return {names[0]: found}
-
-
-# -- a function of one's own ----------------------------------------------------------------------
-def function(name: str) -> Callable[[Path], Any]:
-    """The function that ``package.module:function`` names.
-
-    Raises:
-        ValueError: as `sources.named`, or it is no function.
-    """
-    found = named(name, "function")
-    if not callable(found) or isinstance(found, type):
-        raise ValueError(f"expected a function, got {name!r}, which is {type(found).__name__}")
-    return found
-
-
-def _of_function(path: Path, name: str, layout: Layout) -> _Found:
-    """The named arrays that the function ``name`` makes of a file.
-
-    It returns a tensor, a mapping of tensors by name, or a ``torch.utils.data.Dataset`` of
-    examples, of (example, label) pairs or of such mappings. What has no name is the array of the
-    layout, and the second of a pair its label.
-
-    Raises:
-        BadFile: what it returns is none of these, or it raised; what it said is not quoted, because
-            it may hold data.
-    """
-    try:
-        found = function(name)(path)
-        if not isinstance(found, Mapping) and not hasattr(found, "shape"):
-            found = default_collate([found[i] for i in range(len(found))])
-        if isinstance(found, list | tuple):
-            found = dict(zip((layout.array, layout.label or "label"), found, strict=False))
-        by_name = found if isinstance(found, Mapping) else {layout.array: found}
-        return {str(key): np.asarray(value) for key, value in by_name.items()}
-    except Exception as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        raise BadFile(
-            path,
-            f"data.source {name!r} raised {type(error).__name__} "
-            f"({Path(at.filename).name}:{at.lineno})",
-        ) from None

@@ -1,4 +1,4 @@
-r"""Fréchet mean, geometric median and hyperbolic prediction: distances to points of a manifold.
+r"""Problems of distances to points: Fréchet mean, geometric median, hyperbolic prediction.
 
 f_j(x) = dist(x, z_j)^2 of the mean, and dist(x, z_j) of the median, on any manifold.
 
@@ -27,11 +27,10 @@ privacy), not the features.
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, GetPydanticSchema
-from pydantic_core import core_schema
+from pydantic import Field, PlainSerializer, WrapValidator
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
@@ -63,27 +62,21 @@ _LOG_SUMS = LogSums()
 
 
 def name_of(manifold: Manifold) -> str:
-    """What a config calls a manifold; of another one its own name."""
+    """Returns the name of a manifold in a config, or its own name if configs have none."""
     return next(
         (name for name, one in MANIFOLDS.items() if type(one) is type(manifold)), manifold.name
     )
 
 
-def _by_name(source: Any, handler: Any) -> core_schema.CoreSchema:
-    """The schema of a manifold that a config names, or that is handed over as an object."""
-
-    def read(value: Any, known: Any) -> Manifold:
-        return value if isinstance(value, Manifold) else MANIFOLDS[known(value)]
-
-    del source
-    return core_schema.no_info_wrap_validator_function(
-        read,
-        handler(_Name),
-        serialization=core_schema.plain_serializer_function_ser_schema(name_of),
-    )
+def _read(value: Any, known: Any) -> Manifold:
+    """A manifold that a config names, or that is handed over as an object."""
+    return value if isinstance(value, Manifold) else MANIFOLDS[known(value)]
 
 
-_OfManifold = Annotated[Manifold, GetPydanticSchema(_by_name)]
+if TYPE_CHECKING:
+    _OfManifold = Manifold
+else:
+    _OfManifold = Annotated[_Name, WrapValidator(_read), PlainSerializer(name_of)]
 
 
 class _NearPoints(FrozenProblem):
@@ -116,7 +109,6 @@ class _NearPoints(FrozenProblem):
 
     def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
         """Distance to the optimum."""
-        del meta
         return {"distance_to_optimum": float(self.manifold.dist(x, optimum.x))}
 
     def _distances(self, x: Tensor, examples: Examples) -> Tensor:
@@ -127,16 +119,15 @@ class _NearPoints(FrozenProblem):
 
 
 class OnPoints(_NearPoints):
-    """A problem whose examples are points ``z`` (..., n, *point) of a manifold."""
+    """Base of problems whose examples are points ``z`` (..., n, *point) of a manifold."""
 
-    manifold: _OfManifold = Field(default_factory=lambda: MANIFOLDS["spd"])
+    manifold: _OfManifold = Field(default_factory=SPD)
     """Where the points lie, and which metric measures between them."""
 
     reference_tolerance = 1e-12
 
     def model_post_init(self, context: Any) -> None:
         """Refuse a manifold without logarithms."""
-        del context
         if not self.manifold.has_logmap:
             raise ValueError(f"A Fréchet mean needs a logarithm, and {self.manifold.name} has none")
 
@@ -150,7 +141,6 @@ class OnPoints(_NearPoints):
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
         """The points alone, as ``z``."""
-        del meta
         if self.needs != "hyperbolic-pairs":
             return shard
         z = shard["target"]
@@ -167,7 +157,7 @@ class OnPoints(_NearPoints):
 
 
 class FrechetMean(OnPoints):
-    """The Fréchet mean (PriRFed section 6.2)."""
+    """The problem of the Fréchet mean (PriRFed section 6.2)."""
 
     kind: Literal["frechet-mean"] = "frechet-mean"
 
@@ -186,7 +176,7 @@ class FrechetMean(OnPoints):
 
 
 class GeometricMedian(OnPoints):
-    """The geometric median, whose gradients have norm 1 whatever the data are."""
+    """The problem of the geometric median, whose gradients have norm 1 for any data."""
 
     kind: Literal["geometric-median"] = "geometric-median"
 
@@ -198,22 +188,15 @@ class GeometricMedian(OnPoints):
         """-log_x z_j / dist(x, z_j), shape ``(..., n, *point)``."""
         logs = self._logs(x, examples)
         manifold = self.manifold
-        return directions(logs, manifold.norm(x.unsqueeze(-1 - manifold.ndim), logs), manifold.ndim)
-
-
-def directions(logs: Tensor, norms: Tensor, ndim: int) -> Tensor:
-    """-log_x z_j / dist(x, z_j) of logarithms (..., *point) and their norms (...).
-
-    A record nearer than 1e-9 counts as being at x: its direction is rounding.
-    """
-    far = norms > 1e-9
-    inverse = torch.where(far, 1.0 / torch.where(far, norms, 1.0), 0.0)
-    return -inverse.reshape(*inverse.shape, *[1] * ndim) * logs
+        norms = manifold.norm(x.unsqueeze(-1 - manifold.ndim), logs)
+        is_far = norms > 1e-9  # a nearer record counts as being at x: its direction is rounding
+        inverse = torch.where(is_far, 1.0 / torch.where(is_far, norms, 1.0), 0.0)
+        return -manifold.expand_scalar(inverse) * logs
 
 
 # -- prediction on hyperbolic space ----------------------------------------------------------------
 class HyperbolicPrediction(_NearPoints):
-    """Structured prediction on the hyperbolic plane (PriRFed section 6.3).
+    """The problem of structured prediction on the hyperbolic plane (PriRFed section 6.3).
 
     f_j(x) = alpha_j dist(x, y_j)^2; examples ``target`` (..., n, d + 1), ``weight`` (..., n).
     """

@@ -1,4 +1,4 @@
-"""Losses of a linear score on R^d, f_j(x) = l_j(a_j^T x) + ridge/2 |x|^2: least squares, logistic.
+"""Problems with a linear score on R^d: least squares and logistic regression.
 
 A gradient is a multiple of its row, slope_j a_j + ridge x, so a clipped sum needs no gradient of
 its own: two passes over the rows. Both are tasks of DECOR (Allouah, Koloskova, El Firdoussi, Jaggi,
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, linalg
 from torch.nn.functional import softplus
 
 from manifed.manifolds.base import Manifold
@@ -45,7 +45,10 @@ from manifed.problems.statistics import GramMatrices, LabelledGrams
 
 
 class LinearModel(FrozenProblem):
-    """Examples with rows a_j ``feature`` (..., n, d); what l_j reads is up to the loss."""
+    """Base of problems f_j(x) = l_j(a_j^T x) + ridge/2 |x|^2 with rows a_j ``feature``.
+
+    Rows have shape (..., n, d); what else l_j reads is up to the loss.
+    """
 
     points_per_example = 0.0
     manifold: ClassVar[Manifold] = Euclidean()
@@ -58,7 +61,6 @@ class LinearModel(FrozenProblem):
     @abstractmethod
     def slopes(self, x: Tensor, examples: Examples) -> Tensor:
         """l_j'(a_j^T x), shape ``(..., n)``."""
-        raise NotImplementedError
 
     def curvatures(self, examples: Examples) -> Tensor:
         """Bounds of the Lipschitz constant of each gradient in L2, shape ``(..., n)``."""
@@ -112,7 +114,7 @@ class _Slopes:
 
 
 class LeastSquares(LinearModel):
-    """Least squares on R^d.
+    """The problem of least squares on R^d.
 
     f_j(x) = 1/2 (a_j^T x - b_j)^2 + ridge/2 |x|^2 of examples ``feature`` (..., n, d) and
     ``target`` (..., n). DECOR's synthetic task is its instance with A_i = (i / sqrt n) I and a sum
@@ -129,7 +131,7 @@ class LeastSquares(LinearModel):
     """"mean": the loss is a mean over a client's rows; "sum": their sum."""
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
-        """Rows and targets, scaled."""
+        """Returns rows and targets, scaled."""
         if self.scaling == "sum":
             shard = sum_scaling(shard, meta.get(NUM_EXAMPLES), "feature", "target")
         return shard
@@ -159,12 +161,12 @@ class LeastSquares(LinearModel):
             penalty = math.sqrt(self.ridge) * torch.eye(d, dtype=design.dtype)
             design = torch.cat([design, penalty])
             target = torch.cat([target, target.new_zeros(d)])
-        x = torch.linalg.lstsq(design, target.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
+        x = linalg.lstsq(design, target.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
         return self.optimum_at(x, shards, weights)
 
 
 class Logistic(LinearModel):
-    """Logistic regression on R^d.
+    """The problem of logistic regression on R^d.
 
     f_j(x) = log(1 + exp(-b_j a_j^T x)) + penalty/2 |x|^2 of examples ``feature`` (..., n, d) and
     ``label`` (..., n) in {-1, 1}. DECOR's printed loss log(1 + b exp(-x^T a)) vanishes for b = 0;
@@ -181,7 +183,7 @@ class Logistic(LinearModel):
 
     @property
     def ridge(self) -> float:
-        """``penalty``."""
+        """The ridge, which is the key ``penalty``."""
         return self.penalty
 
     @property
@@ -190,7 +192,7 @@ class Logistic(LinearModel):
         return LabelledGrams()
 
     def check_records(self, examples: Examples) -> None:
-        """Labels -1 and 1."""
+        """Refuses labels that are not -1 or 1."""
         super().check_records(examples)
         require(examples["label"], examples["label"].abs() == 1, "a label -1 or 1")
 
@@ -220,7 +222,7 @@ class Logistic(LinearModel):
             g = self.gradients(x, examples).sum(each)
             if float(g.norm()) <= 1e-9:
                 break
-            direction = torch.linalg.pinv(self._hessian(x, examples, each), hermitian=True) @ g
+            direction = linalg.pinv(self._hessian(x, examples, each), hermitian=True) @ g
             step = 1.0
             lower = value
             while step > 1e-8:

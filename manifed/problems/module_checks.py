@@ -1,4 +1,4 @@
-"""What of a torch module cannot be private, and where its parameters live.
+"""Checks of a torch module: what cannot be private, and on which manifolds parameters lie.
 
 A clip bounds what an example moves through its own loss. So an example may reach nothing else: no
 statistic of a batch, no buffer, no other example's output. Layers that Opacus' validator refuses
@@ -10,7 +10,6 @@ its shape. Frozen parameters (``requires_grad = False``) and buffers are constan
 is one factor, under its first name. Leading dimensions of a manifold parameter are so many points.
 """
 
-from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -38,7 +37,7 @@ _EXAMPLES = 4
 
 
 class NotPrivate(ValueError):
-    """A module that lets examples meet; one line with the layer and what to use instead."""
+    """Error: a module lets examples meet; one line with the layer and what to use instead."""
 
     exit_code = 2
 
@@ -67,28 +66,9 @@ _ADVICE: tuple[tuple[type[nn.Module], str], ...] = (
 )
 
 
-def _check_layers(model: nn.Module) -> None:
-    """Refuse layers by what they are.
-
-    Raises:
-        NotPrivate: naming the layer and what takes its place.
-    """
-    for name, layer in model.named_modules():
-        if isinstance(layer, _InstanceNorm) and not layer.track_running_stats:
-            continue
-        if isinstance(layer, _DropoutNd) and not (layer.training and layer.p):
-            continue
-        for kind, advice in _ADVICE:
-            if isinstance(layer, kind):
-                where = f"{name!r} " if name else ""
-                raise NotPrivate(f"model: layer {where}({type(layer).__name__}) {advice}")
-
-
 # -- rows of a table that are another example's --------------------------------------------------
 _UNBOUND = (torch.embedding, torch.index_fill, Tensor.index_fill, Tensor.index_fill_)
 """Their rules of vmap check no index against an example's own rows."""
-_UNCHECKED = {"embedding", "index_fill", "embedding_backward", "embedding_dense_backward"}
-"""The operators that such calls end in."""
 
 
 def _met_by(operator: object) -> NotPrivate:
@@ -99,7 +79,7 @@ def _met_by(operator: object) -> NotPrivate:
 
 
 class OwnRows(TorchFunctionMode):
-    """Rows that an index names beyond a table are NaN; vmap would read those of a neighbour.
+    """Torch mode that makes rows beyond a table NaN, where vmap would read a neighbour's.
 
     Operators of ``torch.ops`` are refused: their rules of vmap check no more, and there are many.
 
@@ -157,16 +137,16 @@ class _Unchecked(TorchDispatchMode):
         self._own_rows = own_rows
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
         name = func.overloadpacket.__name__
-        if name.rstrip("_") in _UNCHECKED and not (name == "embedding" and self._own_rows.is_asked):
+        unchecked = {"embedding", "index_fill", "embedding_backward", "embedding_dense_backward"}
+        if name.rstrip("_") in unchecked and not (name == "embedding" and self._own_rows.is_asked):
             self._own_rows.refused = name
         return func(*args, **(kwargs or {}))
 
 
 # -- what a forward pass shows -------------------------------------------------------------------
 def check_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Refuse what a forward pass shows: a buffer that moves, an example that moves another.
+    """Refuses a forward pass that changes a buffer or lets one example move another.
 
     Args:
         model: is not changed.
@@ -207,9 +187,9 @@ def check_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) 
             ) from None
     if own_rows.refused is not None:
         raise _met_by(own_rows.refused)
-    buffers = dict(copy.named_buffers())
-    for name, buffer in model.named_buffers():
-        if not torch.equal(buffer, buffers[name]):
+    kept = dict(model.named_buffers())
+    for name, after in copy.named_buffers():
+        if name not in kept or not torch.equal(kept[name], after):
             raise NotPrivate(
                 f"model: buffer {name!r} changes in forward, so it would remember examples "
                 "without a clip; keep buffers constant"
@@ -227,13 +207,6 @@ def _rows(output: object) -> Tensor:
 
 
 # -- where its parameters live --------------------------------------------------------------------
-_KNOWN = (
-    "Euclidean, Stiefel (canonical or Euclidean metric), Sphere, Lorentz(k=1), PoincareBall(c=1), "
-    "SymmetricPositiveDefinite (AIM or LEM), Scaled of these with a fixed scale, and every "
-    "manifold of manifed"
-)
-
-
 def _manifold_of(parameter: Tensor, name: str) -> Manifold:
     """The manifold of this library that a parameter lives on, of as many dimensions as it has.
 
@@ -244,7 +217,6 @@ def _manifold_of(parameter: Tensor, name: str) -> Manifold:
         return Euclidean(max(parameter.dim(), 1))
     theirs = parameter.manifold
     scale = 1.0
-    base = None
     while isinstance(theirs, geoopt.Scaled) and not [*theirs.parameters(recurse=False)]:
         theirs, scale = theirs.base, scale * float(theirs.scale)
     try:
@@ -254,8 +226,13 @@ def _manifold_of(parameter: Tensor, name: str) -> Manifold:
     except ValueError as error:
         raise ValueError(f"model: parameter {name!r}: {error}") from None
     if base is None:
+        known = (
+            "Euclidean, Stiefel (canonical or Euclidean metric), Sphere, Lorentz(k=1), "
+            "PoincareBall(c=1), SymmetricPositiveDefinite (AIM or LEM), Scaled of these with a "
+            "fixed scale, and every manifold of manifed"
+        )
         raise ValueError(
-            f"model: parameter {name!r} lives on {parameter.manifold}, expected one of {_KNOWN}"
+            f"model: parameter {name!r} lives on {parameter.manifold}, expected one of {known}"
         )
     while base.ndim < parameter.dim():
         base = Power(base)
@@ -264,9 +241,17 @@ def _manifold_of(parameter: Tensor, name: str) -> Manifold:
 
 def _counterpart(theirs: geoopt.Manifold, ndim: int) -> Manifold | None:
     """Ours for geoopt's, as which it would be measured; None: there is none."""
-    if isinstance(theirs, Manifold):
-        return theirs
+    same: dict[type, Manifold] = {
+        geoopt.Euclidean: Euclidean(max(ndim, 1)),
+        geoopt.EuclideanStiefel: Stiefel("euclidean"),
+        geoopt.EuclideanStiefelExact: Stiefel("euclidean"),
+        geoopt.CanonicalStiefel: Stiefel("canonical"),  # noqa: TID251
+        geoopt.Sphere: Sphere(),
+        geoopt.SphereExact: Sphere(),
+    }
     match theirs:
+        case Manifold():
+            return theirs
         case geoopt.Lorentz():
             return Lorentz() if float(theirs.k) == 1.0 else None
         case geoopt.PoincareBall():
@@ -277,26 +262,25 @@ def _counterpart(theirs: geoopt.Manifold, ndim: int) -> Manifold | None:
         case _ if [*theirs.buffers()]:  # a sphere in a subspace
             return None
         case _:
-            return {geoopt.Euclidean: Euclidean(max(ndim, 1)), **_SAME}.get(type(theirs))
-
-
-_SAME: Mapping[type, Manifold] = {
-    geoopt.EuclideanStiefel: Stiefel("euclidean"),
-    geoopt.EuclideanStiefelExact: Stiefel("euclidean"),
-    geoopt.CanonicalStiefel: Stiefel("canonical"),  # noqa: TID251
-    geoopt.Sphere: Sphere(),
-    geoopt.SphereExact: Sphere(),
-}
+            return same.get(type(theirs))
 
 
 def laid_out(model: nn.Module) -> Product:
-    """The parameters that are trained, by their first names, each on its manifold.
+    """Returns the trained parameters by their first names, each with its manifold.
 
     Raises:
         NotPrivate: a layer mixes examples or keeps them.
         ValueError: nothing is trained, or a parameter is off its manifold or on an unknown one.
     """
-    _check_layers(model)
+    for name, layer in model.named_modules():
+        if isinstance(layer, _InstanceNorm) and not layer.track_running_stats:
+            continue
+        if isinstance(layer, _DropoutNd) and not (layer.training and layer.p):
+            continue
+        for kind, advice in _ADVICE:
+            if isinstance(layer, kind):
+                where = f"{name!r} " if name else ""
+                raise NotPrivate(f"model: layer {where}({type(layer).__name__}) {advice}")
     factors = dict[str, tuple[Manifold, tuple[int, ...]]]()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -317,6 +301,5 @@ def laid_out(model: nn.Module) -> Product:
 
 
 def as_point(parameter: Tensor) -> Tensor:
-    """The numbers of a parameter in float64; a single number is a vector of one entry."""
-    plain = parameter.detach().as_subclass(Tensor).to(torch.float64)
-    return plain.reshape(1) if plain.dim() == 0 else plain
+    """Returns a parameter in float64; a single number becomes a vector of one entry."""
+    return torch.atleast_1d(parameter.detach().as_subclass(Tensor).to(torch.float64))

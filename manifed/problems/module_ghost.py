@@ -1,4 +1,4 @@
-r"""Gradients of each example of a module, by parameter: their norms and sums without the gradients.
+r"""Norms and weighted sums of a module's per-example gradients, without the gradients.
 
 A linear layer of input r and output z has dL/dW = (dL/dz) r^T: both are known after one pass forth
 and back that computes no gradient of W (Goodfellow, "Efficient per-example gradient computations",
@@ -40,8 +40,6 @@ from manifed.problems.module_checks import OwnRows
 from manifed.problems.problem import Gradients, Vectors
 from manifed.problems.rows import ROUNDING_SHARE, SHORTEST, row_lengths
 
-_EPS = 2.0**-52
-
 # -- what layers read ----------------------------------------------------------------------------
 _Kind = Literal["linear", "transposed", "table", "convolution", "rows"]
 """How a parameter's gradient follows: sum_t z_t r_t^T, its transpose, rows of a table, that of
@@ -49,7 +47,7 @@ patches, or sum_t z_t."""
 
 
 class Call(NamedTuple):
-    """One call of a function that parameters are read off, for one example."""
+    """One call of a function that reads a parameter, for one example."""
 
     kinds: Mapping[str, _Kind]
     """What kind of gradient each parameter of the call has."""
@@ -59,15 +57,14 @@ class Call(NamedTuple):
     """What gives the patches of a convolution."""
 
     @property
-    def numbers(self) -> tuple[int, int]:
-        """How many it reads and gives, and with the patches of a convolution written out."""
-        seen = self.input.numel()
-        made = self.output.numel()
-        return seen + made, seen * math.prod(getattr(self.unfold, "kernel_size", ())) + made
+    def numbers(self) -> int:
+        """Returns how many numbers the call reads and gives, with a convolution's patches."""
+        patch = math.prod(getattr(self.unfold, "kernel_size", ()))
+        return self.input.numel() * patch + self.output.numel()
 
 
 class Read(NamedTuple):
-    """What calls read, dL/dz, and gradients of other parameters, of all examples (..., n, *)."""
+    """The inputs of calls, dL/dz, and other parameters' gradients, for all examples (..., n, *)."""
 
     inputs: list[Tensor]
     errors: list[Tensor]
@@ -120,7 +117,7 @@ _READ: Mapping[Any, Callable[..., _Given | None]] = {
 
 
 class Reading(OwnRows):
-    """Listens to the functions that parameters are given to, while a model is computed."""
+    """Torch mode that records the calls to which parameters are given while a model computes."""
 
     def __init__(self, named: Mapping[str, Tensor], zeros: Sequence[Tensor] | None = None) -> None:
         """``zeros`` are added to what the calls give, in order; None: nothing is."""
@@ -155,7 +152,7 @@ class Reading(OwnRows):
         return made if self._zeros is None else made + self._zeros[len(self.calls) - 1]
 
     def readable(self, manifold: Product) -> list[Call]:
-        """The calls with those parameters whose gradients follow from them alone."""
+        """Returns the calls whose parameters' gradients follow from those calls alone."""
         first: dict[str, _Kind] = {}
         others = set(self.outside)
         for call in self.calls:
@@ -168,7 +165,7 @@ class Reading(OwnRows):
 
 
 def without(calls: Iterable[Call], names: set[str]) -> list[Call]:
-    """The calls that are left where these parameters are differentiated by."""
+    """Returns the calls that are left when these parameters are differentiated directly."""
     few = [
         call._replace(kinds={n: kind for n, kind in call.kinds.items() if n not in names})
         for call in calls
@@ -177,18 +174,16 @@ def without(calls: Iterable[Call], names: set[str]) -> list[Call]:
 
 
 def parts_of(manifold: Product, x: Tensor, calls: Sequence[Call], read: Read) -> list[Gradients]:
-    """The gradients at x (..., P), from what was read, one part a factor; their sums are flat."""
+    """Makes the gradients at x (..., P) from what was read, one part a factor."""
     x = x.detach()
-    points, lead = manifold.unpack(x), x.dim()  # (..., n) has as many dimensions as (..., P)
-    return [
-        _plain(f, points[f.name], read.plain[f.name], lead)
-        if f.name in read.plain
-        else _read_off(f, points[f.name], calls, read, lead)
-        for f in manifold.factors
-    ]
+    points = manifold.unpack(x)
+    lead = x.dim()  # (..., n) has as many dimensions as (..., P)
+    return [_part(f, points[f.name], calls, read, lead) for f in manifold.factors]
 
 
-def _read_off(factor: Factor, x: Tensor, calls: Sequence[Call], read: Read, lead: int) -> Gradients:
+def _part(factor: Factor, x: Tensor, calls: Sequence[Call], read: Read, lead: int) -> Gradients:
+    if factor.name in read.plain:
+        return _plain(factor, x, read.plain[factor.name], lead)
     kind: _Kind = "rows"
     inputs = list[Tensor]()
     errors = list[Tensor]()
@@ -223,8 +218,9 @@ def _read_off(factor: Factor, x: Tensor, calls: Sequence[Call], read: Read, lead
     if type(manifold) in (Euclidean, Stiefel) and not is_whole:
         return _Outer(manifold, x, left.to(x.dtype), right.to(x.dtype))
     egrads = (left.mT @ right).to(x.dtype)  # in the type of the layer; what it is, is summed
-    if type(manifold) is Euclidean:
-        return _Whole(egrads.flatten(-2))
+    if type(manifold) is Euclidean:  # as one position each
+        flat = egrads.flatten(-2).unsqueeze(-2)
+        return _Outer(manifold, x, torch.ones_like(flat[..., :1]), flat)
     return _plain(factor, x, egrads, lead)
 
 
@@ -233,16 +229,16 @@ def _joined(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -2)
 
 
-def _plain(factor: Factor, x: Tensor, egrads: Tensor, lead: int) -> "Plain":
+def _plain(factor: Factor, x: Tensor, egrads: Tensor, lead: int) -> "_Plain":
     """Euclidean gradients (..., n, *), one by one."""
     manifold = factor.manifold
     egrads = egrads.to(x.dtype).reshape(*egrads.shape[:lead], *factor.shape)
     at = x.unsqueeze(-1 - manifold.ndim).expand(egrads.shape)
-    return Plain(manifold, x, manifold.egrad2rgrad(at, egrads))
+    return _Plain(manifold, x, manifold.egrad2rgrad(at, egrads))
 
 
 # -- gradients with respect to one parameter -----------------------------------------------------
-class Plain(Vectors):
+class _Plain(Vectors):
     """Gradients that were computed one by one."""
 
     @property
@@ -253,22 +249,6 @@ class Plain(Vectors):
     def sum(self, weights: Tensor) -> Tensor:
         """The sum of these very vectors."""
         return super().sum(weights).flatten(-self.manifold.ndim)
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """Gradients in Euclidean space, flat: ``egrads`` (..., n, size)."""
-
-    egrads: Tensor
-
-    @property
-    def norms(self) -> Tensor:
-        """Their lengths."""
-        return row_lengths(self.egrads)
-
-    def sum(self, weights: Tensor) -> Tensor:
-        """One product."""
-        return (weights.unsqueeze(-2) @ self.egrads).squeeze(-2)
 
 
 @dataclass(frozen=True)
@@ -298,7 +278,7 @@ class _Outer:
         square = ((rows @ rows.mT) * (columns @ columns.mT)).sum((-1, -2))
         if not is_flat:
             square = square + self._normal_square(rows, columns)
-        return longest * (square + 32 * _EPS).clamp_min(ROUNDING_SHARE**2).sqrt()
+        return longest * (square + 2.0**-47).clamp_min(ROUNDING_SHARE**2).sqrt()
 
     def _normal_square(self, rows: Tensor, columns: Tensor) -> Tensor:
         """|grad|^2 - |G|^2 from M = X^T G, and what a drifted X may add."""
@@ -362,67 +342,16 @@ class _Table:
 
 # -- all parameters ------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Groups:
-    """Parameters that are clipped together."""
-
-    of: tuple[int, ...]
-    """The group of each factor."""
-    shares: tuple[float, ...]
-    """Each factor's share of the joint bound; the squares of all shares add up to at most one."""
-
-    @staticmethod
-    def by_prefix(names: Sequence[str], shares: Mapping[str, float]) -> "Groups":
-        """Parameters by the longest prefix of their names; shares in any unit.
-
-        Raises:
-            ValueError: a share that is not above zero, a parameter of no group, an empty group.
-        """
-        if bad := {prefix: share for prefix, share in shares.items() if not 0 < share < math.inf}:
-            raise ValueError(f"clip_shares: expected numbers above 0, got {bad}")
-        found: list[str] = []
-        for name in names:
-            fitting = filter(name.startswith, shares)
-            found.append(max(fitting, key=len, default=""))
-            if found[-1] not in shares:
-                raise ValueError(
-                    f"clip_shares: no group has parameter {name!r}; name it, or all others by ''"
-                )
-        if empty := [prefix for prefix in shares if prefix not in found]:
-            raise ValueError(f"clip_shares: no parameter of {sorted(names)} is in {empty}")
-        # shortened by more than the roundings of the division and of the squares' sum
-        total = math.hypot(*shares.values()) * (1 + 1e-12)
-        of = tuple(map(list(shares).index, found))
-        return Groups(of, tuple(share / total for share in shares.values()))
-
-
-@dataclass(frozen=True)
 class ModuleGradients:
     """grad f_j(x) on the product of the parameters' manifolds, one part a factor, in order."""
 
     parts: Sequence[Gradients]
-    groups: Groups | None = None
-    """The groups of parts that are clipped together; None: all parts are one group."""
 
     @property
     def norms(self) -> Tensor:
-        """The roots of the sums of the parts' squares, (..., n); infinite where one overflows.
-
-        With groups (groups, ..., n), each over the group's share: where that is clipped to C the
-        group is clipped to C times its share, and all groups together to C.
-        """
-        lengths = torch.stack([part.norms for part in self.parts])
-        if self.groups is None:
-            return _joint(lengths)
-        of = torch.tensor(self.groups.of)
-        shares = enumerate(self.groups.shares)
-        return torch.stack([_joint(lengths[of == k]) / share for k, share in shares])
+        """The roots of the sums of the parts' squares, (..., n); infinite where one overflows."""
+        return torch.stack([part.norms for part in self.parts]).square().sum(0).sqrt()
 
     def sum(self, weights: Tensor) -> Tensor:
-        """sum_j weights_j grad f_j(x), shape (..., P); weights (..., n) or (groups, ..., n)."""
-        of = [0] * len(self.parts) if self.groups is None else self.groups.of
-        each = weights.unsqueeze(0) if self.groups is None else weights
-        return torch.cat([part.sum(each[k]) for part, k in zip(self.parts, of, strict=True)], -1)
-
-
-def _joint(lengths: Tensor) -> Tensor:
-    return lengths.square().sum(0).sqrt()
+        """sum_j weights_j grad f_j(x), shape (..., P)."""
+        return torch.cat([part.sum(weights) for part in self.parts], -1)

@@ -1,4 +1,4 @@
-"""Any torch module as a problem: f_j(x) = loss(model_x(feature_j), label_j) on a product manifold.
+"""The problem of training any torch module: f_j(x) = loss(model_x(feature_j), label_j).
 
 x packs the trained parameters (`module_checks`), so it travels, averages and clips as one tensor;
 one clip bounds the joint gradient in the sum of the factors' metrics. Gradients of each example are
@@ -13,6 +13,7 @@ What is clipped and summed needs no gradient of most parameters: `module_ghost`.
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import cache, lru_cache, partial
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -37,7 +38,6 @@ from manifed.problems.module_checks import (
 )
 from manifed.problems.module_ghost import (
     Call,
-    Groups,
     ModuleGradients,
     Read,
     Reading,
@@ -74,7 +74,9 @@ _LOSSES: Mapping[str, Loss] = {
 
 
 class ModuleProblem(Problem):
-    """Training a copy of ``model`` on ``feature`` (..., n, *feature), ``label`` (..., n, *label).
+    """The problem of training a copy of ``model`` on a product manifold.
+
+    Examples are ``feature`` (..., n, *feature) and ``label`` (..., n, *label).
 
     Args:
         model: takes a batch (b, *feature) and gives a tensor with one row an example.
@@ -82,10 +84,6 @@ class ModuleProblem(Problem):
             and a label (1, *) that gives one number.
         dtype: what the model computes in, float64 or float32. Norms, clips, sums, noise and points
             are float64 either way, so the bounds hold alike.
-        clip_shares: of groups of parameters, by prefixes of their names (the longest counts, ""
-            is of all): each group's gradient is clipped by itself, to C share / |shares| where the
-            mechanism's bound is C. All together are C long at most, so that the price is that of
-            one clip. None: one clip of the joint gradient.
 
     Raises:
         NotPrivate: a layer mixes examples or keeps them.
@@ -101,7 +99,6 @@ class ModuleProblem(Problem):
         loss: str | Loss = "cross-entropy",
         *,
         dtype: torch.dtype = torch.float64,
-        clip_shares: Mapping[str, float] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
@@ -120,35 +117,33 @@ class ModuleProblem(Problem):
         """The shape of each trained parameter, by its first name."""
         self._dropouts = [m for m in self.model.modules() if isinstance(m, KeyedDropout) and m.p]
         self.needs_keys = bool(self._dropouts)
-        names = [*self.shapes]
-        self.groups = None if clip_shares is None else Groups.by_prefix(names, clip_shares)
-        self._numbers = 1
-        whole = [*self.model.named_parameters(), *self.model.named_buffers()]
+        self._numbers = 1  # that are held at once for an example
+        whole = chain(self.model.named_parameters(), self.model.named_buffers())
         self._constants = {name: t.detach() for name, t in whole if name not in trained}
         self._checked = cache(self._check)
 
     @property
     def start(self) -> Tensor:
-        """The parameters that the model came with, one point (P,) in float64."""
+        """The parameters with which the model came, one point (P,) in float64."""
         return self.manifold.projx(self.pack(dict(self.model.named_parameters())))
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """One vector (P,) in float64 from tensors by the parameters' names; others are ignored."""
+        """Packs tensors by parameter name into one vector (P,) in float64; others are ignored."""
         return self.manifold.pack({name: as_point(tensors[name]) for name in self.shapes})
 
     def unpack(self, x: Tensor) -> dict[str, Tensor]:
-        """The parameters, by name, of one point (P,)."""
+        """Returns the parameters, by name, of one point (P,)."""
         parts = self.manifold.unpack(x)
         return {name: parts[name].reshape(shape) for name, shape in self.shapes.items()}
 
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
-        """What ``model.load_state_dict`` takes: the parameters of x, with the model's constants."""
+        """Returns what ``model.load_state_dict`` takes: parameters of x, constants of the model."""
         model = deepcopy(self.model)
         model.load_state_dict(self.unpack(x.detach()), strict=False)
         return {name: t.as_subclass(Tensor) for name, t in model.state_dict().items()}
 
     def outputs(self, x: Tensor, examples: Examples) -> Tensor:
-        """What the model says of each example, shape ``(..., n, *output)``."""
+        """Returns the model's output for each example, shape ``(..., n, *output)``."""
         return self._over_examples(lambda x, one: self._output(x, one)[0], x, examples)
 
     # -- the problem -----------------------------------------------------------------------------
@@ -164,10 +159,10 @@ class ModuleProblem(Problem):
     def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
         """Normal features, zeros where numbers are whole, and uniform keys of what is dropped."""
         made = super().made_up(like, count, generator)
-        if KEY not in made.tensors:
-            return made
-        keys = torch.rand(count, generator=generator, dtype=made[KEY].dtype)
-        return made.beside(KEY, keys)
+        if KEY in made.tensors:
+            keys = torch.rand(count, generator=generator, dtype=made[KEY].dtype)
+            made = made.beside(KEY, keys)
+        return made
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """loss(model(feature_j), label_j), shape ``(..., n)``."""
@@ -176,14 +171,13 @@ class ModuleProblem(Problem):
     def gradients(self, x: Tensor, examples: Examples) -> Gradients:
         """Gradients of `rgrads`, most parameters' by what their layers saw."""
         calls = self._tried(examples)
-        read = self._over_examples(partial(self._read, calls), x, examples, self._numbers)
-        return ModuleGradients(parts_of(self.manifold, x, calls, read), self.groups)
+        read = self._over_examples(partial(self._read, calls), x, examples)
+        return ModuleGradients(parts_of(self.manifold, x, calls, read))
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """Riemannian gradients of each example, shape ``(..., n, P)``."""
         egrads = self._over_examples(grad(self._loss), x, examples)
-        at = x.unsqueeze(-2).expand(egrads.shape)
-        return self.manifold.egrad2rgrad(at, egrads)
+        return self.manifold.egrad2rgrad(x.unsqueeze(-2).expand(egrads.shape), egrads)
 
     def correct(self, x: Tensor, examples: Examples) -> Tensor | None:
         """1 where the largest output is the label's, shape ``(..., n)``; None: no classes."""
@@ -233,9 +227,7 @@ class ModuleProblem(Problem):
         return Read(inputs, errors, egrads)
 
     # -- all examples ----------------------------------------------------------------------------
-    def _over_examples(
-        self, one: Callable[..., Any], x: Tensor, examples: Examples, numbers: int | None = None
-    ) -> Any:
+    def _over_examples(self, one: Callable[..., Any], x: Tensor, examples: Examples) -> Any:
         """`_mapped`, once it was tried: what fails then fails by an example's numbers.
 
         Raises:
@@ -244,31 +236,26 @@ class ModuleProblem(Problem):
                 gives NaN, of that example alone.
         """
         try:
-            return self._mapped(one, x, examples, numbers)
+            return self._mapped(one, x, examples)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, IndexError):
             raise ArithmeticError("Expected examples that the model can be computed for") from None
 
-    def _mapped(
-        self, one: Callable[..., Any], x: Tensor, examples: Examples, numbers: int | None = None
-    ) -> Any:
-        """``one(x, example_j)`` for all examples of all clients, (..., n, *value).
-
-        ``numbers`` are held for each example while it is computed; None: a point's.
-        """
+    def _mapped(self, one: Callable[..., Any], x: Tensor, examples: Examples) -> Any:
+        """``one(x, example_j)`` for all examples of all clients, (..., n, *value)."""
         n = len(examples)
-        ndim = examples.feature_ndim
-        numbers = numbers or x.shape[-1]
+        numbers = max(self._numbers, x.shape[-1])
         many = max(1, _CHUNK_ELEMENTS // numbers)
         each = vmap(one, in_dims=(None, 0), chunk_size=None if n <= many else many)
-        leads = [t.shape[: t.dim() - 1 - ndim[key]] for key, t in examples.tensors.items()]
+        ends = {key: (n, *shape) for key, shape in examples.shapes.items()}
+        tensors = dict(examples.tensors)
+        leads = [t.shape[: t.dim() - len(ends[key])] for key, t in tensors.items()]
         lead = np.broadcast_shapes(x.shape[:-1], *leads)
         if not lead:
-            return each(x, dict(examples.tensors))
+            return each(x, tensors)
         flat = {
-            key: t.expand(*lead, *t.shape[t.dim() - 1 - ndim[key] :]).flatten(0, len(lead) - 1)
-            for key, t in examples.tensors.items()
+            key: t.expand(*lead, *ends[key]).flatten(0, len(lead) - 1) for key, t in tensors.items()
         }
         rows = max(1, _CHUNK_ELEMENTS // (numbers * max(n, 1)))
         xs = x.expand(*lead, -1).flatten(0, -2)
@@ -280,9 +267,8 @@ class ModuleProblem(Problem):
         """The calls that gradients of such examples are read off."""
 
         def kept(key: str) -> _Kept:
-            tensor = examples[key]
-            shape = tensor.shape[tensor.dim() - examples.feature_ndim[key] :]
-            return tuple(shape), torch.float64 if tensor.is_floating_point() else tensor.dtype
+            dtype = examples[key].dtype
+            return examples.shapes[key], torch.float64 if dtype.is_floating_point else dtype
 
         return self._checked(kept("feature"), kept("label"))
 
@@ -294,7 +280,7 @@ class ModuleProblem(Problem):
         """
         check_forward(self.model, *feature)
         made = {"feature": feature, "label": label}
-        blank = Examples.of_columns(
+        blank = Examples(
             {key: torch.zeros(2, *shape, dtype=dtype) for key, (shape, dtype) in made.items()}
         )
         try:
@@ -314,10 +300,9 @@ class ModuleProblem(Problem):
         calls = self._readable(blank)
         read = {name for call in calls for name in call.kinds}
         others = sum(s.numel() for name, s in self.shapes.items() if name not in read)
-        held = [(others, others), *(call.numbers for call in calls)]
-        computed, most = (4 * sum(each) for each in zip(*held, strict=True))
-        self._numbers = max(self._numbers, computed)
-        self.points_per_example = max(self._numbers, most) / gradients.shape[-1]
+        held = 4 * (others + sum(call.numbers for call in calls))
+        self._numbers = max(self._numbers, held)
+        self.points_per_example = self._numbers / gradients.shape[-1]
         return calls
 
     def _readable(self, blank: Examples) -> list[Call]:
@@ -346,7 +331,7 @@ class ModuleProblem(Problem):
 
 # -- of a config ---------------------------------------------------------------------------------
 class ModuleSpec(ProblemSource):
-    """Training a module that a function of a package of one's own makes, the same at every node."""
+    """The table of a problem whose module is made by a function of a package of one's own."""
 
     kind: Literal["module"] = "module"
     needs: ClassVar[ExampleKind] = "labelled-rows"
@@ -359,14 +344,8 @@ class ModuleSpec(ProblemSource):
     model_seed: int = Field(default=0, ge=0, lt=1 << 63)
     """The seed of torch's generator while the factory runs: it fixes start point and constants."""
 
-    clip_shares: Mapping[str, float] | None = None
-    """Groups of parameters that are clipped by themselves: `ModuleProblem`."""
     compute: Literal["float64", "float32"] | None = None
     """What the model computes in; points, norms, sums and noise are float64. None: float64."""
-
-    def __hash__(self) -> int:
-        """Hashes the JSON form, because a mapping has no hash of its own."""
-        return hash(self.model_dump_json())
 
     @field_validator("model")
     @classmethod
@@ -391,12 +370,12 @@ class ModuleSpec(ProblemSource):
         return ("labelled-rows", "classification", "regression")
 
     def build(self) -> ModuleProblem:
-        """The problem; made once a process.
+        """Makes the problem, once a process.
 
         Raises:
             ValueError: the factory gives no module, or one that cannot be private.
         """
-        return _built(self)
+        return _built(self)  # pyright: ignore[reportArgumentType]  # a frozen model has a hash
 
     def first_point(
         self, problem: Problem, shape: tuple[int, ...], generator: torch.Generator
@@ -414,14 +393,11 @@ class ModuleSpec(ProblemSource):
         label = shard[key]
         if key == "label":  # each by itself: one record must not change what others mean
             label = torch.where(label < 0, (label + 1) / 2, label)
-        return Examples(
-            {"feature": shard[row], "label": label},
-            {"feature": shard.feature_ndim[row], "label": shard.feature_ndim[key]},
-        )
+        return Examples({"feature": shard[row], "label": label})
 
 
 def made(factory: Callable[[], Any], seed: int) -> Any:
-    """What the factory makes when torch's generator starts at a seed, which is put back."""
+    """Calls the factory with torch's generator at a seed, which is put back afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # noqa: TID251  # constructors draw from no other generator
         return factory()
@@ -438,5 +414,4 @@ def _built(spec: ModuleSpec) -> ModuleProblem:
         module,
         spec.loss if spec.loss in _LOSSES else named(spec.loss, "function"),
         dtype=getattr(torch, spec.compute or "float64"),
-        clip_shares=spec.clip_shares,
     )

@@ -17,12 +17,14 @@ from pydantic import Field, model_validator
 from manifed.errors import short
 from manifed.problems.data import Dataset, ExampleKind, checksum
 from manifed.problems.examples import Examples
-from manifed.problems.file_formats import Array, BadFile, Layout, Raw, function
+from manifed.problems.file_formats import Array, BadFile, Layout, Raw
 
 _Interval = tuple[float, float]
 _Outside = Literal["refuse", "clip", "project"]
 _LARGEST = 1e100
 """The largest bound; two bounds lie one over it apart at least, so rescaled values are finite."""
+_FARTHEST = 1e60
+"""Largest |space| of a point of the hyperboloid: no record is larger."""
 _FINITE = "expected a finite number, got NaN, infinity or nothing; mend it or remove the row"
 
 
@@ -31,37 +33,30 @@ class _Kind(NamedTuple):
 
     provides: ExampleKind
     takes: tuple[str, ...]
-    outside: tuple[_Outside, ...]
+    outside: tuple[str, ...] = ("refuse", "clip", "project")
     shape: str = "[d]"
 
 
 _BOUNDS = ("range", "rescale_to", "row_norm")
-_ANY: tuple[_Outside, ...] = ("refuse", "clip", "project")
-_CLIPPED: tuple[_Outside, ...] = ("refuse", "clip")
-_PROJECTED: tuple[_Outside, ...] = ("refuse", "project")
+_PROJECTED = ("refuse", "project")
 _KINDS = {
-    "rows": _Kind("rows", ("label", "classes", *_BOUNDS), _ANY),
-    "regression": _Kind(
-        "regression", ("label", "label_range", "has_intercept", *_BOUNDS), _ANY
-    ),
-    "classification": _Kind(
-        "classification", ("label", "classes", "has_intercept", *_BOUNDS), _ANY
-    ),
+    "rows": _Kind("rows", ("label", "classes", *_BOUNDS)),
+    "regression": _Kind("regression", ("label", "label_range", "has_intercept", *_BOUNDS)),
+    "classification": _Kind("classification", ("label", "classes", "has_intercept", *_BOUNDS)),
     "spd-matrices": _Kind("spd-matrices", ("label", "classes", "range"), _PROJECTED, "[m, m]"),
     "signals": _Kind(
-        "spd-matrices", ("label", "classes", "range", "rescale_to"), _CLIPPED, "[channels, times]"
+        "spd-matrices", ("label", "classes", "range", "rescale_to"), ("refuse", "clip"),
+        "[channels, times]",
     ),
     "sphere-points": _Kind("sphere-points", (), _PROJECTED),
-    "hyperbolic-points": _Kind(
-        "hyperbolic-pairs", ("features", "query", "row_norm"), _PROJECTED
-    ),
-    "columns": _Kind("columns", _BOUNDS, _CLIPPED),
+    "hyperbolic-points": _Kind("hyperbolic-pairs", ("features", "query", "row_norm"), _PROJECTED),
+    "columns": _Kind("columns", _BOUNDS, ("refuse", "clip")),
 }  # fmt: skip
 """By ``examples``."""
 
 
 class FileData(Layout):
-    """A file for each client: csv, npy, npz, parquet, safetensors."""
+    """Data in one file for each client: csv, npy, npz, parquet or safetensors."""
 
     kind: Literal["file"] = "file"
     examples: Literal[
@@ -112,8 +107,11 @@ class FileData(Layout):
         for name in sorted({key for each in _KINDS.values() for key in each.takes} - {*of.takes}):
             is_given = getattr(self, name) != FileData.model_fields[name].default
             yield is_given, f"{name}: examples = {kind!r} take none"
-        expected = f"outside: expected one of {list(of.outside)} with examples = {kind!r}, got "
-        yield self.outside not in of.outside, f"{expected}{self.outside!r}"
+        yield (
+            self.outside not in of.outside,
+            f"outside: expected one of {list(of.outside)} with examples = {kind!r}, got "
+            f"{self.outside!r}",
+        )
         names = (*columns, *self.beside)
         yield (
             len(set(names)) != len(names) or not all(names),
@@ -130,8 +128,10 @@ class FileData(Layout):
             "classes: expected the two classes of a classification, the second one counting as +1, "
             f"got {len(classes)}",
         )
-        is_once = len(set(map(str, classes))) == len(classes) and len(set(map(type, classes))) < 2
-        yield not is_once, "classes: expected each class once, all texts or integers"
+        yield (
+            len(set(map(str, classes))) < len(classes) or len(set(map(type, classes))) > 1,
+            "classes: expected each class once, all texts or integers",
+        )
         yield self.rescale_to is not None and self.range is None, "rescale_to: needs range"
         yield (
             self.outside == "project" and self.row_norm is None and {*_BOUNDS} <= {*of.takes},
@@ -139,11 +139,11 @@ class FileData(Layout):
         )
         if self.source is not None:
             try:
-                function(self.source)
+                self.read_by()
             except ValueError as error:
                 yield True, f"source: {error}"
         shape = self.one_shape
-        size = np.prod(self.one_shape, dtype=float)
+        size = np.prod(shape, dtype=float)
         yield (
             min(shape) < 1 or size > 1 << 24,
             "columns, shape: expected the columns of a table, or the shape of an array's examples, "
@@ -183,7 +183,7 @@ class FileData(Layout):
 
     @property
     def provides(self) -> ExampleKind:
-        """The kind of its examples."""
+        """The kind of examples in the files."""
         kind: Any = _KINDS[self.examples].provides
         if self.label is not None and kind in ("rows", "spd-matrices"):
             kind = f"labelled-{kind}"
@@ -191,12 +191,12 @@ class FileData(Layout):
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What belongs to no example: the query of a hyperbolic prediction."""
+        """The facts that belong to no example: the query of a hyperbolic prediction."""
         query = torch.tensor(self.query, dtype=torch.float64)
         return {"query_feature": query} if self.query else {}
 
     def mixes_records(self) -> str | None:
-        """A function of one's own may look at all records, unless it is declared not to."""
+        """Returns the function that may look at all records, unless it is declared not to."""
         if self.source is None or self.is_row_wise:
             return None
         return (
@@ -206,8 +206,8 @@ class FileData(Layout):
 
     # -- examples ---------------------------------------------------------------------------------
     def blank(self) -> Examples:
-        """One valid made-up example: the shapes of all others, from the config alone."""
-        middle = np.float64(0) if self.range is None else sum(self._bounds()) / 2
+        """Returns one valid made-up example, whose shapes follow from the config alone."""
+        middle = 0.0 if self.range is None else self._bounds().mean(0)
         values = np.zeros((1, *self.one_shape)) + middle
         if self.examples == "spd-matrices":
             values[0] = np.eye(self.one_shape[0]) * (middle or 1.0)
@@ -216,11 +216,11 @@ class FileData(Layout):
         beside: dict[str, NDArray[Any]] = {name: np.zeros(1) for name in self.features}
         if self.label is not None:
             beside[self.label] = np.array([*self.classes, *(self.label_range or ()), 0.0][:1])
-        made = self.model_copy(update={"outside": "clip"})
-        return made._examples(Raw(Path("blank"), values, beside, str))
+        inside = self.model_copy(update={"outside": "clip"})
+        return inside._examples(Raw(Path("blank"), values, beside, str))
 
     def read(self, path: Path) -> Examples:
-        """The examples of one client's file.
+        """Reads the examples of one client's file.
 
         Raises:
             BadFile: naming file, line and column; nothing of what the file holds.
@@ -228,7 +228,7 @@ class FileData(Layout):
         return self._examples(self.raw(path))
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """All clients' files, each one a source of its own."""
+        """Reads all clients' files, each one a source of its own."""
         del data_dir, seed
         if not self.paths:
             raise ValueError(
@@ -237,15 +237,14 @@ class FileData(Layout):
             )
         shards = [self.read(Path(path)) for path in self.paths]
         whole = Examples.concatenate(shards)
-        clients = np.repeat(np.arange(len(shards)), [len(shard) for shard in shards])
-        arrays = [tensor.numpy() for tensor in whole.tensors.values()]
-        return Dataset(whole, checksum(*arrays), sources=clients, meta=self.meta)
+        clients = np.repeat(range(len(shards)), list(map(len, shards)))
+        digest = checksum(*(tensor.numpy() for tensor in whole.tensors.values()))
+        return Dataset(whole, digest, sources=clients, meta=self.meta)
 
     # -- rules ------------------------------------------------------------------------------------
-    def _bounds(self) -> tuple[Any, Any]:
+    def _bounds(self) -> Array:
         """Low and high ends of ``range``, one for all or one a column."""
-        low, high = np.moveaxis(np.array(self.range, dtype=np.float64), -1, 0)
-        return low, high
+        return np.moveaxis(np.array(self.range, dtype=np.float64), -1, 0)
 
     def _refuse(
         self,
@@ -266,37 +265,27 @@ class FileData(Layout):
             return
         first, *entry = np.argwhere(is_bad)[0].tolist()
         if entry:
-            flat = int(np.ravel_multi_index(entry, self.one_shape))
+            flat = np.ravel_multi_index(entry, self.one_shape)
             column = self.columns[flat] if self.columns else f"entry {entry}"
         hint = f"; mend it, or set data.outside = {mend!r}" if mend else ""
         raise BadFile(raw.path, f"{what}{hint}", place=raw.place(first), column=column)
 
     def _examples(self, raw: Raw) -> Examples:
         values = self._entries(raw)
-        if self.examples in ("rows", "regression", "classification", "columns"):
-            values = self._rows(raw, values)
         tensors: dict[str, NDArray[Any]] = {"z": values}
         match self.examples:
             case "spd-matrices":
-                bounds = None if self.range is None else self._bounds()
-                tensors["z"], is_outside = positive_definite(values, bounds)
-                what = "expected a symmetric positive definite matrix with eigenvalues inside " \
-                    "data.range"  # fmt: skip
-                self._refuse(raw, is_outside, what, mend="project")
+                tensors["z"] = self._matrices(raw, values)
             case "signals":
-                tensors["z"] = covariances(values, self.ridge, is_centred=self.is_centred)
+                tensors["z"] = self._covariances(values)
             case "hyperbolic-points":
-                target, is_outside = to_hyperboloid(values, self.coordinates, self.row_norm)
-                what = f"expected a point in {self.coordinates} coordinates, at most " \
-                    "data.row_norm from the origin"  # fmt: skip
-                self._refuse(raw, is_outside, what, mend="project")
                 features = [raw.beside[name] for name in self.features]
                 tensors = {
                     "feature": np.column_stack([values[:, :0], *features]),
-                    "target": target,
+                    "target": self._hyperbolic(raw, values),
                 }
             case "sphere-points":
-                tensors["z"], length = directions(values)
+                tensors["z"], length = _directions(values)
                 self._refuse(raw, length == 0, "expected a direction, got a row of zeros")
                 is_off = np.abs(length - 1) > 1e-9
                 self._refuse(raw, is_off, "expected a row of length 1", mend="project")
@@ -320,36 +309,9 @@ class FileData(Layout):
                 "expected numbers that are finite, and their squares; mend them, or set data.range"
             )
             self._refuse(raw, np.any(is_bad, axis=-1), what)
-        return Examples.of_columns(
+        return Examples(
             {key: torch.from_numpy(np.ascontiguousarray(value)) for key, value in tensors.items()}
         )
-
-    def _entries(self, raw: Raw) -> Array:
-        """Finite entries inside ``range``, rescaled."""
-        values = raw.values
-        is_bad = np.isinf(values) if self.examples == "columns" else ~np.isfinite(values)
-        self._refuse(raw, is_bad, _FINITE)
-        if self.range is None or self.examples == "spd-matrices":
-            return values
-        low, high = self._bounds()
-        is_outside = (values < low) | (values > high)
-        self._refuse(raw, is_outside, "expected a number inside data.range", mend="clip")
-        values = np.clip(values, low, high)
-        if self.rescale_to is None:
-            return values
-        least, most = self.rescale_to
-        return least + (values - low) * ((most - least) / (high - low))
-
-    def _rows(self, raw: Raw, rows: Array) -> Array:
-        """Rows no longer than ``row_norm``, or all of that length."""
-        if self.row_norm is None:
-            return rows
-        if self.outside == "project":
-            return directions(rows)[0] * self.row_norm
-        rows, is_long = shortened(rows, self.row_norm)
-        what = f"expected a row of length <= data.row_norm = {self.row_norm:g}"
-        self._refuse(raw, is_long, what, mend="clip")
-        return rows
 
     def _labels(self, raw: Raw, label: NDArray[Any]) -> NDArray[Any]:
         """Targets inside ``label_range``, class numbers, or the signs of two classes."""
@@ -366,17 +328,90 @@ class FileData(Layout):
         index = is_each.argmax(-1).astype(float)
         return 2 * index - 1 if self.examples == "classification" else index
 
+    # -- rules for one row ------------------------------------------------------------------------
+    # Each takes n rows and returns n rows; no row changes another. A bound that privacy relies on
+    # may depend on the config alone: no mean, deviation, rank or count of the file is looked at.
+    def _entries(self, raw: Raw) -> Array:
+        """Finite entries inside ``range``, rescaled; rows no longer than ``row_norm``, or all so.
 
-# -- rules for one row ----------------------------------------------------------------------------
-# Each takes n rows and returns n rows and which of them were outside; no row changes another. A
-# bound that privacy relies on may depend on the config alone: no mean, deviation, rank or count of
-# the file is looked at.
-_Flags = NDArray[np.bool_]
-_FARTHEST = 1e60
-"""Largest |space| of a point of the hyperboloid: no record is larger."""
+        Of a hyperbolic point ``row_norm`` is another bound.
+        """
+        values = raw.values
+        is_bad = np.isinf(values) if self.examples == "columns" else ~np.isfinite(values)
+        self._refuse(raw, is_bad, _FINITE)
+        if self.range is not None and self.examples != "spd-matrices":
+            low, high = self._bounds()
+            is_outside = (values < low) | (values > high)
+            self._refuse(raw, is_outside, "expected a number inside data.range", mend="clip")
+            values = np.clip(values, low, high)
+            if self.rescale_to is not None:
+                least, most = self.rescale_to
+                values = least + (values - low) * ((most - least) / (high - low))
+        if self.row_norm is None or self.examples == "hyperbolic-points":
+            return values
+        unit, length = _directions(values)
+        if self.outside == "project":
+            return unit * self.row_norm
+        is_long = length > self.row_norm * (1 + 1e-12)
+        what = f"expected a row of length <= data.row_norm = {self.row_norm:g}"
+        self._refuse(raw, is_long, what, mend="clip")
+        return np.where(is_long[:, None], unit * self.row_norm, values)
+
+    def _matrices(self, raw: Raw, z: Array) -> Array:
+        """Symmetric parts (n, m, m) with eigenvalues moved into ``range``.
+
+        Without one they are at least 1e-9 of the largest one, which must be positive. Outside are
+        matrices with an eigenvalue beyond the bounds by 1e-9 of it, or not symmetric to 1e-9.
+        """
+        symmetric = z / 2 + z.swapaxes(-1, -2) / 2
+        values, vectors = np.linalg.eigh(symmetric)
+        own = 1e-9 * np.abs(values[:, -1:]), np.inf
+        least, most = own if self.range is None else self._bounds()
+        slack = 1e-9 * np.abs(values)
+        is_outside = ((values < least - slack) | (values > most + slack) | (values <= 0)).any(-1)
+        is_outside |= np.abs(z - symmetric).max((-2, -1)) > 1e-9 * np.abs(symmetric).max((-2, -1))
+        what = "expected a symmetric positive definite matrix with eigenvalues inside data.range"
+        self._refuse(raw, is_outside, what, mend="project")
+        made = (vectors * np.clip(values, least, most)[:, None, :]) @ vectors.swapaxes(-1, -2)
+        return np.where(is_outside[:, None, None], (made + made.swapaxes(-1, -2)) / 2, symmetric)
+
+    def _covariances(self, signals: Array) -> Array:
+        """X X^T / t + ridge I of each signal X (channels, t), less its own mean over t if asked.
+
+        Not finite where a square is not.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.is_centred:
+                signals = signals - signals.mean(-1, keepdims=True)
+            z = signals @ signals.swapaxes(-1, -2) / signals.shape[-1]
+            return (z + z.swapaxes(-1, -2)) / 2 + self.ridge * np.eye(signals.shape[1])
+
+    def _hyperbolic(self, raw: Raw, rows: Array) -> Array:
+        """Points (n, d + 1) of the hyperboloid, at most ``row_norm`` from the origin.
+
+        ``rows`` are coordinates in the Poincaré ball (n, d) or on the hyperboloid (n, d + 1), time
+        first. What is off it or farther out moves along its ray.
+        """
+        if self.coordinates == "poincare":
+            direction, radius = _directions(rows)
+            distance = 2 * np.arctanh(np.minimum(radius, 1 - 1e-9))
+            is_outside = radius >= 1 - 1e-9
+        else:
+            direction, radius = _directions(rows[:, 1:])
+            distance = np.arcsinh(np.minimum(radius, _FARTHEST))
+            time = np.hypot(1.0, radius)
+            is_outside = ~(np.abs(rows[:, 0] - time) <= 1e-9 * time) | (radius > _FARTHEST)
+        if self.row_norm is not None:
+            is_outside |= distance > self.row_norm * (1 + 1e-12)
+            distance = np.minimum(distance, self.row_norm)
+        what = f"expected a point in {self.coordinates} coordinates, at most data.row_norm from " \
+            "the origin"  # fmt: skip
+        self._refuse(raw, is_outside, what, mend="project")
+        space = np.sinh(distance)[:, None] * direction
+        return np.hstack([np.cosh(distance)[:, None], space])
 
 
-def directions(rows: Array) -> tuple[Array, Array]:
+def _directions(rows: Array) -> tuple[Array, Array]:
     """Rows (n, d) over their lengths, and |row|, (n,): rows of length 1 for any finite row but 0.
 
     In two steps, so that no square, sum or quotient overflows or vanishes; |row| may be infinite.
@@ -389,61 +424,3 @@ def directions(rows: Array) -> tuple[Array, Array]:
         ratio = np.sqrt(np.square(seen / scale[:, None]).sum(-1))
         ratio = np.where(largest > 0, ratio, 1.0)
         return rows / scale[:, None] / ratio[:, None], largest * ratio
-
-
-def shortened(rows: Array, largest: float) -> tuple[Array, _Flags]:
-    """Rows (n, d) longer than ``largest`` scaled down to it."""
-    unit, length = directions(rows)
-    is_long = length > largest * (1 + 1e-12)
-    return np.where(is_long[:, None], unit * largest, rows), is_long
-
-
-def positive_definite(z: Array, bounds: tuple[float, float] | None) -> tuple[Array, _Flags]:
-    """Symmetric parts (n, m, m) with eigenvalues moved into ``bounds``.
-
-    Without bounds they are at least 1e-9 of the largest one, which must be positive. Outside are
-    matrices with an eigenvalue beyond the bounds by 1e-9 of it, or that are not symmetric to 1e-9.
-    """
-    symmetric = z / 2 + z.swapaxes(-1, -2) / 2
-    values, vectors = np.linalg.eigh(symmetric)
-    least, most = bounds or (1e-9 * np.abs(values[:, -1:]), np.inf)
-    slack = 1e-9 * np.abs(values)
-    is_outside = ((values < least - slack) | (values > most + slack) | (values <= 0)).any(-1)
-    is_outside |= np.abs(z - symmetric).max((-2, -1)) > 1e-9 * np.abs(symmetric).max((-2, -1))
-    made = (vectors * np.clip(values, least, most)[:, None, :]) @ vectors.swapaxes(-1, -2)
-    kept = np.where(is_outside[:, None, None], (made + made.swapaxes(-1, -2)) / 2, symmetric)
-    return kept, is_outside
-
-
-def covariances(signals: Array, ridge: float, *, is_centred: bool) -> Array:
-    """X X^T / t + ridge I of each signal X (channels, t), less its own mean over t if asked.
-
-    Not finite where a square is not.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        if is_centred:
-            signals = signals - signals.mean(-1, keepdims=True)
-        z = signals @ signals.swapaxes(-1, -2) / signals.shape[-1]
-        return (z + z.swapaxes(-1, -2)) / 2 + ridge * np.eye(signals.shape[1])
-
-
-def to_hyperboloid(rows: Array, coordinates: str, largest: float | None) -> tuple[Array, _Flags]:
-    """Points (n, d + 1) of the hyperboloid, and which were off it or farther out than ``largest``.
-
-    ``rows`` are coordinates in the Poincaré ball (n, d) or on the hyperboloid (n, d + 1), time
-    first; ``largest`` bounds the distance from the origin. What is outside moves along its ray.
-    """
-    if coordinates == "poincare":
-        direction, radius = directions(rows)
-        distance = 2 * np.arctanh(np.minimum(radius, 1 - 1e-9))
-        is_outside = radius >= 1 - 1e-9
-    else:
-        direction, radius = directions(rows[:, 1:])
-        distance = np.arcsinh(np.minimum(radius, _FARTHEST))
-        time = np.hypot(1.0, radius)
-        is_outside = ~(np.abs(rows[:, 0] - time) <= 1e-9 * time) | (radius > _FARTHEST)
-    if largest is not None:
-        is_outside |= distance > largest * (1 + 1e-12)
-        distance = np.minimum(distance, largest)
-    space = np.sinh(distance)[:, None] * direction
-    return np.hstack([np.cosh(distance)[:, None], space]), is_outside

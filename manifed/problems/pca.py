@@ -1,4 +1,4 @@
-r"""Principal components: the leading eigenvector on the sphere, k of them on Stiefel or Grassmann.
+r"""Problems of principal components: one on the sphere, k of them on Stiefel or Grassmann.
 
 Huang, Huang, Jawanpuria, Mishra (PriRFed), (6.1): f_j(x) = -x^T z_j z_j^T x on the sphere.
 Zhang, Hu, So, Johansson (projected FL), section 5.1: f_i(X) = -1/2 tr(X^T A_i^T A_i X), a *sum*
@@ -24,15 +24,15 @@ angle eta of the span of X is so clipped as if it were at that angle: a bias onl
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, linalg
 
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.grassmann import Grassmann
+from manifed.manifolds.linalg import Shape
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.problems.data import NUM_EXAMPLES, ExampleKind
@@ -42,7 +42,6 @@ from manifed.problems.rows import (
     ROUNDING_SHARE,
     SHORTEST,
     dots,
-    outer_combination,
     row_maps,
     row_products,
     squared_norms,
@@ -61,13 +60,13 @@ def second_moment(shards: Shards, weights: Tensor | None = None) -> Tensor:
 
 
 def principal_angle(x: Tensor, y: Tensor) -> Tensor:
-    """Largest principal angle between the column spans of x and y ``(..., d, k)``, shape (...).
+    """Returns the largest principal angle between column spans of x and y (..., d, k), (...).
 
     By its sine where that is accurate and by its cosine elsewhere.
     """
     overlap = x.mT @ y
-    cosine = torch.linalg.svdvals(overlap)[..., -1].clamp(0, 1)
-    sine = torch.linalg.svdvals(y - x @ overlap)[..., 0].clamp(0, 1)
+    cosine = linalg.svdvals(overlap)[..., -1].clamp(0, 1)
+    sine = linalg.svdvals(y - x @ overlap)[..., 0].clamp(0, 1)
     return torch.atan2(sine, cosine)
 
 
@@ -84,13 +83,12 @@ class _Components(FrozenProblem):
 
     def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
         """The largest principal angle to the optimum, up to signs."""
-        del meta
         frames = (point.reshape(len(x), -1) for point in (x, optimum.x))
         return {"principal_angle": float(principal_angle(*frames))}
 
 
 class OnFrames(FrozenProblem):
-    """A problem over orthonormal frames, or over the subspaces that they span."""
+    """Base of problems over orthonormal frames, or over the subspaces that they span."""
 
     on: Literal["stiefel", "grassmann"] = "stiefel"
     """Frames with orthonormal columns, or the subspaces that they span."""
@@ -99,7 +97,7 @@ class OnFrames(FrozenProblem):
 
     @property
     def manifold(self) -> Manifold:
-        """``on``."""
+        """The manifold that the key ``on`` names."""
         return _FRAMES[self.on]
 
 
@@ -107,7 +105,7 @@ _FRAMES: Mapping[str, Manifold] = {"stiefel": Stiefel(), "grassmann": Grassmann(
 
 
 class PrincipalEigenvector(_Components):
-    """The leading eigenvector on the sphere (PriRFed section 6.1).
+    """The problem of the leading eigenvector on the sphere (PriRFed section 6.1).
 
     f_j(x) = -(z_j^T x)^2 on the sphere of R^d; examples ``z`` of shape (..., n, d).
     """
@@ -116,7 +114,7 @@ class PrincipalEigenvector(_Components):
     manifold: ClassVar[Manifold] = Sphere()
     kind: Literal["principal-eigenvector"] = "principal-eigenvector"
 
-    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+    def point_shape(self, examples: Examples) -> Shape:
         """(d,)."""
         return (examples["z"].shape[-1],)
 
@@ -137,13 +135,12 @@ class PrincipalEigenvector(_Components):
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The leading eigenvector of the pooled second moment, by eigh, largest entry positive."""
-        _, vectors = torch.linalg.eigh(second_moment(shards, weights))
+        _, vectors = linalg.eigh(second_moment(shards, weights))
         x = vectors[:, -1]
         return self.optimum_at(x * torch.sign(x[x.abs().argmax()]), shards, weights)
 
 
-@dataclass(frozen=True)
-class _AlongX:
+class _AlongX(NamedTuple):
     """-2 s_j (z_j - s_j x) for rows z_j and s_j = x^T z_j, shape (..., n)."""
 
     x: Tensor
@@ -153,7 +150,7 @@ class _AlongX:
     @property
     def norms(self) -> Tensor:
         """2 |s_j| times the bound of |z_j - s_j x|, shape ``(..., n)``."""
-        drift = (torch.linalg.vecdot(self.x, self.x) - 1).abs().unsqueeze(-1)
+        drift = (linalg.vecdot(self.x, self.x) - 1).abs().unsqueeze(-1)
         slack = drift + 4 * self.x.shape[-1] * _EPS
         return 2 * self.s.abs() * _residual(squared_norms(self.z), self.s.square(), slack)
 
@@ -165,7 +162,7 @@ class _AlongX:
 
 
 class KPCA(OnFrames, _Components):
-    """k principal components on Stiefel or Grassmann (projected FL section 5.1).
+    """The problem of k principal components on Stiefel or Grassmann (projected FL section 5.1).
 
     f_j(X) = -1/2 |X^T z_j|^2 on St(d, k) or Gr(d, k); examples ``z`` of shape (..., n, d).
     """
@@ -176,12 +173,12 @@ class KPCA(OnFrames, _Components):
     """Columns of the frame, k."""
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
-        """Rows, scaled."""
+        """Returns the rows, scaled."""
         if self.scaling == "sum":
             shard = sum_scaling(shard, meta.get(NUM_EXAMPLES), "z")
         return shard
 
-    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+    def point_shape(self, examples: Examples) -> Shape:
         """(d, k)."""
         return (examples["z"].shape[-1], self.num_components)
 
@@ -202,13 +199,12 @@ class KPCA(OnFrames, _Components):
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """An orthonormal basis of the leading eigenspace of the pooled second moment, by eigh."""
-        _, vectors = torch.linalg.eigh(second_moment(shards, weights))
+        _, vectors = linalg.eigh(second_moment(shards, weights))
         x = vectors[:, -self.num_components :].flip(-1).contiguous()
         return self.optimum_at(x, shards, weights)
 
 
-@dataclass(frozen=True)
-class _AlongFrame:
+class _AlongFrame(NamedTuple):
     """-(z_j - X s_j) s_j^T for rows z_j and s_j = X^T z_j, shape (..., n, k)."""
 
     x: Tensor
@@ -221,7 +217,7 @@ class _AlongFrame:
         x, (d, k) = self.x, self.x.shape[-2:]
         gram = row_maps(x.mT, x.mT)
         gram.diagonal(dim1=-2, dim2=-1).sub_(1.0)
-        drift = torch.linalg.vector_norm(gram, dim=(-2, -1)).unsqueeze(-1)
+        drift = linalg.vector_norm(gram, dim=(-2, -1)).unsqueeze(-1)
         projected = dots(self.s, self.s).clamp_min(SHORTEST**2)
         slack = drift + 4 * d * math.sqrt(k) * _EPS
         return projected.sqrt() * _residual(squared_norms(self.z), projected, slack)
@@ -230,7 +226,7 @@ class _AlongFrame:
         """X sum_j s_j c_j^T - sum_j z_j c_j^T with c_j = weights_j s_j, shape ``(..., d, k)``."""
         c = weights.unsqueeze(-1) * self.s
         along = row_maps(self.x, torch.matmul(self.s.mT, c).mT)
-        return along.sub_(outer_combination(c, self.z))
+        return along.sub_(torch.matmul(c.mT, self.z).mT)
 
 
 def _coordinates(x: Tensor, examples: Examples) -> Tensor:

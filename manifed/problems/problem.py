@@ -1,4 +1,4 @@
-"""What a problem is: a manifold, a loss per example, its Riemannian gradient, and its evaluation.
+"""The base class of problems: a manifold, a loss per example, gradients, and evaluation.
 
 min_x f(x) = sum_i p_i (1/N_i) sum_j f_ij(x) over the shards of a federation (Huang, Huang,
 Jawanpuria, Mishra: Federated Learning on Riemannian Manifolds with Differential Privacy, (1.1) and
@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.linalg import standard_normal
+from manifed.manifolds.linalg import Shape, standard_normal
 from manifed.problems.data import ExampleKind, Frozen
 from manifed.problems.examples import Examples
 
@@ -33,7 +33,7 @@ _LARGEST_ENTRY = 1e60
 
 # -- gradients ------------------------------------------------------------------------------------
 class Gradients(Protocol):
-    """grad f_j(x) of every example at one point, in whatever form the problem keeps them.
+    """Interface of the per-example gradients at one point, in whatever form a problem keeps them.
 
     Guarantees: what a weight min(1, C / norms_j) leaves of example j in a ``sum`` has a metric norm
     of at most C (1 + 1e-9), whatever the example holds; or the sum is not finite.
@@ -41,11 +41,7 @@ class Gradients(Protocol):
 
     @property
     def norms(self) -> Tensor:
-        """What a clip divides by: upper bounds of the norms of what is summed, ``(..., n)``.
-
-        Where parts of a vector are clipped by themselves ``(parts, ..., n)``, and so are the
-        weights of a sum. The norm of the whole is the bound's where each of these is.
-        """
+        """Returns upper bounds of the norms of what is summed, ``(..., n)``, for the clip."""
         ...
 
     def sum(self, weights: Tensor) -> Tensor:
@@ -55,7 +51,7 @@ class Gradients(Protocol):
 
 @dataclass(frozen=True)
 class Vectors:
-    """Gradients as the tangent vectors that they are, ``vectors`` (..., n, *point) at x."""
+    """Per-example gradients as tangent vectors, ``vectors`` (..., n, *point) at x."""
 
     manifold: Manifold
     x: Tensor
@@ -63,11 +59,11 @@ class Vectors:
 
     @property
     def norms(self) -> Tensor:
-        """Their metric norms."""
+        """Returns their metric norms."""
         return self.manifold.norm_bound(self.x.unsqueeze(-1 - self.manifold.ndim), self.vectors)
 
     def sum(self, weights: Tensor) -> Tensor:
-        """The sum of these very vectors."""
+        """Returns the weighted sum of the vectors."""
         axis = -1 - self.manifold.ndim
         return (self.manifold.expand_scalar(weights) * self.vectors).sum(axis)
 
@@ -83,7 +79,7 @@ class Optimum:
 
 
 class Problem:
-    """The losses and gradients of a problem, and what follows from them.
+    """Base of problems, which states losses and gradients, and what follows from them.
 
     ``rgrads`` and ``losses`` are to be written; ``gradients`` is overridden where a closed form is
     shorter. What sees all data (``objective`` and below) is for evaluation and references, never
@@ -115,20 +111,20 @@ class Problem:
 
     @property
     def sufficient_statistic(self) -> "Problem | None":
-        """Vectors of the examples whose sum fixes the minimiser; None: none is known.
+        """The statistic whose sum over examples fixes the minimiser; None if none is known.
 
         As a linear problem: f_j(x) = <s_j, x> on R^m: its gradient is s_j at any x.
         """
         return None
 
     def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
-        """So many examples of that shape that are nobody's, to try how blocks are computed.
+        """Makes up so many examples of that shape, to try how blocks are computed.
 
         Normal entries, and zeros where numbers are whole; problems of points make up points.
         """
         made: dict[str, Tensor] = {}
         for key, tensor in like.tensors.items():
-            shape = (count, *tensor.shape[tensor.dim() - like.feature_ndim[key] :])
+            shape = (count, *like.shapes[key])
             drawn = torch.zeros(shape, dtype=torch.float64)
             if tensor.is_floating_point():
                 drawn = standard_normal(shape, generator)
@@ -136,14 +132,13 @@ class Problem:
         return Examples(made, like.feature_ndim)
 
     def check_records(self, examples: Examples) -> None:
-        """Refuse prepared examples that are no records of this problem.
+        """Refuses prepared examples that are no records of this problem.
 
         Raises:
             InvalidRecord: naming the record.
         """
-        del examples
 
-    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+    def point_shape(self, examples: Examples) -> Shape:
         """Shape of one point, from the shape of the examples."""
         raise NotImplementedError
 
@@ -156,12 +151,11 @@ class Problem:
         raise NotImplementedError
 
     def gradients(self, x: Tensor, examples: Examples) -> Gradients:
-        """Gradients of `rgrads` in the form that is summed and clipped."""
+        """Returns the gradients of `rgrads` in the form that is summed and clipped."""
         return Vectors(self.manifold, x, self.rgrads(x, examples))
 
     def correct(self, x: Tensor, examples: Examples) -> Tensor | None:
         """1 where an example is predicted right, else 0, shape ``(..., n)``; None: no classes."""
-        del x, examples
         return None
 
     # -- on all data ------------------------------------------------------------------------------
@@ -176,18 +170,18 @@ class Problem:
     def gradient(self, x: Tensor, shards: Shards, weights: Tensor | None = None) -> Tensor:
         """Grad f(x), tangent at x, shape of x."""
         lead = x.shape[: x.dim() - self.manifold.ndim]
-        total = torch.zeros_like(x)
-        for examples, each in _weighted_parts(shards, weights):
-            spread = each.to(x).expand(*lead, len(examples))
-            total = total + self.gradients(x, examples).sum(spread)
-        return total
+        parts = (
+            self.gradients(x, examples).sum(each.to(x).expand(*lead, len(examples)))
+            for examples, each in _weighted_parts(shards, weights)
+        )
+        return sum(parts, torch.zeros_like(x))
 
     def gradient_norm(self, x: Tensor, shards: Shards, weights: Tensor | None = None) -> Tensor:
         """Metric norm of grad f(x), shape ``(...)``."""
         return self.manifold.norm(x, self.gradient(x, shards, weights))
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
-        """A minimiser of f: the closed form where one is known, else by steepest descent."""
+        """Returns a minimiser of f: by a closed form where one is known, else by descent."""
         return _descend(self, self.reference_start(*pool(shards, weights)), shards, weights)
 
     def optimum_at(self, x: Tensor, shards: Shards, weights: Tensor | None) -> Optimum:
@@ -196,12 +190,11 @@ class Problem:
         return Optimum(x, value, float(self.gradient_norm(x, shards, weights)))
 
     def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
-        """Where the reference solver starts (deterministic; never sent to a client)."""
+        """Returns the reference solver's start (deterministic; never sent to a client)."""
         raise NotImplementedError(f"{type(self).__name__} has no start for its reference solver")
 
     def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
-        """Measures that only this problem has; ``meta`` is the data set's."""
-        del x, optimum, meta
+        """Returns measures that only this problem has; ``meta`` is the data set's."""
         return {}
 
 
@@ -217,7 +210,7 @@ def client_weights(shards: Shards, weights: Tensor | None = None) -> Tensor:
 
 
 def pool(shards: Shards, weights: Tensor | None = None) -> tuple[Examples, Tensor]:
-    """All examples in one, and the weight p_i / N_i of each, shape (sum N_i,)."""
+    """Returns all examples in one, and the weight p_i / N_i of each, shape (sum N_i,)."""
     sizes = torch.tensor([len(shard) for shard in shards])
     each = (client_weights(shards, weights) / sizes).repeat_interleave(sizes)
     return Examples.concatenate(shards), each
@@ -225,16 +218,15 @@ def pool(shards: Shards, weights: Tensor | None = None) -> tuple[Examples, Tenso
 
 def _weighted_parts(shards: Shards, weights: Tensor | None) -> Sequence[tuple[Examples, Tensor]]:
     """Shards with the weight p_i / N_i of each example; many small shards are pooled into one."""
-    elements = sum(tensor.numel() for tensor in shards[0].tensors.values()) if shards else 0
-    if len(shards) > 1 and elements * len(shards) <= 2**22:
-        return [pool(shards, weights)]
+    if len(shards) > 1:
+        elements = sum(tensor.numel() for tensor in shards[0].tensors.values())
+        if elements * len(shards) <= 2**22:
+            return [pool(shards, weights)]
     share = client_weights(shards, weights)
     return [(s, (p / len(s)).expand(len(s))) for s, p in zip(shards, share, strict=True)]
 
 
-def _descend(
-    problem: Problem, x: Tensor, shards: Shards, weights: Tensor | None = None, most: int = 2000
-) -> Optimum:
+def _descend(problem: Problem, x: Tensor, shards: Shards, weights: Tensor | None) -> Optimum:
     """A stationary point near x, where |grad f| <= `Problem.reference_tolerance` (1 + |f|).
 
     Riemannian steepest descent with Barzilai-Borwein steps and a non-monotone Armijo rule (Iannazzo
@@ -247,7 +239,7 @@ def _descend(
     size = float(manifold.norm(x, g))
     step = 1.0 / max(size, 1.0)
     history = [value]
-    for _ in range(most):
+    for _ in range(2000):
         if size <= problem.reference_tolerance * (1.0 + abs(value)):
             break
         reference = max(history[-10:])
@@ -285,7 +277,7 @@ class _RandomStart(Frozen):
 
 
 class OriginStart(Frozen):
-    """The manifold's origin: zero, the identity, or the first unit vectors."""
+    """Start at the manifold's origin: zero, the identity, or the first unit vectors."""
 
     kind: Literal["origin"] = "origin"
 
@@ -299,7 +291,7 @@ class _GivenStart(Frozen):
 
 
 class ModelStart(Frozen):
-    """The problem's own: for problem.kind = "module" the parameters that its factory made."""
+    """Start at the problem's own point, for problem.kind = "module" the factory's parameters."""
 
     kind: Literal["model"] = "model"
 
@@ -311,7 +303,7 @@ Start = Annotated[
 
 # -- the problem of a config ----------------------------------------------------------------------
 class ProblemSource(Frozen):
-    """A table ``[problem]`` of a config, and what becomes of a client's records."""
+    """Base of the tables ``[problem]`` of a config, which prepare a client's records."""
 
     if TYPE_CHECKING:
         kind: Any
@@ -323,20 +315,19 @@ class ProblemSource(Frozen):
     """Public bound on every |entry| of a prepared record; others are refused at loading."""
 
     def build(self) -> Problem:
-        """The problem, without data: this object, unless a table makes another one."""
+        """Makes the problem, without data: this object, unless a table makes another one."""
         assert isinstance(self, Problem)
         return self
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
-        """A client's own examples as the problem wants them, computed from that shard alone.
+        """Returns a client's own examples as the problem reads them, from that shard alone.
 
         ``meta``: of the data set; of a site's own file N_i, whatever the file holds.
         """
-        del meta
         return shard
 
     def check_records(self, examples: Examples) -> None:
-        """Refuse a prepared shard that holds a record which nothing may be computed from.
+        """Refuses a prepared shard with a record from which nothing may be computed.
 
         Raises:
             InvalidRecord: naming the record, for the log of its owner.
@@ -349,24 +340,21 @@ class ProblemSource(Frozen):
             self.build().check_records(examples)
 
     def mixes_records(self) -> str | None:
-        """Which part of ``prepare`` lets a record change another of its client; None: no part."""
+        """Returns the part of ``prepare`` that lets records of a client mix; None if none does."""
         return None
 
     @property
     @abstractmethod
     def needs(self) -> ExampleKind:
         """The kind of examples that the problem reads."""
-        raise NotImplementedError
 
     @property
     def reads(self) -> tuple[ExampleKind, ...]:
-        """All kinds of examples that ``prepare`` takes."""
+        """The kinds of examples that ``prepare`` takes."""
         return (self.needs,)
 
-    def first_point(
-        self, problem: Problem, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
-        """x^(0), of ``shape``, from the config and the seed.
+    def first_point(self, problem: Problem, shape: Shape, generator: torch.Generator) -> Tensor:
+        """Returns x^(0), of ``shape``, from the config and the seed.
 
         A given point is projected to take up the rounding of its digits.
 
@@ -402,7 +390,7 @@ class ProblemSource(Frozen):
 
 
 class FrozenProblem(ProblemSource, Problem):
-    """A problem that is its own table."""
+    """Base of problems that are their own config tables."""
 
     points_per_example: ClassVar[float]
     needs_keys: ClassVar[bool]
@@ -418,11 +406,11 @@ class FrozenProblem(ProblemSource, Problem):
 
 # -- records --------------------------------------------------------------------------------------
 class InvalidRecord(ValueError):
-    """A record that nothing may be computed from; one line with its index, for its owner only."""
+    """Error: nothing may be computed from a record; one line with its index, for its owner."""
 
 
 def require(measure: Tensor, is_valid: Tensor, expected: str) -> None:
-    """Refuse the first record that is not valid; both tensors have shape ``(n,)``.
+    """Refuses the first record that is not valid; both tensors have shape ``(n,)``.
 
     Raises:
         InvalidRecord: naming the record, what is expected, and its measure.
@@ -433,28 +421,24 @@ def require(measure: Tensor, is_valid: Tensor, expected: str) -> None:
     raise InvalidRecord(f"record {index}: expected {expected}, got {float(measure[index]):.6g}")
 
 
-def is_class(label: Tensor, num_classes: int) -> Tensor:
-    """Whether a label is a class number from 0 to ``num_classes`` - 1, shape of ``label``."""
-    return (label >= 0) & (label < num_classes) & (label == label.floor())
-
-
 def class_numbers(label: Tensor, num_classes: int) -> Tensor:
-    """The labels as class numbers; of one that is none, some class: ask `is_class`."""
+    """Returns the labels as class numbers; a label that is none gets one that it does not equal."""
     return label.nan_to_num(nan=0.0).clamp(0, num_classes - 1).long()
 
 
 def check_classes(examples: Examples, num_classes: int) -> None:
-    """Refuse labels that are no class numbers.
+    """Refuses labels that are no class numbers.
 
     Raises:
         InvalidRecord: naming the record.
     """
     label = examples["label"]
-    require(label, is_class(label, num_classes), f"a class number from 0 to {num_classes - 1}")
+    is_class = label == class_numbers(label, num_classes)
+    require(label, is_class, f"a class number from 0 to {num_classes - 1}")
 
 
 def check_points(manifold: Manifold, points: Tensor) -> None:
-    """Refuse records ``(n, *point)`` that are not points of ``manifold``.
+    """Refuses records ``(n, *point)`` that are not points of ``manifold``.
 
     SPD matrices are refused too whose condition is above 1e12: beyond it the smallest eigenvalue is
     mostly rounding. A membership defect of 1e-9 is taken for rounding, far below that of points on

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from manifed.durable import MOST_BYTES
-from manifed.problems.data import Dataset, DataSource, ExampleKind, build, generator
+from manifed.errors import Missing, optional
+from manifed.problems.data import Array, Dataset, DataSource, ExampleKind, build, generator
 
-Array = NDArray[np.float64]
 _Labels = NDArray[np.int64]
 
 
 class DataMissing(FileNotFoundError):
-    """A data file that is not where it was looked for; the message says where and what to do."""
+    """Error: a data file is not where it was looked for; the text says where and what to do."""
 
     def __init__(self, name: str, looked_for: str) -> None:
         super().__init__(
@@ -33,7 +33,7 @@ class DataMissing(FileNotFoundError):
 
 
 class DataDamaged(ValueError):
-    """A data file that does not hold what it must; the message says which file and line.
+    """Error: a data file does not hold what it must; the text says which file and line.
 
     It never quotes a record: an error may be read by others than the owner of the data.
     """
@@ -44,7 +44,7 @@ class DataDamaged(ValueError):
 
 
 def content(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a file, unpacked if it ends in ``.gz``.
+    """Reads the bytes of a file, unpacked if it ends in ``.gz``.
 
     Raises:
         DataDamaged: when it can't be read or unpacked, or holds more than ``most`` bytes; nothing
@@ -63,7 +63,7 @@ def content(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def find(name: str, data_dir: Path | None, *candidates: str) -> Path:
-    """The first of ``candidates`` (paths below ``data_dir``) that exists.
+    """Returns the first of ``candidates`` (paths below ``data_dir``) that exists.
 
     Raises:
         DataMissing: none does.
@@ -129,9 +129,12 @@ class Digits(_Images):
     kind: Literal["digits"] = "digits"
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """Rows ``z`` (n, 64) and the digits as labels."""
-        del data_dir
-        return self._dataset(*digits(), seed)
+        """Rows ``z`` (n, 64) and the digits as labels.
+
+        Read from the file: importing scikit-learn would cost as much as a whole quick run.
+        """
+        found = np.loadtxt(_shipped("data/digits.csv.gz"), delimiter=",")
+        return self._dataset(found[:, :-1] / 16.0, found[:, -1].astype(np.int64), seed)
 
 
 class Mnist(_Images):
@@ -140,46 +143,30 @@ class Mnist(_Images):
     kind: Literal["mnist"] = "mnist"
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """Rows ``z`` (n, 784), the digits as labels, and which split was read in ``meta``."""
-        pixels, labels, split = mnist(data_dir)
-        return self._dataset(pixels, labels, seed, split=split)
+        """Rows ``z`` (n, 784), the digits as labels, and which split was read in ``meta``.
 
+        The test set of 10 000 where the folder ``mnist`` has no other; idx files, gzipped or not.
 
-def digits() -> tuple[Array, _Labels]:
-    """Pixels / 16, shape (1797, 64), and labels.
-
-    Read from the file: importing scikit-learn would cost as much as a whole quick run.
-    """
-    found = np.loadtxt(_shipped("data/digits.csv.gz", "digits"), delimiter=",")
-    return found[:, :-1] / 16.0, found[:, -1].astype(np.int64)
-
-
-def mnist(data_dir: Path | None) -> tuple[Array, _Labels, str]:
-    """Pixels / 255, shape (n, 784), labels, and the split read.
-
-    The training set where the folder ``mnist`` has it, the test set of 10 000 otherwise; idx files,
-    gzipped or not.
-
-    Raises:
-        DataMissing: for a missing file, labels beside images that are there included.
-        DataDamaged: for a file that is no idx file, or labels that are not one digit an image.
-    """
-    stems = {"train": "train", "t10k": "test"}
-    images = [f"mnist/{stem}-images-idx3-ubyte{end}" for stem in stems for end in ("", ".gz")]
-    image_file = find("mnist", data_dir, *images)
-    stem = image_file.name.partition("-")[0]
-    label = f"mnist/{stem}-labels-idx1-ubyte"
-    label_file = find("mnist", data_dir, label, f"{label}.gz")
-    pixels = _read_idx(image_file)
-    digit = _read_idx(label_file)
-    if pixels.ndim != 3 or pixels.size == 0:
-        raise DataDamaged(image_file, f"expected images (n, rows, columns), got {pixels.shape}")
-    if digit.shape != (len(pixels),):
-        raise DataDamaged(label_file, f"expected {len(pixels)} labels, got {digit.shape}")
-    if digit.max() > 9:
-        raise DataDamaged(label_file, f"expected digits from 0 to 9, got {digit.max()}")
-    rows = pixels.reshape(len(pixels), -1).astype(np.float64) / 255.0
-    return rows, digit.astype(np.int64), stems[stem]
+        Raises:
+            DataMissing: for a missing file, labels beside images that are there included.
+            DataDamaged: for a file that is no idx file, or labels that are not one digit an image.
+        """
+        stems = {"train": "train", "t10k": "test"}
+        images = [f"mnist/{stem}-images-idx3-ubyte{end}" for stem in stems for end in ("", ".gz")]
+        image_file = find("mnist", data_dir, *images)
+        stem = image_file.name.partition("-")[0]
+        label = f"mnist/{stem}-labels-idx1-ubyte"
+        label_file = find("mnist", data_dir, label, f"{label}.gz")
+        pixels = _read_idx(image_file)
+        shown = _read_idx(label_file)
+        if pixels.ndim != 3 or pixels.size == 0:
+            raise DataDamaged(image_file, f"expected images (n, rows, columns), got {pixels.shape}")
+        if shown.shape != (len(pixels),):
+            raise DataDamaged(label_file, f"expected {len(pixels)} labels, got {shown.shape}")
+        if shown.max() > 9:
+            raise DataDamaged(label_file, f"expected digits from 0 to 9, got {shown.max()}")
+        rows = pixels.reshape(len(pixels), -1) / 255.0
+        return self._dataset(rows, shown.astype(np.int64), seed, split=stems[stem])
 
 
 def _read_idx(path: Path) -> NDArray[np.uint8]:
@@ -218,9 +205,25 @@ class A9a(_TwoClasses):
     kind: Literal["a9a"] = "a9a"
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """``feature`` (n, 123 or 124) and ``label`` -1 or 1."""
-        del seed
-        return self._dataset(*a9a(data_dir))
+        """``feature`` (32 561, 123 or 124) and ``label`` -1 or 1.
+
+        Raises:
+            DataDamaged: for a file that holds anything else.
+        """
+        with optional():
+            import sklearn.datasets
+
+        read: Any = sklearn.datasets.load_svmlight_file
+        path = find("a9a", data_dir, "a9a/a9a")
+        what = "expected lines '±1 index:value ...', of indices from 1 to 123 in rising order"
+        try:
+            rows, labels = read(str(path), n_features=123, zero_based=False)
+            features = rows.toarray()
+        except Exception:  # of any kind: it may quote a record
+            raise DataDamaged(path, what) from None
+        if not (len(labels) and np.isin(labels, (-1, 1)).all() and np.isfinite(features).all()):
+            raise DataDamaged(path, what)
+        return self._dataset(features, labels.astype(np.int64))
 
 
 class BreastCancer(_TwoClasses):
@@ -233,12 +236,12 @@ class BreastCancer(_TwoClasses):
     kind: Literal["breast-cancer"] = "breast-cancer"
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """``feature`` (569, 30 or 31), ``label`` 1 for benign and -1 for malignant."""
-        del data_dir, seed
-        features, labels = breast_cancer()
+        """``feature`` (569, 30 or 31) and ``label`` 1 for benign, -1 for malignant."""
+        path = _shipped("data/breast_cancer.csv")
+        table = np.loadtxt(path, delimiter=",", skiprows=1)
         low, high = breast_cancer_ranges().T
-        features = np.clip((features - low) / (high - low), 0.0, 1.0) * 2 - 1
-        return self._dataset(features, labels)
+        features = np.clip((table[:, :-1] - low) / (high - low), 0.0, 1.0) * 2 - 1
+        return self._dataset(features, (2 * table[:, -1] - 1).astype(np.int64))
 
 
 def breast_cancer_ranges() -> Array:
@@ -246,51 +249,23 @@ def breast_cancer_ranges() -> Array:
 
     The documentation is a file of scikit-learn's, and no record is looked at.
     """
-    text = _shipped("descr/breast_cancer.rst", "breast-cancer").read_text(encoding="utf-8")
+    text = _shipped("descr/breast_cancer.rst").read_text(encoding="utf-8")
     found = np.array(re.findall(r"([\d.]+) +([\d.]+)$", text, re.MULTILINE), dtype=np.float64)
     if found.shape != (30, 2):
         raise DataMissing("breast-cancer", "descr/breast_cancer.rst with the ranges of 30 features")
     return found
 
 
-def breast_cancer() -> tuple[Array, _Labels]:
-    """569 rows of 30 features, as the file has them; benign 1, malignant -1."""
-    path = _shipped("data/breast_cancer.csv", "breast-cancer")
-    table = np.loadtxt(path, delimiter=",", skiprows=1)
-    return table[:, :-1], (2 * table[:, -1] - 1).astype(np.int64)
-
-
-def a9a(data_dir: Path | None) -> tuple[Array, _Labels]:
-    """123 binary features and labels -1 or 1 of 32 561 rows.
-
-    Raises:
-        DataDamaged: for a file that holds anything else.
-    """
-    import sklearn.datasets
-
-    read: Any = sklearn.datasets.load_svmlight_file
-    path = find("a9a", data_dir, "a9a/a9a")
-    what = "expected lines '±1 index:value ...', of indices from 1 to 123 in rising order"
-    try:
-        rows, labels = read(str(path), n_features=123, zero_based=False)
-        features = rows.toarray()
-    except Exception:  # of any kind: it may quote a record
-        raise DataDamaged(path, what) from None
-    if not (len(labels) and np.isin(labels, (-1, 1)).all() and np.isfinite(features).all()):
-        raise DataDamaged(path, what)
-    return features, labels.astype(np.int64)
-
-
-def _shipped(name: str, data: str) -> Path:
+def _shipped(name: str) -> Path:
     """A file that scikit-learn ships."""
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
-        raise DataMissing(data, f"datasets/{name} of an installed scikit-learn")
+        raise Missing("sklearn")
     return Path(package.origin).parent / "datasets" / name
 
 
 def subset(available: int, wanted: int | None, rng: np.random.Generator) -> _Labels:
-    """Indices of a uniform subset of ``wanted`` out of ``available``, increasing; all for None."""
+    """Returns indices of a uniform subset, ``wanted`` of ``available``, increasing; None: all."""
     if wanted is None:
         return np.arange(available, dtype=np.int64)
     if wanted > available:

@@ -1,4 +1,4 @@
-"""From a config's tables of problem and data to shards: load, partition, prepare.
+"""Makes the shards of a config: loads its data, partitions and prepares them.
 
 Clients and evaluation call the same functions with the same arguments and so see the same data; a
 networked client takes its own shard by index.
@@ -8,10 +8,11 @@ import os
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from manifed.problems.data import NUM_EXAMPLES, Dataset, DataSource, PartitionRule, generator
+from manifed.problems.data import NUM_EXAMPLES, DataSource, PartitionRule, generator
 from manifed.problems.examples import Examples
 from manifed.problems.problem import ProblemSource
 from manifed.problems.synthetic import StreamData
@@ -40,22 +41,17 @@ def check_pair(problem: ProblemSource, data: DataSource) -> None:
         raise ValueError("data.features, data.query: required by 'hyperbolic-prediction'")
 
 
-_DATA_VARIABLE = "MANIFED_DATA"
-
-
 def data_folder() -> Path | None:
-    """The folder of data sets that do not ship with scikit-learn; None when none is named."""
-    named = os.environ.get(_DATA_VARIABLE)
+    """Returns the folder of data sets that do not ship with scikit-learn; None if none is named."""
+    named = os.environ.get("MANIFED_DATA")
     return Path(named) if named else None
 
 
-@lru_cache(maxsize=4)
-def _loaded(data: DataSource, seed: int, data_dir: Path | None = None) -> Dataset:
-    return data.load(data_dir, seed)
+dataset: Any = lru_cache(maxsize=4)(lambda data, seed, data_dir=None: data.load(data_dir, seed))
+"""All examples of a data set, before they are partitioned, by data set, seed and data folder.
 
-
-dataset: Callable[..., Dataset] = _loaded
-"""All examples of a data set, before they are partitioned, by data set, seed and data folder."""
+A process that keeps some shards calls its ``cache_clear``: it needs no more of them.
+"""
 
 
 def some_shards(
@@ -67,7 +63,7 @@ def some_shards(
     data_dir: Path | None = None,
     members: range | None = None,
 ) -> tuple[Examples, ...]:
-    """The examples of the clients ``members`` (None: all) as the problem wants them, in order.
+    """Returns the prepared examples of the clients ``members`` (None: all), in order.
 
     Nothing but the data set is kept.
 
@@ -97,12 +93,7 @@ def sizes_of_shards(
     seed: int,
     data_dir: Path | None,
 ) -> tuple[int, ...]:
-    """How many examples each of `shards` has."""
+    """Returns how many examples each shard has."""
     whole = dataset(data, seed, data_dir)
     lists = partition.split(whole, num_partitions, generator(seed, "partition"))
     return tuple(len(one) for one in lists)
-
-
-def forget_datasets() -> None:
-    """Let go of whole data sets: a process that keeps some shards needs no more of them."""
-    _loaded.cache_clear()

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.linalg import LOG, packed, packed_size, sym_function
+from manifed.manifolds.linalg import LOG, Shape, packed, packed_size, sym_function
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
 from manifed.problems.rows import squared_norms
@@ -57,7 +57,7 @@ class _OuterRows(_Statistic):
             return examples["z"]
         return torch.cat([examples["feature"], examples[self.beside].unsqueeze(-1)], dim=-1)
 
-    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+    def point_shape(self, examples: Examples) -> Shape:
         """(d(d+1)/2,)."""
         return (packed_size(self.rows(examples).shape[-1]),)
 
@@ -88,33 +88,33 @@ class _OuterProducts:
 
 
 class SecondMoments(_OuterRows):
-    """The second moment of rows ``z`` (..., n, d)."""
+    """The statistic of second moments of rows ``z`` (..., n, d)."""
 
     keeps_rows_apart = True
 
 
 class GramMatrices(_OuterRows):
-    """The second moment of rows ``feature`` (..., n, d) with their ``target`` (..., n)."""
+    """The statistic of second moments of rows ``feature`` (..., n, d) with ``target`` (..., n)."""
 
     keeps_rows_apart = True
     beside = "target"
 
 
 class LabelledGrams(_OuterRows):
-    """The second moment of rows ``feature`` (..., n, d) with their ``label`` (..., n), -1 or 1."""
+    """The statistic of second moments of ``feature`` (..., n, d) with ``label`` -1 or 1."""
 
     keeps_rows_apart = True
     beside = "label"
 
 
 class LogSums(_Statistic):
-    """s_j = log z_j in R^{m(m+1)/2}; examples ``z`` of shape (..., n, m, m).
+    """The statistic s_j = log z_j in R^{m(m+1)/2} of examples ``z`` (..., n, m, m).
 
     The Frechet mean of SPD matrices in the log-Euclidean metric is exp of the mean of the
     logarithms (Arsigny, Fillard, Pennec, Ayache 2007).
     """
 
-    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+    def point_shape(self, examples: Examples) -> Shape:
         """(m(m+1)/2,)."""
         return (packed_size(examples["z"].shape[-1]),)
 

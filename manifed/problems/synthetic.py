@@ -1,4 +1,4 @@
-"""The papers' synthetic data: each recipe is its configuration, and a function of a generator.
+"""Synthetic data of the papers: each recipe is a config table and a function of a generator.
 
 Recipes that draw per client say which client each row was drawn for (``sources``), in client order,
 so that the ``natural`` partition gives every client its own.
@@ -12,13 +12,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 
-from manifed.problems.data import Dataset, DataSource, ExampleKind, build, generator
+from manifed.problems.data import Array, Dataset, DataSource, ExampleKind, build, generator
 from manifed.problems.examples import Examples, Stream
-
-Array = NDArray[np.float64]
 
 
 class _Recipe(DataSource):
@@ -26,24 +25,22 @@ class _Recipe(DataSource):
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
         """What the seed's generator draws."""
-        del data_dir
         return self.draw(generator(seed, "data"))
 
     @abstractmethod
-    def draw(self, rng: np.random.Generator) -> Dataset:
+    def draw(self, rng: Generator) -> Dataset:
         """The data set."""
-        raise NotImplementedError
 
 
 class Pooled(_Recipe):
-    """Examples that are drawn for nobody in particular."""
+    """Base of synthetic data whose examples belong to no client in particular."""
 
     num_examples: int = Field(default=1000, ge=1)
     """Examples in all."""
 
 
 class OfClients(_Recipe):
-    """Rows that are drawn for each client, from a law of its own."""
+    """Base of synthetic data drawn for each client, from a law of its own."""
 
     num_clients: int = Field(default=10, ge=1)
     """Clients that rows are made for, each from its own law."""
@@ -58,7 +55,7 @@ class OfClients(_Recipe):
 
 
 class SyntheticPCA(OfClients):
-    """Projected FL Figures 6 and 7: client i's entries are N(0, variance 2i/n)."""
+    """Synthetic data of projected FL, Figures 6 and 7: client i has N(0, variance 2i/n)."""
 
     kind: Literal["synthetic-pca"] = "synthetic-pca"
     provides: ClassVar[ExampleKind] = "rows"
@@ -67,18 +64,17 @@ class SyntheticPCA(OfClients):
     """Rows a client."""
     dimension: int = Field(default=20, ge=1)
 
-    def draw(self, rng: np.random.Generator) -> Dataset:
+    def draw(self, rng: Generator) -> Dataset:
         """Rows ``z`` with their client as source."""
         n = self.num_clients
-        d = self.dimension
         stddev = np.sqrt(2.0 * np.arange(1, n + 1) / n)
-        z = rng.standard_normal((n, self.rows, d)) * stddev[:, None, None]
-        return build({"z": z.reshape(-1, d)}, sources=self._sources(self.rows))
+        z = rng.standard_normal((n, self.rows, self.dimension)) * stddev[:, None, None]
+        return build({"z": np.concatenate(z)}, sources=self._sources(self.rows))
 
 
 # -- rows with a number or a label ----------------------------------------------------------------
 class SyntheticLeastSquares(OfClients):
-    """Gaussian features and noisy linear targets, one truth per client if heterogeneous."""
+    """Synthetic least squares: Gaussian features and noisy linear targets of one or many truths."""
 
     kind: Literal["synthetic-least-squares"] = "synthetic-least-squares"
     provides: ClassVar[ExampleKind] = "regression"
@@ -89,7 +85,7 @@ class SyntheticLeastSquares(OfClients):
     heterogeneity: float = Field(default=0.0, ge=0)
     """Deviation of a client's own truth from the common one."""
 
-    def draw(self, rng: np.random.Generator) -> Dataset:
+    def draw(self, rng: Generator) -> Dataset:
         """``feature`` and ``target`` with their client as source."""
         n = self.num_clients
         rows = self.rows
@@ -99,7 +95,7 @@ class SyntheticLeastSquares(OfClients):
         a = rng.standard_normal((n, rows, d))
         noise = self.noise_stddev * rng.standard_normal((n, rows))
         b = np.einsum("crd,cd->cr", a, own) + noise
-        arrays = {"feature": a.reshape(-1, d), "target": b.reshape(-1)}
+        arrays = {"feature": np.concatenate(a), "target": b.ravel()}
         return build(arrays, sources=self._sources(rows))
 
 
@@ -110,14 +106,14 @@ class ScaledIdentities(OfClients):
     provides: ClassVar[ExampleKind] = "regression"
     num_clients: int = Field(default=16, ge=1)
 
-    def draw(self, rng: np.random.Generator) -> Dataset:
+    def draw(self, rng: Generator) -> Dataset:
         """``feature`` and ``target`` with their client as source, d rows a client."""
         n = self.num_clients
         d = self.dimension
         i = np.arange(1, n + 1)
         a = (i / np.sqrt(n))[:, None, None] * np.eye(d)
         b = rng.standard_normal((n, d)) / i[:, None]
-        arrays = {"feature": a.reshape(-1, d), "target": b.reshape(-1)}
+        arrays = {"feature": np.concatenate(a), "target": b.ravel()}
         return build(arrays, sources=self._sources(d))
 
 
@@ -125,7 +121,10 @@ class ScaledIdentities(OfClients):
 
 
 class LogNormalSPD(Pooled):
-    """Matrices G^{1/2} expm(spread S) G^{1/2}, S symmetric normal, G with log-spaced spectrum."""
+    """Synthetic SPD matrices G^{1/2} expm(spread S) G^{1/2} with S symmetric normal.
+
+    G has a log-spaced spectrum.
+    """
 
     kind: Literal["spd-lognormal"] = "spd-lognormal"
     provides: ClassVar[ExampleKind] = "spd-matrices"
@@ -136,29 +135,21 @@ class LogNormalSPD(Pooled):
     condition: float = Field(default=100.0, ge=1)
     """Condition number of the centre."""
 
-    def draw(self, rng: np.random.Generator) -> Dataset:
+    def draw(self, rng: Generator) -> Dataset:
         """Matrices ``z``."""
-        sizes = (self.num_examples, self.dimension)
-        z = lognormal_spd(*sizes, rng, spread=self.spread, condition=self.condition)
-        return build({"z": z})
+        d = self.dimension
+        edge = np.sqrt(self.condition)
+        basis = orthonormal(d, d, rng)
+        root = (basis * np.sqrt(np.geomspace(1 / edge, edge, d))) @ basis.T
+        g = rng.standard_normal((self.num_examples, d, d))
+        values, vectors = np.linalg.eigh(self.spread * (g + g.swapaxes(-1, -2)) / 2)
+        inner = (vectors * np.exp(values)[:, None, :]) @ vectors.swapaxes(-1, -2)
+        z = root @ inner @ root
+        return build({"z": (z + z.swapaxes(-1, -2)) / 2})
 
 
-def lognormal_spd(
-    num_examples: int, d: int, rng: np.random.Generator, *, spread: float = 0.25, condition: float
-) -> Array:
-    """G^{1/2} expm(spread * sym(N)) G^{1/2}, G random with log-spaced eigenvalues, (n, d, d)."""
-    edge = np.sqrt(condition)
-    basis = orthonormal(d, d, rng)
-    root = (basis * np.sqrt(np.geomspace(1 / edge, edge, d))) @ basis.T
-    g = rng.standard_normal((num_examples, d, d))
-    values, vectors = np.linalg.eigh(spread * (g + np.swapaxes(g, -1, -2)) / 2)
-    inner = (vectors * np.exp(values)[:, None, :]) @ np.swapaxes(vectors, -1, -2)
-    z = root @ inner @ root
-    return (z + np.swapaxes(z, -1, -2)) / 2
-
-
-def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> Array:
-    """A Haar matrix with orthonormal columns, shape (rows, columns)."""
+def orthonormal(rows: int, columns: int, rng: Generator) -> Array:
+    """Draws a Haar matrix with orthonormal columns, shape (rows, columns)."""
     q, r = np.linalg.qr(rng.standard_normal((rows, columns)))
     return q * np.where(np.diagonal(r) < 0, -1.0, 1.0)
 
@@ -173,18 +164,17 @@ class StreamData(DataSource):
     """How many records a client sets aside for the run. A round that is made again reads the next
     so many: no record is read twice."""
 
-    def draw(self, rng: np.random.Generator, count: int) -> Examples:
-        """So many records."""
+    def draw(self, rng: Generator, count: int) -> Examples:
+        """Draws so many records."""
         raise NotImplementedError
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """A sample, for the shape and the checksum."""
-        del data_dir
+        """Returns a sample, for the shape and the checksum."""
         sample = Stream(seed, (0,), self.num_examples, self.draw).judged()
         return build({name: t.numpy() for name, t in sample.tensors.items()})
 
     def shard(self, seed: int, client: int, prepare: Callable[[Examples], Examples]) -> Examples:
-        """The stream of a client; ``prepare`` is what the problem does with records."""
+        """Returns the stream of a client; ``prepare`` is what the problem does with records."""
         records = Stream(
             seed, (client,), self.num_examples, lambda rng, count: prepare(self.draw(rng, count))
         )

@@ -1,1 +1,1 @@
-"""Run folders: manifest, metrics, checkpoints, reports."""
+"""Run folders: manifest, metrics, checkpoints and reports."""

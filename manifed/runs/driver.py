@@ -1,4 +1,4 @@
-"""A run as the server sees it, over any transport: folder, ledger, rounds, evaluation, numbers.
+"""A run on the server's side over any transport: folder, ledger, rounds, evaluation, numbers.
 
 Everything goes into the run folder: the manifest before round 1, the charge before the messages,
 the metrics as they come, the model and the final numbers at the end.
@@ -7,7 +7,7 @@ the metrics as they come, the model and the final numbers at the end.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.algorithm import State
-from manifed.durable import remove_drafts, write_atomically
+from manifed.durable import remove_drafts, sync, write_atomically
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import (
     Facts,
@@ -40,19 +40,20 @@ from manifed.experiment.evaluation import (
 )
 from manifed.experiment.load import from_toml, to_toml
 from manifed.experiment.schema import Experiment, sha256
+from manifed.federation.exchange import Transport
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import run_rounds
-from manifed.federation.stack import ClientSide, StackTransport, Transport
+from manifed.federation.stack import ClientSide, StackTransport
 from manifed.plan import Sizes
 from manifed.privacy.account import Account, opened
 from manifed.runs import checkpoint
-from manifed.runs.checkpoint import COLUMNS, Column, Pace, Tally
+from manifed.runs.checkpoint import COLUMNS, Pace, Tally
 from manifed.runs.evidence import held_or_refused, read_past
 from manifed.runs.folder import LABEL, FolderDamaged, RunFolder
 from manifed.runs.manifest import manifest_of, placeless
 from manifed.runs.progress import is_screen, shown
 
-log = logging.getLogger("manifed")
+_log = logging.getLogger("manifed")
 
 _Measured = dict[str, float | None]
 _AskSizes = Callable[[], Sizes]
@@ -61,7 +62,7 @@ _AskSizes = Callable[[], Sizes]
 
 @dataclass(frozen=True)
 class Job:
-    """A run whose folder and ledger are there, before its next round."""
+    """A run with its folder and ledger open, before its next round."""
 
     config: Experiment
     plan: Plan
@@ -74,7 +75,7 @@ class Job:
 
     @property
     def num_rounds(self) -> int:
-        """The last round."""
+        """The number of the last round."""
         return self.config.federation.num_rounds
 
 
@@ -83,7 +84,7 @@ _Rounds = Callable[[Job], Iterator[RoundReport]]
 
 
 def rounds_over(transport: Transport) -> _Rounds:
-    """The rounds of any job over a transport that is there."""
+    """Runs the rounds of any job over an open transport."""
     return lambda job: run_rounds(
         job.plan,
         job.state,
@@ -97,11 +98,9 @@ def rounds_over(transport: Transport) -> _Rounds:
 
 
 def named_directory(config: Experiment) -> Path:
-    """``output.directory``, or runs/<name>-<UTC time> under the current folder."""
-    if config.output.directory is not None:
-        return Path(config.output.directory)
+    """Returns ``output.directory``, or runs/<name>-<UTC time> under the current folder."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")[:-3]
-    return Path.cwd() / "runs" / f"{config.name}-{stamp}"
+    return Path(config.output.directory or Path.cwd() / "runs" / f"{config.name}-{stamp}")
 
 
 def run(
@@ -111,33 +110,31 @@ def run(
     is_elsewhere: bool = False,
     is_deployment: bool = False,
     ask_sizes: _AskSizes | None = None,
-    began: float | None = None,
 ) -> RunFolder:
-    """The finished run folder; see `ConfigError`, `RoundFailed` and `LedgerDamaged` for errors.
+    """Runs an experiment and returns its finished run folder.
 
     ``is_elsewhere``: clients run in other processes, so that only they know their noise.
     ``is_deployment``: they may be on other machines. ``ask_sizes``: where sites declare their own;
-    a resumed run takes the sizes that its ledger was charged for. ``began``: when whoever waits for
-    the run asked for it, on the clock of `time.perf_counter`; None for now.
+    a resumed run takes the sizes that its ledger was charged for.
 
     A resumed run is judged before anything is written, and the folder is held from then to the end,
     so that neither a refusal nor a second process changes a byte of it.
     """
-    began = time.perf_counter() if began is None else began
+    began = time.perf_counter()
     has_oracle = config.setting.has_oracle(is_deployment=is_deployment)
-    folder = RunFolder(named_directory(config))
-    agreed = None
+    directory = named_directory(config)
+    folder = RunFolder(directory)
+    past = agreed = None
     if not config.output.resume:
         agreed = _agreed(config, ask_sizes)
-        _claim(folder.directory)
-    with held_or_refused(folder.directory):
-        past = None
+        _claim(directory)
+    with held_or_refused(directory):
         if agreed is None:
-            past = read_past(folder.directory, config)
+            past = read_past(directory, config)
             known = past.odometer.terms and past.odometer.terms.num_examples
             agreed = _agreed(config, (lambda: known) if known else ask_sizes)
         else:
-            _claim(folder.directory)
+            _claim(directory)
             write_atomically(folder.experiment_path, to_toml(placeless(config)).encode())
         facts, plan = agreed
         promise = plan.promise
@@ -155,13 +152,13 @@ def run(
             last_round=config.federation.num_rounds,
             resumed_at=done + 1 if past and past.ledger else None,
         ) as account:
-            remove_drafts(folder.directory)
+            remove_drafts(directory)
             folder.error_path.unlink(missing_ok=True)
             if not past or not past.manifest:
                 folder.begin(manifest_of(config, facts, folder, privacy, account.ledger.run_id))
             folder.drop_metrics_after(going.tally.told if done else -1)
             if past and past.odometer.covered > done:
-                log.warning(
+                _log.warning(
                     "Going on after round %d: rounds %d to %d were charged before the run stopped, "
                     "are made again, and are paid for again",
                     done,
@@ -169,8 +166,9 @@ def run(
                     past.odometer.covered,
                 )
             job = Job(config, plan, account, going.state, done + 1, dict(going.accepted))
-            stopped = going.go(rounds(job), account)
-            return going.finish(stopped, is_declared=is_elsewhere, began=began)
+            return going.finish(
+                going.go(rounds(job), account), is_declared=is_elsewhere, began=began
+            )
 
 
 def _agreed(config: Experiment, declared: _AskSizes | None) -> tuple[Facts, Plan]:
@@ -224,7 +222,9 @@ class _Run:
         self.done = saved.server_round
         self.accepted = {int(k): v for k, v in saved.meta.last_accepted.items()}
         self._judged = Judged(**saved.meta.judged)
-        columns = {*self._row(dict.fromkeys(COLUMNS, 0), self._measured(None), None)}
+        columns = {"round", "epsilon", "uploads", "seconds", LABEL}.union(
+            COLUMNS, self._measured(None)
+        )
         found = set(next(iter(folder.rows()), columns))
         if found != columns:
             expected, others = (",".join(sorted(names)) for names in (columns, found))
@@ -276,17 +276,22 @@ class _Run:
 
     def _save_checkpoint(self) -> None:
         with self._pace.counted():
-            self._folder.sync_metrics()
+            sync(self._folder.metrics_path)
+            sync(self._folder.directory)
             ledger = self._account.ledger
-            meta = checkpoint.Meta(
-                last_accepted={str(k): v for k, v in self.accepted.items()},
-                tally=self.tally,
-                judged=asdict(self._judged),
-                config_sha256=self._plan.config_sha256,
-                ledger_run_id=ledger.run_id,
-                ledger_head=str(ledger.head),
+            checkpoint.save(
+                self._folder.checkpoint_path,
+                self.done,
+                self.state,
+                checkpoint.Meta(
+                    last_accepted={str(k): v for k, v in self.accepted.items()},
+                    tally=self.tally,
+                    judged=asdict(self._judged),
+                    config_sha256=self._plan.config_sha256,
+                    ledger_run_id=ledger.run_id,
+                    ledger_head=str(ledger.head),
+                ),
             )
-            checkpoint.save(self._folder.checkpoint_path, self.done, self.state, meta)
         self._saved = self.done
 
     def _early_end(self) -> str | None:
@@ -297,9 +302,9 @@ class _Run:
         """
         held = self._held
         plan = self._plan
-        if held.kind == "oracle" or self.done >= self._last:
+        if held.kind == "oracle" or held.stop_when is None or self.done >= self._last:
             return None
-        if not self._judged.is_over(held.stop_when):
+        if self._judged.since < held.stop_when.no_better_for:
             return None
         with contextlib.suppress(BudgetExhausted):
             for r in range(self.done + 1, self._last + 1):
@@ -332,47 +337,46 @@ class _Run:
     def _judge(self, row: _Measured) -> None:
         """Count the newest evaluation, and keep the best model where that is asked for."""
         held = self._held
-        before = self._judged
         if held.kind == "oracle" or self.done % held.every:
             return
-        self._judged = before.after(self.done, row.get("held_out_loss"))
-        if held.keep == "best" and self._judged.best_round > before.best_round:
-            x = self._update.model(self.state, self._manifold).to("cpu")
-            self._folder.save_tensors("best", {"x": x, "round": torch.tensor(self.done)})
+        before = self._judged.best_round
+        self._judged = self._judged.after(self.done, row.get("held_out_loss"))
+        if held.keep == "best" and self._judged.best_round > before:
+            self._folder.save_tensors(
+                "best",
+                {
+                    "x": self._update.model(self.state, self._manifold).to("cpu"),
+                    "round": torch.tensor(self.done),
+                },
+            )
 
     def _output(self) -> Tensor:
         """The model of the last round, or of the one that evaluations liked best."""
         held = self._held
         best = self._judged.best_round
-        if held.kind != "oracle" and held.keep == "best" and best > 0:
+        if held.kind != "oracle" and held.keep == "best" and best:
             kept = self._folder.load_tensors("best")
             if int(kept["round"]) == best:
                 return kept["x"]
-            log.warning("Expected the model of round %d in best.safetensors, got another", best)
+            _log.warning("Expected the model of round %d in best.safetensors, got another", best)
         return self._update.output(self.state, self._manifold)
-
-    def _row(
-        self, tally: Mapping[Column, int], measured: _Measured, spent: float | None, label: str = ""
-    ) -> dict[str, Any]:
-        before = self._tick
-        self._tick = time.perf_counter()
-        uploads = self.done * self._plan.matrices_up
-        return {"round": self.done, **measured, LABEL: label, "epsilon": spent, "uploads": uploads,
-                **tally, "seconds": self._tick - before}  # fmt: skip
 
     def _tell(self, held_out: tuple[Tensor, int] | None = None) -> None:
         measured = self._measured(held_out)
         self._judge(measured)
-        spent = self._plan.promise.headline(self._account.odometer)
-        row = self._row(self.tally.take(self.done), measured, spent, self._label)
+        now = time.perf_counter()
+        row: dict[str, Any] = {
+            "round": self.done,
+            **measured,
+            LABEL: self._plan.promise.label(self._account.odometer),
+            "epsilon": self._plan.promise.headline(self._account.odometer),
+            "uploads": self.done * self._plan.matrices_up,
+            **self.tally.take(self.done),
+            "seconds": now - self._tick,
+        }
+        self._tick = now
         self._folder.append_metrics(row)
         self._show(self.done, row)
-
-    @property
-    def _label(self) -> str:
-        """The word before every epsilon so far (`manifed.privacy.events`)."""
-        is_charged = self._account.odometer.rounds_counted > 0
-        return self._plan.promise.label(self._account.noise_origins, is_charged=is_charged)
 
     def finish(self, stopped: str | None, *, is_declared: bool, began: float) -> RunFolder:
         """Write the model and the final numbers."""
@@ -380,56 +384,59 @@ class _Run:
         promise = self._plan.promise
         account = self._account
         folder = self._folder
-        if not bool(torch.isfinite(model).all()):
-            said = f"Expected a finite model after round {self.done}, got another"
-            bad = RoundFailed(said, is_computed=True)
+        if not torch.isfinite(model).all():
+            bad = RoundFailed(
+                f"Expected a finite model after round {self.done}, got another", is_computed=True
+            )
             folder.keep_error(bad)
             raise bad
         if self._saved < self.done or not folder.checkpoint_path.exists():
             self._save_checkpoint()
         folder.save_tensors("model", {"x": model})
-        row = self._seen(model)
         final: dict[str, Any] = {
-            "label": self._label,
-            "relative_cost_gap": row.get("relative_cost_gap"),
-            "gradient_norm": row.get("gradient_norm"),
+            "relative_cost_gap": None,
+            "gradient_norm": None,
+            **self._seen(model),
+            LABEL: promise.label(account.odometer),
             "epsilon": promise.headline(account.odometer),
             "delta": promise.delta,
             "rounds": self.done,
             "seconds": time.perf_counter() - began,
         }
         account.settle()
-        measured = {
-            "ledger_head": str(account.ledger.head),
-            "privacy": promise.statement(
-                account.odometer,
-                noise_origins=account.noise_origins,
-                has_oracle=isinstance(self._evaluator, Evaluator),
-                is_declared=is_declared,
-            ),
-            "randomness_source": account.randomness_source,
-            "stopped": stopped,
-            "replies": self.tally.summary(),
-        }
-        folder.finish(final, measured)
+        folder.finish(
+            final,
+            {
+                "ledger_head": str(account.ledger.head),
+                "privacy": promise.statement(
+                    account.odometer,
+                    has_oracle=isinstance(self._evaluator, Evaluator),
+                    is_declared=is_declared,
+                ),
+                "randomness_source": account.randomness_source,
+                "stopped": stopped,
+                "replies": self.tally.summary(),
+            },
+        )
         return folder
 
 
 # -- the transport of a cohort in stacks -----------------------------------------------------------
 @contextlib.contextmanager
-def cohort_transport(config: Experiment) -> Generator[Transport, None, None]:
-    """The transport that ``engine`` asks for; its workers end with the context.
+def cohort_transport(config: Experiment) -> Generator[Transport]:
+    """Makes the transport that ``engine`` asks for; its workers end with the context.
 
     Raises:
         ConfigError: the memory budget is too small, or as `RayTransport`.
     """
     engine = config.engine
-    budget = engine.memory_budget_mb
-    at_once = engine.chunk_clients
+    common: dict[str, Any] = {
+        "at_once": engine.chunk_clients,
+        "device": engine.device,
+        "memory_budget_mb": engine.memory_budget_mb,
+    }
     if engine.workers is None:
-        yield StackTransport(
-            client_side(config), at_once=at_once, device=engine.device, memory_budget_mb=budget
-        )
+        yield StackTransport(client_side(config), **common)
         return
     from manifed.federation.workers import RayTransport
 
@@ -439,10 +446,8 @@ def cohort_transport(config: Experiment) -> Generator[Transport, None, None]:
         outlined_side(config),
         workers=engine.workers,
         address=engine.address or "local",
-        device=engine.device,
-        memory_budget_mb=budget,
-        at_once=at_once,
         timeout=config.federation.replies.timeout,
+        **common,
     ) as workers:
         yield workers
 
@@ -452,7 +457,5 @@ def _share(text: str, sizes: Sizes, point_shape: tuple[int, ...], members: range
     return side_of(_experiment_of(text), sizes, point_shape, members)
 
 
-@lru_cache(maxsize=1)
-def _experiment_of(text: str) -> Experiment:
-    """The one config of all stacks of a worker."""
-    return from_toml(text)
+_experiment_of = lru_cache(maxsize=1)(from_toml)
+"""The one config of all stacks of a worker."""

@@ -1,4 +1,4 @@
-"""What a folder of a run proves of its epsilon: one check, which every reader makes.
+"""Checks what the files of a run folder prove of its epsilon; every reader uses this check.
 
 A run writes the same facts in several files. The config is in experiment.toml and in the manifest,
 and its hash in the ledger, the manifest and every checkpoint; manifest and checkpoint hold heads of
@@ -22,7 +22,6 @@ import sys
 from collections.abc import Collection, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,14 +34,11 @@ from manifed.experiment.load import dump, load, parse
 from manifed.experiment.plugins import allowed_here, packages_in
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.rounds import CLIP
-from manifed.plan import is_scheduled, promise_of
-from manifed.privacy import events
-from manifed.privacy.account import anchors_of, ledger_key
+from manifed.plan import promise_of
 from manifed.privacy.composition import NoValidBound
-from manifed.privacy.events import named
-from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Verified
+from manifed.privacy.events import AUTHENTICITY, Label, label_of, named
+from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Verified, ledger_key
 from manifed.privacy.odometer import Odometer
-from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import Terms
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Checkpoint
@@ -57,7 +53,7 @@ _Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the files of a folder say together, none of it contradicted by another."""
+    """The facts that the files of a run folder state together without a contradiction."""
 
     manifest: _Manifest
     """{} before the run has begun; until then nothing was released."""
@@ -70,11 +66,18 @@ class Evidence:
     ledger: Verified | None
     checkpoint: Checkpoint | None
 
+    def stated_in(self, manifest: _Manifest) -> dict[str, Any]:
+        """Returns a private manifest with the epsilon proved, and what cannot be excluded."""
+        said = {key: value for key, value in manifest["privacy"].items() if key != "label"}
+        origins = self.odometer.noise_origins or said.get("noise_origins", ())
+        said |= {"noise_origins": sorted(origins), "doubts": list(self.doubts)}
+        return {**manifest, "privacy": {"label": self.label, **said}}
+
 
 def evidence_of(
     directory: Path, config: Experiment | None = None, key: bytes | None = None
 ) -> Evidence:
-    """What the run folder ``directory`` proves.
+    """Reads and checks the run folder ``directory``.
 
     ``config`` is what the run is to go on with, and must be the run's; None: experiment.toml is
     read, if this machine can. ``key`` is the ledger's, if not the environment's.
@@ -83,7 +86,7 @@ def evidence_of(
         ConfigError, FolderDamaged, LedgerDamaged: a file is damaged, or one
             contradicts another; one line.
     """
-    folder, doubts, is_given = RunFolder(directory), list[str](), config is not None
+    folder, doubts, is_given = RunFolder(directory), list[str](), bool(config)
     path, found, digest = folder.ledger_path, None, None
     manifest = folder.manifest() if os.path.lexists(folder.manifest_path) else {}
     if os.path.lexists(folder.experiment_path) and manifest.get("experiment_sha256") is not None:
@@ -96,8 +99,8 @@ def evidence_of(
     at = folder.checkpoint_path
     saved = checkpoint.load(at) if os.path.lexists(at) else None
     kept = config and config.output.ledger_head, saved and saved.meta.ledger_head
-    anchors = anchors_of(head for head in (*kept, manifest.get("ledger_head")) if head)
-    charged = _Charged(is_by_round=config is not None and is_scheduled(config.setting))
+    anchors = tuple(Head.parse(head) for head in (*kept, manifest.get("ledger_head")) if head)
+    charged = _Charged(is_by_round=bool(config and config.setting.is_scheduled))
     left, odometer = set(anchors), charged.odometer
 
     def feed(entry: Entry) -> None:
@@ -109,9 +112,9 @@ def evidence_of(
         found = Ledger.verify(path, key=key or ledger_key(), feed=feed)
         digest = str(found.header.get("config_sha256"))
     elif manifest.get("ledger_run_id") is not None and is_private(manifest):
-        raise refused(directory, f"expected the run's {path.name}", "none; restore it")
-    is_of_config = config is not None and digest in (None, sha256(config))
-    if config is not None and not is_of_config:
+        raise refused(directory, "expected the run's ledger.jsonl", "none; restore it")
+    is_of_config = config and digest in (None, sha256(config))
+    if config and not is_of_config:
         if is_given:
             raise refused(
                 directory, f"expected the config that its ledger names ({digest})",
@@ -123,34 +126,27 @@ def evidence_of(
         )
     _check_names(folder, config, manifest, saved, found)
     for head in left:  # rolled back, or another's
-        what = "is not the line that was written, or is missing (rolled back?)"
-        raise LedgerDamaged(path, head.sequence + 1, what)
-    promises = is_private(manifest) if config is None else config.privacy.kind != "none"
-    if config is not None and promises and found is not None:
+        raise LedgerDamaged(
+            path,
+            head.sequence + 1,
+            "is not the line that was written, or is missing (rolled back?)",
+        )
+    promises = config.privacy.kind != "none" if config else is_private(manifest)
+    if config and promises and found:
         doubts += _unlike(path, config, manifest, charged) if is_of_config else []
         if "final" in manifest and manifest.get("config_sha256") == digest:
             _check_numbers(folder, manifest, odometer)
-    if "final" in manifest and saved is None:
+    if "final" in manifest and not saved:
         doubts.append("no checkpoint of this run is there, which would hold a head of the ledger")
-    if found is not None:
-        doubts.append(f"the ledger is {events.AUTHENTICITY[found.authenticity]}")
+    if found:
+        doubts.append(f"the ledger is {AUTHENTICITY[found.authenticity]}")
     source = config and getattr(config.privacy, "noise_source", None)
     is_charged = odometer.rounds_counted > 0
-    word = events.label_of(
-        source, odometer.noise_origins, is_charged=is_charged, is_private=promises
-    )
-    if word == events.RELEASE and not is_of_config:
-        word = events.UNKNOWN
-    told = () if word == events.NOT_PRIVATE else tuple(doubts)
+    word = label_of(source, odometer.noise_origins, is_charged=is_charged, is_private=promises)
+    if word == Label.RELEASE and not is_of_config:
+        word = Label.UNKNOWN
+    told = () if word == Label.NOT_PRIVATE else tuple(doubts)
     return Evidence(manifest, word, told, odometer, found, saved)
-
-
-def with_evidence(manifest: _Manifest, found: Evidence) -> dict[str, Any]:
-    """A private manifest with what the folder proves, and what it cannot exclude."""
-    said = {key: value for key, value in manifest["privacy"].items() if key != "label"}
-    said["noise_origins"] = sorted(found.odometer.noise_origins or said.get("noise_origins", ()))
-    said["doubts"] = list(found.doubts)
-    return {**manifest, "privacy": {"label": found.label, **said}}
 
 
 def is_private(manifest: _Manifest) -> bool:
@@ -160,7 +156,7 @@ def is_private(manifest: _Manifest) -> bool:
 
 # -- the config ------------------------------------------------------------------------------------
 def experiment_in(directory: Path) -> Path:
-    """The experiment.toml of a run folder.
+    """Reads the experiment.toml of a run folder.
 
     Raises:
         ConfigError: there is none.
@@ -172,7 +168,7 @@ def experiment_in(directory: Path) -> Path:
 
 
 def saved_config(directory: Path, plugins: Collection[str] | None = None) -> Experiment:
-    """The config of experiment.toml; ``plugins`` as of `load`.
+    """Reads the config of experiment.toml; ``plugins`` as of `load`.
 
     Raises:
         ConfigError: with the file.
@@ -185,7 +181,7 @@ def saved_config(directory: Path, plugins: Collection[str] | None = None) -> Exp
 
 
 def refused(directory: Path, expected: str, found: str) -> ConfigError:
-    """The one line that says why a run is not gone on with."""
+    """Makes the one-line error that says why a run is not resumed."""
     return ConfigError(f"run folder {str(directory)!r}: {expected}, got {found}")
 
 
@@ -209,14 +205,14 @@ def _check_names(
         FolderDamaged: with the first fact that another file contradicts.
     """
     path = folder.manifest_path
-    if ledger is not None:
+    if ledger:
         digest = str(ledger.header.get("config_sha256"))
         for fact, known in (("config_sha256", digest), ("ledger_run_id", ledger.run_id)):
             if manifest.get(fact) is not None:
                 _agree(path, fact, manifest[fact], known, "the ledger")
-            if saved is not None:
+            if saved:
                 _agree(folder.checkpoint_path, fact, getattr(saved.meta, fact), known, "the ledger")
-    if config is None or manifest.get("config") is None:
+    if not config or manifest.get("config") is None:
         return
     try:
         own = sha256(parse(manifest["config"], packages_in(dump(config))))
@@ -242,16 +238,13 @@ class _Charged:
     def feed(self, entry: Entry) -> None:
         """Take the next entry; errors as `Odometer.feed`."""
         self.odometer.feed(entry)
-        self._number += entry.terms is not None
-        if (paid := entry.reserves) is None:
-            return
-        attempt, terms = (paid.first, paid.attempt), self.odometer.terms
-        if attempt == self._before:  # masks of silent nodes, paid besides the round itself
-            return
-        assert terms is not None
-        first, last = (paid.first, paid.last) if self._is_by_round else (0, 0)
-        self.found.setdefault((self._number, first, last), (terms, entry.sequence + 1))
-        self._before = attempt
+        self._number += bool(entry.terms)
+        paid, terms = entry.reserves, self.odometer.terms
+        # besides a round itself the masks of its silent nodes are paid
+        if paid and terms and (paid.first, paid.attempt) != self._before:
+            first, last = (paid.first, paid.last) if self._is_by_round else (0, 0)
+            self.found.setdefault((self._number, first, last), (terms, entry.sequence + 1))
+            self._before = (paid.first, paid.attempt)
 
 
 def _unlike(path: Path, config: Experiment, manifest: _Manifest, charged: _Charged) -> list[str]:
@@ -263,7 +256,7 @@ def _unlike(path: Path, config: Experiment, manifest: _Manifest, charged: _Charg
     sizes, last = _sizes(config, manifest, charged.odometer), config.federation.num_rounds
     why = "the manifest does not say how many examples each client has"
     try:
-        promise = _promise(config, sizes) if sizes else None
+        promise = promise_of(config.setting, sizes) if sizes else None
     except ConfigError as error:
         promise, why = None, str(error)
     if not promise:
@@ -271,24 +264,20 @@ def _unlike(path: Path, config: Experiment, manifest: _Manifest, charged: _Charg
     for (_, first, end), (terms, line) in charged.found.items():
         for server_round in range(first, min(end, last) + 1):
             if not _alike(_bare(terms), _bare(promise.tariff.of(server_round))):
-                what = "was charged under other terms than those of the run's config"
-                raise LedgerDamaged(path, line, what)
+                raise LedgerDamaged(
+                    path, line, "was charged under other terms than those of the run's config"
+                )
     return []
 
 
 def _sizes(config: Experiment, manifest: _Manifest, odometer: Odometer) -> tuple[int, ...]:
     """N_i of every client, all public, from the config, the ledger's terms, or the manifest."""
     runs, declared = manifest.get("num_examples") or (), config.federation.num_examples
-    if declared is None and odometer.terms is not None:
-        declared = odometer.terms.num_examples
+    if odometer.terms:
+        declared = declared or odometer.terms.num_examples
     if not declared and sum(times for _, times in runs) == config.federation.num_clients:
         declared = tuple(size for size, times in runs for _ in range(times))
     return declared or ()
-
-
-@lru_cache(maxsize=8)
-def _promise(config: Experiment, sizes: tuple[int, ...]) -> Promise:
-    return promise_of(config.setting, sizes)
 
 
 def _bare(terms: Terms) -> dict[str, Any]:
@@ -313,8 +302,13 @@ def _check_numbers(folder: RunFolder, manifest: _Manifest, odometer: Odometer) -
     """Refuse a finished run's statement that the ledger contradicts."""
     said, path = manifest["privacy"], folder.manifest_path
     if origins := sorted(odometer.noise_origins):
-        found = sorted({*said.get("noise_origins", ())})
-        _agree(path, "privacy.noise_origins", found, origins, "its ledger")
+        _agree(
+            path,
+            "privacy.noise_origins",
+            sorted({*said.get("noise_origins", ())}),
+            origins,
+            "its ledger",
+        )
     for one in said["adversaries"]:
         if one["name"] == "published":
             continue
@@ -323,41 +317,40 @@ def _check_numbers(folder: RunFolder, manifest: _Manifest, odometer: Odometer) -
         except NoValidBound as error:
             raise ConfigError(f"{folder.ledger_path}: {error}") from None
         if not math.isclose(float(one["epsilon"]), priced, rel_tol=_PRICED):
-            expected = f"against {one['name']} epsilon {priced:.6g}, as its ledger says"
-            raise FolderDamaged(path, expected, str(one["epsilon"]))
+            raise FolderDamaged(
+                path,
+                f"against {one['name']} epsilon {priced:.6g}, as its ledger says",
+                str(one["epsilon"]),
+            )
 
 
 # -- a run that is gone on with --------------------------------------------------------------------
-_WRITTEN = (
-    *("experiment.toml", "manifest.json", "metrics.csv", "ledger.jsonl", "ledger.jsonl.head"),
-    *("checkpoint.safetensors", "model.safetensors", "error.json"),
-)
-
-
 def read_past(directory: Path, config: Experiment) -> Evidence:
-    """The past of the run in ``directory``, which the caller holds (`manifed.durable.held`).
+    """Reads the past of the run in ``directory``, which the caller has locked.
 
     Raises:
         ConfigError: it is no run folder, or the run is finished, of another config, or edited.
         FolderDamaged, LedgerDamaged: a file of it cannot be trusted.
     """
     folder = RunFolder(experiment_in(directory).parent)
-    named = [directory / name for name in _WRITTEN]
-    for one in [*named, *filter(is_draft, directory.iterdir())]:
-        if os.path.lexists(one):  # no write of a run can replace a folder, a pipe, a dead link
+    written = {
+        "experiment.toml", "manifest.json", "metrics.csv", "ledger.jsonl", "ledger.jsonl.head",
+        "checkpoint.safetensors", "model.safetensors", "error.json",
+    }  # fmt: skip
+    for one in directory.iterdir():
+        if one.name in written or is_draft(one):  # no write can replace a folder, a pipe
             check_regular(one, "a regular file", most=1 << 40)
     past, rows = evidence_of(directory, config), folder.metrics().get("round", [])
     saved, ledger, covered = past.checkpoint, past.ledger, past.odometer.covered
     if not past.manifest:
-        if rows or saved or (ledger is not None and ledger.head.sequence > 0):
+        if rows or saved or (ledger and ledger.head.sequence > 0):
             raise refused(directory, "expected the manifest.json of what was released", "none")
         return past
     if "final" in past.manifest:
         raise refused(directory, "expected an unfinished run", "a finished one")
-    if ledger is None:
-        name = folder.ledger_path.name
-        raise refused(directory, f"expected the run's {name}", "none; restore it")
-    if saved is None:
+    if not ledger:
+        raise refused(directory, "expected the run's ledger.jsonl", "none; restore it")
+    if not saved:
         return past
     last, rounds = saved.server_round, config.federation.num_rounds
     if config.training.setup_phases:
@@ -373,18 +366,17 @@ def read_past(directory: Path, config: Experiment) -> Evidence:
     if last > rounds:
         raise refused(directory, f"expected a checkpoint of a round <= {rounds}", f"{last}")
     if config.privacy.kind != "none" and covered < last:
-        expected, found = f"expected rounds 1 to {last} in the ledger", f"1 to {covered}"
-        raise refused(directory, expected, f"{found}; restore it")
+        found = f"1 to {covered}; restore it"
+        raise refused(directory, f"expected rounds 1 to {last} in the ledger", found)
     if (told := saved.meta.tally.told) not in rows:  # it is older than the checkpoint
         found = f"rows up to {int(rows[-1] or 0)}" if rows else "no row"
-        expected = f"the row of round {told}"
-        raise FolderDamaged(folder.metrics_path, expected, f"{found}; restore it")
+        raise FolderDamaged(folder.metrics_path, f"the row of round {told}", f"{found}; restore it")
     return past
 
 
 @contextmanager
-def held_or_refused(directory: Path) -> Generator[None, None, None]:
-    """Hold the folder for this process.
+def held_or_refused(directory: Path) -> Generator[None]:
+    """Locks the folder for this process; refuses one that another process holds.
 
     Raises:
         ConfigError: there is none, or another process runs in it.
@@ -393,15 +385,16 @@ def held_or_refused(directory: Path) -> Generator[None, None, None]:
         try:
             stack.enter_context(held(directory))
         except BlockingIOError:
-            expected, found = "expected a run that nobody runs", "one that another process holds"
-            raise refused(directory, expected, found) from None
+            raise refused(
+                directory, "expected a run that nobody runs", "one that another process holds"
+            ) from None
         except OSError as error:
             raise refused(directory, "expected a run folder", str(error.strerror)) from None
         yield
 
 
 def to_go_on(words: str) -> str:
-    """The command that goes on with a run: the one that was used, where that can be known."""
+    """Returns the command that resumes a run: the one that was used, if it can be known."""
     is_clone = (LIBRARY.parent / "simulation.py").is_file()
-    is_installed = Path(sys.argv[0]).name == "manifed" or not is_clone
-    return f"{'manifed run' if is_installed else 'python simulation.py'} {words}"
+    is_script = is_clone and Path(sys.argv[0]).name != "manifed"
+    return f"{'python simulation.py' if is_script else 'manifed run'} {words}"

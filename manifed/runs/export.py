@@ -1,4 +1,4 @@
-"""What of a run may be published: an allow-list of its manifest, metrics and model.
+"""The public part of a run: an allow-list of its manifest, metrics and model.
 
 A run folder is the server's. ``ledger.jsonl`` lists the cohorts; bytes, participants, failures and
 seconds of a round show who replied; a checksum of the data tells whether a guessed data set is the
@@ -29,40 +29,25 @@ from manifed.experiment.evaluation import HELD_OUT
 from manifed.experiment.load import parse, without_paths
 from manifed.experiment.plugins import look_as_noted
 from manifed.experiment.schema import Experiment
-from manifed.plan import is_scheduled, reporting_delta
 from manifed.privacy.events import named
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.tariff import Tariff
-from manifed.runs.evidence import Evidence, evidence_of, is_private, with_evidence
+from manifed.runs.evidence import Evidence, evidence_of, is_private
 from manifed.runs.folder import FolderDamaged, RunFolder, encode, with_label
 from manifed.runs.places import check_new
 from manifed.runs.report import Run, read
-from manifed.runs.statement import label_in_manifest, statement_of
+from manifed.runs.statement import statement_of
 
 _MANIFEST = (
-    *("format", "name", "engine", "randomness_source", "privacy"),
-    *("config_sha256", "config", "git", "versions", "stopped", "final"),
-)
+    "format", "name", "engine", "randomness_source", "privacy", "config_sha256", "config", "git",
+    "versions", "stopped", "final",
+)  # fmt: skip
 """Keys of a private run's manifest that may be published; some of them in part (below)."""
-_CONFIG = (
-    *("name", "description", "problem", "data", "federation"),
-    *("training", "strategy", "privacy", "evaluation"),
-)
-_PRIVACY = (
-    *("label", "kind", "noise_source", "noise_origins", "kept_noise", "is_declared", "unit"),
-    *("neighboring_relation", "released", "mechanism", "floating_point", "doubts"),
-)
 _COLUMNS = ("round", "uploads", "consensus_distance")
-_ORACLE = (
-    *("cost", "cost_gap", "relative_cost_gap", "gradient_norm", "principal_angle"),
-    *("angle_to_truth", "distance_to_optimum", "distance_to_truth", "worst_node_cost"),
-    "optimum_distance",
-)
-"""Columns that the simulation oracle computes on all data."""
 
 
 def viewed(run: Run, *, is_server_view: bool = False) -> Run:
-    """What a report may show of ``run``: all of a run without privacy, else its public part.
+    """Returns what a report may show of ``run``: all without privacy, else its public part.
 
     With ``is_server_view`` all of it, its statement as its folder proves it: whoever shows that
     gives up the secrecy of the sample.
@@ -75,7 +60,7 @@ def viewed(run: Run, *, is_server_view: bool = False) -> Run:
     if not is_private(run.manifest):
         return run
     if is_server_view:
-        return replace(run, manifest=with_evidence(run.manifest, evidence))
+        return replace(run, manifest=evidence.stated_in(run.manifest))
     if evidence.ledger is None:
         raise FileNotFoundError(f"Expected {run.directory / 'ledger.jsonl'}, got no file")
     path = RunFolder(run.directory).manifest_path
@@ -85,53 +70,66 @@ def viewed(run: Run, *, is_server_view: bool = False) -> Run:
         manifest = _manifest(run, config, evidence)
     except (ConfigError, KeyError, IndexError) as error:
         raise FolderDamaged(path, "the manifest of a private run", str(error)) from None
+    shown = {*_COLUMNS, *_held_out(run, config)}
+    if config.setting.has_oracle():
+        shown |= {
+            "cost", "cost_gap", "relative_cost_gap", "gradient_norm", "principal_angle",
+            "angle_to_truth", "distance_to_optimum", "distance_to_truth", "worst_node_cost",
+            "optimum_distance",
+        }  # fmt: skip
     federation = config.federation
-    privacy = config.privacy
-    shown = [*_COLUMNS, *_held_out(run, config), *(_ORACLE if config.setting.has_oracle() else ())]
     has_coins = federation.cohort.kind != "all" or federation.replies.on_failure == "retry"
-    if not has_coins or privacy.kind == "client-level":
-        shown.append("epsilon")
-    columns = {key: values for key, values in run.columns.items() if key in shown}
-    return replace(run, manifest=manifest, columns=columns)
+    if not has_coins or config.privacy.kind == "client-level":
+        shown.add("epsilon")
+    return replace(
+        run,
+        manifest=manifest,
+        columns={key: values for key, values in run.columns.items() if key in shown},
+    )
 
 
 def _manifest(run: Run, config: Experiment, evidence: Evidence) -> dict[str, Any]:
     manifest = {key: run.manifest[key] for key in _MANIFEST if key in run.manifest}
-    table = without_paths(config).model_dump(mode="json", include=set(_CONFIG))
+    parts = {
+        "name", "description", "problem", "data", "federation", "training", "strategy", "privacy",
+        "evaluation",
+    }  # fmt: skip
+    table = without_paths(config).model_dump(mode="json", include=parts)
     draws_by_seed = config.federation.cohort.kind != "all"
     is_release = config.privacy.noise_source == "os"
     if draws_by_seed:  # the hash would let somebody try seeds until the cohorts are found
         manifest.pop("config_sha256", None)
     if is_release or draws_by_seed:
         del table["federation"]["seed"]
-    privacy = _privacy(with_evidence(run.manifest, evidence)["privacy"], config, evidence.odometer)
+    privacy = _privacy(evidence.stated_in(run.manifest)["privacy"], config, evidence.odometer)
     manifest |= {"config": table, "privacy": privacy}
     if (final := manifest.get("final")) is not None:
-        oracle = ("relative_cost_gap", "gradient_norm")
+        is_shown = config.setting.has_oracle()
         manifest["final"] = {
             "label": privacy["label"],
-            **{key: final[key] if config.setting.has_oracle() else None for key in oracle},
+            "relative_cost_gap": final["relative_cost_gap"] if is_shown else None,
+            "gradient_norm": final["gradient_norm"] if is_shown else None,
             "epsilon": privacy["adversaries"][0]["epsilon"],
-            **{key: final[key] for key in ("delta", "rounds")},
+            "delta": final["delta"],
+            "rounds": final["rounds"],
         }
     return manifest
 
 
 def _privacy(privacy: Mapping[str, Any], config: Experiment, odometer: Odometer) -> dict[str, Any]:
     """The statement with epsilons before any cohort is known; under masks of what was charged."""
-    delta = reporting_delta(config.setting)
+    delta = config.setting.reporting_delta
     is_as_charged = config.privacy.kind == "correlated"
     assert delta is not None
     draws = odometer.rounds_counted
-    remark = "before any cohort is drawn, {} draws"
     tariff = None
-    if odometer.terms is not None and not is_scheduled(config.setting):
+    if odometer.terms is not None and not config.setting.is_scheduled:
         draws = max(odometer.terms.planned_draws, draws)
         tariff = Tariff((odometer.terms,))
+    remark = f"before any cohort is drawn, {draws} draws"
     notes = ["shard sizes, the config and the number of rounds are public"]
     if is_as_charged:  # a silent node's masks are told, and make its round dearer
-        draws = odometer.covered
-        remark = "as charged for {} rounds; it may tell of nodes that were silent"
+        remark = f"as charged for {odometer.covered} rounds; it may tell of nodes that were silent"
     else:
         notes.append("epsilons are those before any cohort is drawn, for all planned draws")
     rows: list[dict[str, Any]] = []
@@ -147,15 +145,19 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, odometer: Odometer)
                     else tariff.ahead(adversary, (draws,), delta)
                 )  # what depends on no cohort is never less than was charged
                 cost = ahead if adversary.sees_cohorts else max(cost, ahead)
-            shown |= {"epsilon": cost, "remark": remark.format(draws)}
+            shown |= {"epsilon": cost, "remark": remark}
         rows.append(shown)
     if config.setting.has_oracle():
         notes.append(
             "cost, gap and gradient norm were computed on all data without noise; with real data "
             "they void this guarantee"
         )
-    kept = {key: privacy[key] for key in _PRIVACY if key in privacy}
-    return kept | {"adversaries": rows, "notes": notes}
+    kept = (
+        "label", "kind", "noise_source", "noise_origins", "kept_noise", "is_declared", "unit",
+        "neighboring_relation", "released", "mechanism", "floating_point", "doubts",
+    )  # fmt: skip
+    shown = {key: privacy[key] for key in kept if key in privacy}
+    return shown | {"adversaries": rows, "notes": notes}
 
 
 def _held_out(run: Run, config: Experiment) -> tuple[str, ...]:
@@ -174,7 +176,7 @@ def _held_out(run: Run, config: Experiment) -> tuple[str, ...]:
 
 
 def export(directory: Path, out: Path) -> list[Path]:
-    """Write the public part of a finished run into the new or empty folder ``out``.
+    """Writes the public part of a finished run into the new or empty folder ``out``.
 
     Raises:
         FileNotFoundError, FolderDamaged: ``directory`` is no run, or damaged.
@@ -182,24 +184,24 @@ def export(directory: Path, out: Path) -> list[Path]:
         OSError: the disk refused; nothing is left in ``out``.
     """
     run = read(directory)
-    source = RunFolder.open(directory)
+    source = RunFolder(directory)
     folder = RunFolder(out)
     if not run.final:
         raise ConfigError(f"Expected a finished run, got {directory}; resume it first")
     check_new("--out", out, lambda path: not any(path.iterdir()))
     public = viewed(run)
     tensors = source.load_tensors("model")
-    if list(tensors) != ["x"] or not bool(torch.isfinite(tensors["x"]).all()):
-        path = source.directory / "model.safetensors"
+    if list(tensors) != ["x"] or not torch.isfinite(tensors["x"]).all():
+        path = directory / "model.safetensors"
         raise FolderDamaged(path, "one tensor x of finite numbers", "others")
     statement = statement_of(public.manifest["privacy"] or {"kind": "none"}) + "\n"
-    label = label_in_manifest(public.manifest)
     is_made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
         for row in source.rows():
-            shown = {key: row[key] for key in public.columns}
-            folder.append_metrics(with_label(shown, label))
+            folder.append_metrics(
+                with_label({key: row[key] for key in public.columns}, public.label)
+            )
         write_atomically(out / "statement.txt", statement.encode())
         folder.save_tensors("model", tensors)
         write_atomically(folder.manifest_path, encode(public.manifest))

@@ -1,4 +1,4 @@
-"""Rounds over one's own tensors or torch module, in this process, accounted as those of a config.
+"""`fit` and `federate`: rounds in this process over one's own tensors or torch module.
 
 `federate` yields round after round; `fit` runs them all and keeps model, curves and statement.
 """
@@ -15,17 +15,17 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from manifed.algorithms.algorithm import State
-from manifed.algorithms.broadcast import BadBroadcast, check_point
+from manifed.algorithms.payloads import BadBroadcast, check_point
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.durable import write_atomically
 from manifed.errors import BudgetExhausted, ConfigError, one_line, short
 from manifed.experiment.assembly import starts
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.cohorts import Cohort, Everyone
+from manifed.federation.exchange import ReplyPolicy, Transport
 from manifed.federation.plan import Plan
-from manifed.federation.replies import ReplyPolicy
 from manifed.federation.rounds import run_rounds
-from manifed.federation.stack import StackTransport, Transport
+from manifed.federation.stack import StackTransport
 from manifed.plan import plan
 from manifed.privacy.account import Account, opened
 from manifed.problems.examples import KEY, Examples
@@ -42,13 +42,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Shard = Examples | Tensor | Mapping[str, Tensor]
-_Evaluate = Callable[[Tensor], Mapping[str, float]]
 _Connect = Callable[[ClientSide], Transport]
 
 
 @dataclass(frozen=True)
 class Round:
-    """What is known after a round."""
+    """The facts known after one round of `federate`."""
 
     server_round: int
     state: State
@@ -61,7 +60,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Result:
-    """What a fit leaves."""
+    """The result of `fit`: model, rounds and statement."""
 
     model: Tensor
     curves: Mapping[str, list[float | None]]
@@ -79,24 +78,25 @@ class Result:
         return statement_of(self.statement)
 
     def plot(self) -> "Figure":
-        """A matplotlib figure: what was evaluated, and epsilon, round by round."""
+        """Draws a matplotlib figure of what was evaluated, and epsilon, round by round."""
         from manifed.runs.report import figure_of
 
         return figure_of(self.curves, self.statement)
 
     def save(self, folder: str | Path) -> Path:
-        """Write model.safetensors, metrics.csv and statement.json into a new or empty folder.
+        """Writes model.safetensors, metrics.csv and statement.json into a new or empty folder.
 
         Raises:
             OSError: when the folder is taken or cannot be written.
         """
         made = RunFolder.claim(Path(folder))
+        label = label_in(self.statement)
         for values in zip(*self.curves.values(), strict=True):
-            row = dict(zip(self.curves, values, strict=True))
-            made.append_metrics(with_label(row, label_in(self.statement)))
+            made.append_metrics(with_label(dict(zip(self.curves, values, strict=True)), label))
         made.save_tensors("model", {"x": self.model})
-        told = {**self.statement, "stopped": self.stopped}
-        write_atomically(made.directory / "statement.json", encode(told))
+        write_atomically(
+            made.directory / "statement.json", encode({**self.statement, "stopped": self.stopped})
+        )
         return made.directory
 
 
@@ -114,7 +114,7 @@ def federate(
     ledger: str | Path | None = None,
     transport: _Connect = StackTransport,
 ) -> Iterator[Round]:
-    """The rounds of a federation in this process, one by one.
+    """Yields the rounds of a federation in this process, one by one.
 
     All is judged before a ledger is made. Arguments as `fit`.
 
@@ -164,8 +164,7 @@ class _Rounds(Iterator[Round]):
         self, plan: Plan, x: Tensor, transport: Transport, last: int, ledger: str | Path | None
     ) -> None:
         self.plan, self.state = plan, plan.server_update.start(x)
-        self.odometer, self.origins = plan.promise.odometer(), frozenset[str]()
-        """``origins``: where its noise came from."""
+        self.account = Account(plan.promise)
         self._made = self._rounds(transport, last, ledger)
         self.close = self._made.close
 
@@ -174,23 +173,27 @@ class _Rounds(Iterator[Round]):
 
     def _rounds(
         self, transport: Transport, last: int, ledger: str | Path | None
-    ) -> Generator[Round, None, None]:
+    ) -> Generator[Round]:
         plan = self.plan
-        charging = nullcontext(Account(plan.promise, odometer=self.odometer))
+        charging = nullcontext(self.account)
         if ledger is not None:
-            header = {"config_sha256": plan.config_sha256}
-            charging = opened(Path(ledger), plan.promise, last_round=last, header=header)
-        with charging as account:
-            self.odometer = account.odometer
-            for report in run_rounds(plan, self.state, transport, account.charge, num_rounds=last):
-                account.note_origins(report.server_round, report.noise_origins)
+            charging = opened(
+                Path(ledger),
+                plan.promise,
+                last_round=last,
+                header={"config_sha256": plan.config_sha256},
+            )
+        with charging as self.account:
+            for report in run_rounds(
+                plan, self.state, transport, self.account.charge, num_rounds=last
+            ):
+                self.account.note_origins(report.server_round, report.noise_origins)
                 self.state = report.state
-                self.origins = self.origins | report.noise_origins
                 yield Round(
                     report.server_round,
                     report.state,
                     plan.server_update.model(report.state, plan.manifold),
-                    plan.promise.headline(self.odometer),
+                    plan.promise.headline(self.account.odometer),
                     report.participants,
                     {i: failure.text for i, failure in report.failures.items()},
                 )
@@ -212,7 +215,6 @@ def fit(
     strategy: TangentMean | None = None,
     test: Site | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    clip_shares: Mapping[str, float] | None = None,
     compute: Literal["float64", "float32"] | None = None,
     cohort: Cohort | None = None,
     seed: int = 0,
@@ -220,10 +222,10 @@ def fit(
     replies: ReplyPolicy | None = None,
     ledger: str | Path | None = None,
     transport: _Connect | None = None,
-    evaluate: _Evaluate | None = None,
+    evaluate: Callable[[Tensor], Mapping[str, float]] | None = None,
     progress: bool | None = None,
 ) -> Result:
-    """All rounds of a federation in this process, and what came of them.
+    """Runs all rounds of a federation in this process, and returns model and statement.
 
     ``fit(problem, shards, algorithm, rounds=...)`` minimises a problem of manifed's;
     ``fit(model=..., sites=...)`` trains a copy of a torch module and leaves its ``state_dict`` too
@@ -248,8 +250,6 @@ def fit(
             momentum, an average, step sizes by the round; None is the plain tangent mean.
         test: public examples, on which a module is judged after every round.
         metrics: further columns of the curves: functions of outputs and labels of ``test``.
-        clip_shares: groups of a module's parameters that are clipped by themselves, by prefixes of
-            their names; the price is that of one clip.
         compute: what a module computes in; None is "float64".
         cohort: who takes part in a round; None is everyone.
         seed: of a seeded run, and of the random starting point.
@@ -270,18 +270,16 @@ def fit(
     """
     of_modules = {
         "loss": loss, "step_size": step_size, "local_steps": local_steps, "batch_size": batch_size,
-        "strategy": strategy, "test": test, "metrics": metrics, "clip_shares": clip_shares,
-        "compute": compute,
+        "strategy": strategy, "test": test, "metrics": metrics, "compute": compute,
     }  # fmt: skip
     given: dict[str, Any] = {k: value for k, value in of_modules.items() if value is not None}
     task = None
     way = StackTransport
     if model is not None:
         if problem is not None or shards or (evaluate is not None and test is not None):
-            said = _named(model=model, problem=problem, shards=shards, evaluate=evaluate, test=test)
             raise ConfigError(
                 "fit: model= goes with sites= alone, and with one of test= and evaluate=; got "
-                f"{said}"
+                + _named(model=model, problem=problem, shards=shards, evaluate=evaluate, test=test)
             )
         task = task_of(model, sites, algorithm, **given)
         problem = task.problem
@@ -314,24 +312,23 @@ def fit(
                     "epsilon": found.spending,
                     "participants": len(found.participants),
                     "failures": len(found.failures),
-                    **(evaluate(found.model) if evaluate is not None else {}),
+                    **({} if evaluate is None else evaluate(found.model)),
                 }
                 for name, value in row.items():
                     curves.setdefault(name, []).append(value)
-                if show is not None:
-                    is_charged = run.odometer.rounds_counted > 0
-                    word = promise.label(run.origins, is_charged=is_charged)
-                    show(found.server_round, with_label(row, word))
+                if show:
+                    show(found.server_round, with_label(row, promise.label(run.account.odometer)))
     except BudgetExhausted as budget:
         stopped = str(budget)
-        run.origins |= budget.noise_origins
-    statement = promise.statement(
-        run.odometer,
-        noise_origins=run.origins,
-        has_oracle=evaluate is not None and test is None,
-    )
+        run.account.odometer.noise_origins |= budget.noise_origins
     x = run.plan.server_update.output(run.state, run.plan.manifold)
-    return Result(x, curves, statement, stopped, {} if task is None else task.problem.state_dict(x))
+    return Result(
+        x,
+        curves,
+        promise.statement(run.account.odometer, has_oracle=evaluate is not None and test is None),
+        stopped,
+        task.problem.state_dict(x) if task else {},
+    )
 
 
 def _named(**arguments: object) -> str:
@@ -341,7 +338,7 @@ def _named(**arguments: object) -> str:
 
 # -- what a fit is handed, judged before a ledger is made or a round is charged -----------------
 @contextmanager
-def _computing(problem: Problem, examples: Examples) -> Generator[None, None, None]:
+def _computing(problem: Problem, examples: Examples) -> Generator[None]:
     """Say of what a problem, which may be somebody's own, raises that its examples do not fit."""
     try:
         yield
@@ -351,7 +348,7 @@ def _computing(problem: Problem, examples: Examples) -> Generator[None, None, No
         said = one_line(f"{type(error).__name__}: {error}", 200)
         raise ConfigError(
             f"shards: expected examples that {type(problem).__name__} can be computed for, got "
-            f"shapes {_shapes(examples)}: {said}"
+            f"shapes {examples.shapes}: {said}"
         ) from None
 
 
@@ -365,21 +362,22 @@ def _examples_of(problem: Problem, shards: Sequence[_Shard]) -> tuple[Examples, 
     if not isinstance(shards, Sequence | Tensor):
         raise ConfigError(f"shards: expected one entry a client, got {type(shards).__name__}")
     found = tuple(_examples(f"shards: client {i}", shard) for i, shard in enumerate(shards))
-    if not found or not all(map(len, found)):
-        sizes = [len(shard) for shard in found]
+    sizes = [*map(len, found)]
+    if not sizes or not all(sizes):
         raise ConfigError(f"shards: expected at least one example a client, got sizes {sizes}")
     for i, shard in enumerate(found):
-        if _shapes(shard) != _shapes(found[0]):
+        if shard.shapes != found[0].shapes:
             raise ConfigError(
-                f"shards: client {i}: expected examples of {_shapes(found[0])} like client 0's, "
-                f"got {_shapes(shard)}"
+                f"shards: client {i}: expected examples of {found[0].shapes} like client 0's, "
+                f"got {shard.shapes}"
             )
         try:
             with _computing(problem, shard):
                 for name, tensor in shard.tensors.items() if shard.stream is None else ():
                     rows = tensor.reshape(len(shard), -1)
-                    finite = torch.isfinite(rows).all(-1)
-                    require(rows.sum(-1), finite, f"finite entries of {name!r}")
+                    require(
+                        rows.sum(-1), torch.isfinite(rows).all(-1), f"finite entries of {name!r}"
+                    )
                 problem.check_records(shard)
         except (InvalidRecord, ArithmeticError) as error:
             raise ConfigError(f"shards: client {i}, {error}; mend or remove the record") from None
@@ -394,15 +392,15 @@ def _examples(client: str, shard: _Shard) -> Examples:
             f"{type(shard).__name__}"
         )
     tensors = {"z": shard} if isinstance(shard, Tensor) else shard
-    tensors = tensors.tensors if isinstance(tensors, Examples) else tensors
+    tensors = dict(tensors.tensors if isinstance(tensors, Examples) else tensors)
     for name, tensor in tensors.items():
-        if (said := _undense(tensor)) or tensor.dim() == 0:
+        if (said := _undense(tensor)) or not tensor.dim():
             raise ConfigError(
                 f"{client}, {name!r}: expected a dense tensor of real numbers, shape "
                 f"(n, *feature), got {said or 'one number'}"
             )
     try:
-        found = shard if isinstance(shard, Examples) else Examples.of_columns(dict(tensors))
+        found = shard if isinstance(shard, Examples) else Examples(tensors)
     except ValueError as error:
         raise ConfigError(f"{client}: {error}") from None
     return found.to(torch.float64)
@@ -419,7 +417,7 @@ def _start(problem: Problem, x: Tensor | None, shape: tuple[int, ...], seed: int
     said = _undense(x) or str(x.dtype)
     if said not in ("torch.float64", "torch.float32"):
         raise ConfigError(f"start: expected a dense tensor of float64 or float32, got {said}")
-    if tuple(x.shape) != shape:
+    if x.shape != shape:
         raise ConfigError(
             f"start: expected shape {shape}, that of a point for these shards, got {tuple(x.shape)}"
         )
@@ -448,12 +446,6 @@ def _check_computed(problem: Problem, x: Tensor, examples: Examples) -> None:
                 f"problem: expected gradients of the shape of a point, {tuple(x.shape)}, got "
                 f"{tuple(found.shape)}"
             )
-
-
-def _shapes(examples: Examples) -> dict[str, tuple[int, ...]]:
-    """The shapes of one example's tensors, by their names."""
-    ndim = examples.feature_ndim
-    return {k: tuple(t.shape[t.dim() - ndim[k] :]) for k, t in sorted(examples.tensors.items())}
 
 
 def _undense(value: object) -> str | None:

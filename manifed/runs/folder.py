@@ -1,4 +1,4 @@
-"""The folder that one run leaves behind, written so that a crash never half-writes it.
+"""The folder of one run, written so that a crash never leaves a half-written file.
 
     experiment.toml         the resolved config, the first file: from it a run is resumed
     manifest.json           what ran (runs/manifest.py); its last key is "final" once the run ended
@@ -7,7 +7,6 @@
     model.safetensors       the final model
     checkpoint.safetensors  where to resume (runs/checkpoint.py)
     error.json              why the last part ended before its end; gone once the run goes on
-    *.png                   figures, drawn from this folder alone (runs/report.py)
 
 A row of metrics has the round, what was measured, epsilon with its label (privacy/events.py) before
 it, and sums over the rounds since the row before. JSON knows neither NaN nor infinity: NaN is
@@ -41,7 +40,7 @@ from pydantic_core import from_json
 from manifed import durable
 from manifed.durable import sync, write_atomically
 from manifed.errors import RoundFailed, one_line, short
-from manifed.privacy.events import LABELS, AdversaryName, MaskAdversaryName
+from manifed.privacy.events import AdversaryName, Label
 
 if TYPE_CHECKING:  # who only reads numbers needs no torch
     from torch import Tensor
@@ -50,20 +49,17 @@ FORMAT = 3
 """The format of run folders; folders of earlier formats are refused."""
 LABEL = "label"
 """The one column of words: whether the noise behind the row's epsilon protects anybody."""
-_NUMBER = (
-    r"(-?([0-9]{1,400}(\.[0-9]{0,400})?(e[+-]?[0-9]{1,3})?|inf)|nan)?",
-    "a number or nothing",
-)
+_NUMBER = r"(-?([0-9]{1,400}(\.[0-9]{0,400})?(e[+-]?[0-9]{1,3})?|inf)|nan)?", "a number or nothing"
 _CELLS = {
     "round": (r"[0-9]{1,15}", "an integer >= 0"),
-    LABEL: ("|".join(map(re.escape, ("", *LABELS))), f"one of {', '.join(LABELS)}"),
+    LABEL: ("|".join(map(re.escape, ("", *Label))), f"one of {', '.join(Label)}"),
 }
 """What a cell of metrics is, where it is no `_NUMBER`: a pattern and words for it."""
 _Cell = float | int | str | None
 
 
 class FolderDamaged(ValueError):
-    """A file of a run folder is not what a run writes; one line."""
+    """Error: a file of a run folder is not what a run writes; the text is one line."""
 
     exit_code = 2
 
@@ -73,8 +69,7 @@ class FolderDamaged(ValueError):
 
 # -- what a manifest is ----------------------------------------------------------------------------
 def _shown(text: str) -> str:
-    text.encode()  # half of a surrogate pair is no text
-    if not text.isprintable():
+    if not text.isprintable():  # half of a surrogate pair is not either
         raise ValueError("printable text")
     return text
 
@@ -88,7 +83,7 @@ HeadText = Annotated[str, Field(pattern=r"^[0-9]{1,18}:[0-9a-f]{64}$")]
 
 
 class Table(BaseModel):
-    """A table of a file, of which other keys are not read."""
+    """A table of a file in a run folder; unknown keys are not read."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -97,7 +92,7 @@ _Shape = TypeVar("_Shape", bound=Table)
 
 
 class _Adversary(Table):
-    name: AdversaryName | MaskAdversaryName | Literal["published"]
+    name: AdversaryName | Literal["one-node", "coalition", "everybody", "published"]
     text: Words
     epsilon: _Epsilon
     delta: _Delta
@@ -127,7 +122,7 @@ class _Privacy(Table):
 
 
 class Final(Table):
-    """What a run came to: these keys, in this order, null where one does not apply."""
+    """The final numbers of a run: these keys, in this order, null where one does not apply."""
 
     label: Words | None = None
     relative_cost_gap: _Number | Literal["infinity", "-infinity"] | None
@@ -154,10 +149,10 @@ class _Manifest(Table):
 
 # -- the folder ------------------------------------------------------------------------------------
 class RunFolder:
-    """One run's folder; made by ``claim`` and ``begin`` before round 1, or there for reading."""
+    """The folder of one run, new (``claim`` and ``begin``) or opened for reading."""
 
     def __init__(self, directory: Path) -> None:
-        """Nothing is read or made."""
+        """Names a folder; nothing is read or made."""
         self.directory = directory
         self.experiment_path = directory / "experiment.toml"
         self.manifest_path = directory / "manifest.json"
@@ -168,7 +163,7 @@ class RunFolder:
 
     @classmethod
     def claim(cls, directory: Path) -> "RunFolder":
-        """A new folder without a manifest; what an unfinished write left there does not count.
+        """Makes a new folder without a manifest; drafts of an unfinished write do not count.
 
         Raises:
             FileExistsError: ``directory`` holds something already.
@@ -185,7 +180,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, directory: Path) -> "RunFolder":
-        """The existing folder.
+        """Opens an existing run folder.
 
         Raises:
             FileNotFoundError: there is no manifest in it.
@@ -200,17 +195,17 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the whole run is in it."""
+        """Whether the run in the folder is finished."""
         return self.manifest_path.is_file() and "final" in self.manifest()
 
     # -- manifest --
     def begin(self, manifest: Mapping[str, Any]) -> None:
-        """Write the manifest, before round 1."""
+        """Writes the manifest, before round 1."""
         write_atomically(self.manifest_path, encode(manifest))
         sync(self.directory.parent)
 
     def manifest(self) -> dict[str, Any]:
-        """The manifest as written.
+        """Reads the manifest as written.
 
         Raises:
             FolderDamaged: it is none that a run of this version writes.
@@ -218,19 +213,27 @@ class RunFolder:
         found = json_object(self.manifest_path)
         if found.get("format") != FORMAT:
             other = f"format {short(found.get('format'))}, which another version of manifed wrote"
-            expected = f"a run folder of format {FORMAT}"
-            raise FolderDamaged(self.manifest_path, expected, f"{other}; read it with that one")
+            raise FolderDamaged(
+                self.manifest_path,
+                f"a run folder of format {FORMAT}",
+                f"{other}; read it with that one",
+            )
         checked(found, _Manifest, self.manifest_path)
         return found
 
-    def finish(self, final: Mapping[str, _Cell], measured: Mapping[str, Any] | None = None) -> None:
-        """Add ``measured`` (what only the end knows), then "final" with the keys of `Final`."""
-        told = {key: final[key] for key in Final.model_fields}
-        whole = {**self.manifest(), **(measured or {}), "final": told}
-        write_atomically(self.manifest_path, encode(whole))
+    def finish(self, final: Mapping[str, _Cell], measured: dict[str, Any]) -> None:
+        """Adds ``measured`` to the manifest, then "final" with the keys of `Final`."""
+        write_atomically(
+            self.manifest_path,
+            encode(
+                self.manifest()
+                | measured
+                | {"final": {key: final[key] for key in Final.model_fields}}
+            ),
+        )
 
     def check_unedited(self, digest: str | None) -> None:
-        """Refuse an experiment.toml that is not the one of ``digest``, which the manifest holds.
+        """Refuses an experiment.toml whose hash is not ``digest``, which the manifest holds.
 
         Raises:
             FolderDamaged: it is another one, or none.
@@ -242,7 +245,7 @@ class RunFolder:
             raise FolderDamaged(self.experiment_path, expected, "an edited one; restore it")
 
     def keep_error(self, error: BaseException) -> None:
-        """Write down why a run ends before its end, if the disk lets it."""
+        """Writes why a run ended before its end, if the disk lets it."""
         said = {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "what": one_line(f"{type(error).__name__}: {error}"),
@@ -263,8 +266,8 @@ class RunFolder:
         if self.metrics_path.exists():
             with self.metrics_path.open(encoding="ascii") as file:
                 columns = file.readline().rstrip("\n").split(",")
-                text = ""
-        if set(columns) != set(row):
+            text = ""
+        if {*columns} != {*row}:
             raise ValueError(
                 f"Expected a row of metrics.csv with the columns {columns}, got {list(row)}; "
                 "give None to what was not measured"
@@ -273,7 +276,7 @@ class RunFolder:
         durable.append_line(self.metrics_path, text.encode())
 
     def rows(self) -> list[dict[str, str]]:
-        """The whole rows of metrics.csv, by column; one that a crash tore is none.
+        """Reads the whole rows of metrics.csv, by column, without one that a crash tore.
 
         Raises:
             FolderDamaged: it is no table of numbers with rounds in order; with the first bad line.
@@ -288,7 +291,7 @@ class RunFolder:
         except UnicodeDecodeError as error:
             raise FolderDamaged(path, "ASCII", str(error)) from None
         header, *lines = [line.split(",") for line in text.split("\n")[:-1]] or [["round"]]
-        names = {name for name in header if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,99}", name)}
+        names = {name for name in header if re.fullmatch(r"[A-Za-z_]\w{0,99}", name)}
         if len(names) < len(header) or "round" not in header:
             raise FolderDamaged(
                 path, "on line 1 names of columns, each once, round among them", ",".join(header)
@@ -300,18 +303,18 @@ class RunFolder:
             row = dict(zip(header, line, strict=True))
             for name, cell in row.items():
                 pattern, kind = _CELLS.get(name, _NUMBER)
-                if re.fullmatch(pattern, cell) is None:
-                    expected = f"on line {number} for {name} {kind}"
-                    raise FolderDamaged(path, expected, repr(cell[:80]))
+                if not re.fullmatch(pattern, cell):
+                    raise FolderDamaged(
+                        path, f"on line {number} for {name} {kind}", repr(cell[:80])
+                    )
             if (now := int(row["round"])) <= before:
-                expected = f"on line {number} a round after {before}"
-                raise FolderDamaged(path, expected, row["round"])
+                raise FolderDamaged(path, f"on line {number} a round after {before}", str(now))
             before = now
             found.append(row)
         return found
 
     def metrics(self, last: int | None = None) -> dict[str, list[float | None]]:
-        """The columns of numbers; None where a cell is empty.
+        """Reads the columns of numbers; None where a cell is empty.
 
         Raises:
             FolderDamaged: as `rows`, or the rows do not end with the round ``last``.
@@ -326,13 +329,8 @@ class RunFolder:
             if name != LABEL
         }
 
-    def sync_metrics(self) -> None:
-        """Make every row so far survive a power cut."""
-        if self.metrics_path.exists():
-            durable.sync_file(self.metrics_path)
-
     def drop_metrics_after(self, server_round: int) -> None:
-        """Forget a torn last row and those beyond ``server_round``: a resumed run writes them."""
+        """Removes a torn last row and rows beyond ``server_round``, which a resumed run writes."""
         kept = [row for row in self.rows() if int(row["round"]) <= server_round]
         if kept:
             text = "".join(",".join(line) + "\n" for line in (kept[0], *map(dict.values, kept)))
@@ -343,13 +341,13 @@ class RunFolder:
 
     # -- tensors --
     def save_tensors(self, name: str, tensors: "Mapping[str, Tensor]") -> Path:
-        """The written file, ``name``.safetensors."""
+        """Writes ``name``.safetensors and returns its path."""
         path = self.directory / f"{name}.safetensors"
         write_atomically(path, tensor_bytes(tensors))
         return path
 
     def load_tensors(self, name: str) -> "dict[str, Tensor]":
-        """The tensors saved under ``name``.
+        """Reads the tensors saved under ``name``.
 
         Raises:
             FolderDamaged: the file is damaged.
@@ -359,12 +357,12 @@ class RunFolder:
 
 # -- reading and writing ---------------------------------------------------------------------------
 def is_fresh(directory: Path) -> bool:
-    """Whether there is no such folder, or nothing in it but drafts of unfinished writes."""
+    """Whether a folder does not exist, or holds only drafts of unfinished writes."""
     return not directory.exists() or all(map(durable.is_draft, directory.iterdir()))
 
 
 def check_regular(path: Path, expected: str, most: int = durable.MOST_BYTES) -> None:
-    """Refuse what is no regular file of at most ``most`` bytes, before anything opens it.
+    """Refuses, before opening it, a path that is no regular file of at most ``most`` bytes.
 
     Raises:
         FolderDamaged: for none, a folder, a pipe, a device, a loop of links.
@@ -384,7 +382,7 @@ def _refused(path: Path, expected: str) -> Generator[None]:
 
 
 def json_object(path: Path, content: bytes | str | None = None) -> dict[str, Any]:
-    """The JSON object in a file: finite numbers, bounded depth, whole characters.
+    """Reads the JSON object in a file: finite numbers, bounded depth, whole characters.
 
     ``content``: a part of the file that was read already.
 
@@ -404,7 +402,7 @@ def json_object(path: Path, content: bytes | str | None = None) -> dict[str, Any
 
 
 def checked(table: Mapping[str, Any], shape: type[_Shape], path: Path) -> _Shape:
-    """A table of the file ``path``, which must be of ``shape``.
+    """Reads a table of the file ``path``, which must be of ``shape``.
 
     Raises:
         FolderDamaged: with the first field that is wrong.
@@ -417,45 +415,43 @@ def checked(table: Mapping[str, Any], shape: type[_Shape], path: Path) -> _Shape
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         found = short(first["input"])
         if first["type"] == "missing":
-            wanted = "a value"
-            found = "none"
+            wanted, found = "a value", "none"
         raise FolderDamaged(path, f"for {where} {wanted}", found) from None
 
 
 def read_tensors(path: Path, expected: str) -> "tuple[dict[str, Tensor], dict[str, str]]":
-    """The tensors of a safetensors file, and its metadata.
+    """Reads the tensors of a safetensors file, and its metadata.
 
     Raises:
         FolderDamaged: there is none, or it is damaged.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     check_regular(path, expected, most=1 << 40)
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
             return tensors, file.metadata() or {}
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError,
-            MemoryError, OverflowError) as error:  # fmt: skip
+    except Exception as error:  # whatever bytes make of the library
         raise FolderDamaged(path, expected, str(error)) from error
 
 
-def tensor_bytes(
-    tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str] | None = None
-) -> bytes:
-    """The safetensors encoding of ``tensors``; views and device tensors are copied to the CPU."""
+def tensor_bytes(tensors: "Mapping[str, Tensor]", metadata: dict[str, str] | None = None) -> bytes:
+    """Encodes ``tensors`` as safetensors; views and device tensors are copied to the CPU."""
     from safetensors.torch import save
     from torch import contiguous_format
 
-    plain = {
-        name: tensor.detach().cpu().clone(memory_format=contiguous_format)
-        for name, tensor in tensors.items()
-    }
-    return save(plain, dict(metadata) if metadata else None)
+    return save(
+        {
+            name: tensor.detach().cpu().clone(memory_format=contiguous_format)
+            for name, tensor in tensors.items()
+        },
+        metadata,
+    )
 
 
 def with_label(row: Mapping[str, _Cell], label: str) -> dict[str, _Cell]:
-    """A row of metrics with its label right before its epsilon, if it has one."""
+    """Returns a row of metrics with its label, if it has one, right before its epsilon."""
     found: dict[str, _Cell] = {}
     for key, value in row.items():
         found |= {LABEL: label, key: value} if key == "epsilon" else {key: value}
@@ -463,12 +459,12 @@ def with_label(row: Mapping[str, _Cell], label: str) -> dict[str, _Cell]:
 
 
 def encode(value: Mapping[str, Any]) -> bytes:
-    """``value`` as indented JSON, without NaN or infinity (see the module's first lines)."""
+    """Writes ``value`` as indented JSON, without NaN or infinity (see the module's first lines)."""
     return (json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n").encode()
 
 
 def jsonable(value: Any) -> Any:
-    """``value`` with NaN as None, infinities as words, paths as text and tuples as lists."""
+    """Returns ``value`` as JSON holds it: NaN as None, infinities as words, paths as text."""
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -476,13 +472,14 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else ("infinity" if value > 0 else "-infinity")
+        return {math.inf: "infinity", -math.inf: "-infinity"}.get(value)
     return value
 
 
 def printable(path: Path) -> str:
-    """A path on one line of any terminal: as it is, or quoted with escapes where it must be."""
-    return str(path) if str(path).isprintable() else repr(str(path))
+    """Returns a path for one line of any terminal, quoted with escapes where it must be."""
+    text = str(path)
+    return text if text.isprintable() else repr(text)
 
 
 def _cell(value: _Cell) -> str:

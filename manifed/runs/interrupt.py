@@ -1,10 +1,11 @@
-"""SIGTERM and SIGHUP end a command as Ctrl-C does: what is open is closed, then a line and a code.
+"""Ends a command at SIGTERM and SIGHUP as at Ctrl-C: open files closed, a line, an exit code.
 
 The exit code is 128 plus the signal's number: 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP.
 """
 
 import signal
 import threading
+import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,7 +14,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(BaseException):
-    """A signal that ends the command; no handler of errors takes it for one."""
+    """Raised when a signal ends the command; handlers of errors do not catch it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -21,8 +22,8 @@ class Ended(BaseException):
 
 
 @contextmanager
-def ending_signals() -> Generator[None, None, None]:
-    """Raise `Ended` at SIGINT, SIGTERM and SIGHUP, but for those that are ignored (nohup).
+def ending_signals() -> Generator[None]:
+    """Raises `Ended` at SIGINT, SIGTERM and SIGHUP, except those that are ignored (nohup).
 
     A signal that meets an import is raised after it: libraries take any exception inside an import
     for a missing module, and some go on without it. Outside the main thread nothing is set, as
@@ -35,12 +36,15 @@ def ending_signals() -> Generator[None, None, None]:
     waiting: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        if not _is_importing(frame):
+        if all(
+            below.f_code.co_filename != "<frozen importlib._bootstrap>"
+            for below, _ in traceback.walk_stack(frame)
+        ):
             waiting.clear()
             raise Ended(number)
         waiting[:] = [number]
         signal.signal(signal.SIGALRM, lambda _, later: end(number, later))
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)  # when it is looked at again
 
     for number in [n for n in ENDING if before[n] is not signal.SIG_IGN]:
         signal.signal(number, end)
@@ -52,15 +56,3 @@ def ending_signals() -> Generator[None, None, None]:
             signal.signal(number, handler)
     if waiting:
         raise Ended(waiting[0])
-
-
-_AGAIN = 0.02
-"""Seconds after which a signal that met an import is looked at again."""
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        frame = frame.f_back
-    return False

@@ -1,4 +1,4 @@
-"""The manifest: what ran, on what, at which cost, with which code; written before round 1.
+"""The manifest of a run: config, machine, versions and code, written before round 1.
 
 Nothing secret enters it: a release's key never does, and a seed is public by nature.
 """
@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -28,16 +27,6 @@ from manifed.experiment.schema import Experiment, sha256
 from manifed.problems.data import source_sha256
 from manifed.runs.folder import FORMAT, RunFolder
 
-_PACKAGES = (
-    "torch",
-    "flwr",
-    "geoopt",
-    "numpy",
-    "scipy",
-    "dp-accounting",
-    "cryptography",
-    "scikit-learn",
-)
 LIBRARY = Path(__file__).resolve().parents[1]
 """The folder of the imported ``manifed``; beside it, in a clone, lies everything else."""
 
@@ -49,7 +38,7 @@ def manifest_of(
     privacy: Mapping[str, Any] | None,
     ledger_run_id: str | None,
 ) -> dict[str, Any]:
-    """The manifest of a run that starts now, ready for ``RunFolder.begin``.
+    """Makes the manifest of a run that starts now, ready for ``RunFolder.begin``.
 
     Args:
         config: what runs; its experiment.toml is in ``folder`` already.
@@ -59,8 +48,6 @@ def manifest_of(
         ledger_run_id: of the ledger beside it.
     """
     table = dump(placeless(config))
-    is_private = config.privacy.kind != "none"
-    runs = [[size, len(list(same))] for size, same in groupby(facts.sizes)]
     return {
         "format": FORMAT,
         "name": config.name,
@@ -71,8 +58,10 @@ def manifest_of(
         "randomness_source": config.privacy.noise_source,
         "privacy": privacy,
         # with privacy a checksum would tell whether a guessed data set is the one
-        "data_checksums": {config.data.kind: None if is_private else facts.checksum},
-        "num_examples": runs,
+        "data_checksums": {
+            config.data.kind: facts.checksum if config.privacy.kind == "none" else None
+        },
+        "num_examples": [[size, len([*same])] for size, same in groupby(facts.sizes)],
         "ledger_run_id": ledger_run_id,
         "experiment_sha256": hashlib.sha256(folder.experiment_path.read_bytes()).hexdigest(),
         "config_sha256": sha256(config),
@@ -93,41 +82,32 @@ def manifest_of(
 
 
 def placeless(config: Experiment) -> Experiment:
-    """The experiment without its folder, whose name may be no text that a file can hold."""
+    """Returns the experiment without its folder, whose name may be no text that a file can hold."""
     changes = {"directory": None, "resume": False, "ledger_head": None}
     return config.model_copy(update={"output": config.output.model_copy(update=changes)})
 
 
-def process_began() -> float:
-    """When this process was started, on the clock of `time.perf_counter`.
-
-    Where no kernel tells, now.
-    """
-    now = time.perf_counter()
-    try:
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return now
-    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return now - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
-
-
 @cache
 def code_sha256() -> str:
-    """Hash of the names and contents of the Python files of the imported ``manifed``."""
+    """Hashes names and contents of the Python files of the imported ``manifed``."""
     return source_sha256("manifed")
 
 
 def git_state(source: Path) -> dict[str, str | bool] | None:
-    """Commit and whether files differ from it; None when ``source`` is no git checkout of its own.
+    """Returns commit and uncommitted changes; None if ``source`` is no git checkout of its own.
 
     A Flower app bundle that is unpacked somewhere inside another repository is not that repository.
     """
     if not (source / ".git").exists():
         return None
-    command = ["git", "-C", str(source), "status", "--porcelain=v2", "--branch"]
     try:
-        said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+        said = subprocess.run(
+            ["git", "-C", str(source), "status", "--porcelain=v2", "--branch"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     commit = re.search(r"^# branch\.oid ([0-9a-f]+)$", said.stdout, re.MULTILINE)
@@ -136,9 +116,18 @@ def git_state(source: Path) -> dict[str, str | bool] | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Version of Python and of each package that computes."""
+    """Returns the versions of Python and of each package that computes."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in (
+        "torch",
+        "flwr",
+        "geoopt",
+        "numpy",
+        "scipy",
+        "dp-accounting",
+        "cryptography",
+        "scikit-learn",
+    ):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

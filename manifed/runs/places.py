@@ -1,4 +1,4 @@
-"""Where a command may write: judged before anything runs, and left as it was found."""
+"""Checks, before anything runs, that a command may write where it is told to."""
 
 import os
 import tempfile
@@ -8,12 +8,9 @@ from pathlib import Path
 
 from manifed.errors import ConfigError, one_line
 
-_LONGEST = ".checkpoint.safetensors.draft"
-"""The longest name in a run folder."""
-
 
 @contextmanager
-def _refused(option: str, path: Path, expected: str) -> Generator[None, None, None]:
+def _refused(option: str, path: Path, expected: str) -> Generator[None]:
     """Say of what the system refuses that it is not what the option needs."""
     try:
         yield
@@ -28,7 +25,7 @@ def _refused(option: str, path: Path, expected: str) -> Generator[None, None, No
 
 
 def real(option: str, path: Path) -> Path:
-    """The path without links and dots.
+    """Returns the path without links and dots.
 
     Raises:
         ConfigError: a loop of links, or a name that no system takes.
@@ -38,7 +35,7 @@ def real(option: str, path: Path) -> Path:
 
 
 def check_new(option: str, path: Path, is_fresh: Callable[[Path], bool] = lambda _: True) -> None:
-    """Refuse a folder that is there and not ``is_fresh``, or cannot be made and written into.
+    """Refuses a folder that exists and is not ``is_fresh``, or that cannot be written into.
 
     It is tried: folders that are missing are made, a file is written, and all that is removed.
 
@@ -55,10 +52,9 @@ def check_new(option: str, path: Path, is_fresh: Callable[[Path], bool] = lambda
                 made.append(folder)
             if not is_fresh(path):
                 raise ConfigError(f"{option}: expected a new or empty folder, got {str(path)!r}")
-            # a name as an unfinished write has it, which no reader takes for more
-            prefix = "." + "x" * (len(_LONGEST) - 15)
-            suffix = ".draft"
-            with tempfile.NamedTemporaryFile(dir=path, prefix=prefix, suffix=suffix) as probe:
+            # as long as ".checkpoint.safetensors.draft", and no reader takes it for more
+            prefix = ".an-unfinished-"
+            with tempfile.NamedTemporaryFile(dir=path, prefix=prefix, suffix=".draft") as probe:
                 probe.write(b"x")
         finally:
             for folder in made[::-1]:
@@ -67,7 +63,7 @@ def check_new(option: str, path: Path, is_fresh: Callable[[Path], bool] = lambda
 
 
 def check_file(option: str, path: Path) -> None:
-    """Refuse a file that cannot be written or replaced; errors as `check_new`."""
+    """Refuses a file that cannot be written or replaced; errors as `check_new`."""
     with _refused(option, path, "a file that can be made"):
         if os.path.lexists(path) and not path.is_file():
             raise OSError(None, "a folder" if path.is_dir() else "no regular file")

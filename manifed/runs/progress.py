@@ -1,4 +1,4 @@
-"""Progress of rounds on standard error: a line that is rewritten in place, or about 20 plain lines.
+"""The progress of rounds on standard error: one rewritten line, or about 20 plain lines.
 
 with shown(num_rounds) as show:
     show(1, {"cost": 0.3, "gradient_norm": 0.1, "epsilon": 0.5})
@@ -11,15 +11,9 @@ import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
-_LINES = 20
-_WIDTH = 20
-"""Characters of the bar."""
-_UNTOLD = ("round", "participants", "failures")
-"""Columns of a fit's row that stand in its curves, and not on its line by themselves."""
-_TOLD = ("cost", "gradient_norm", "label", "epsilon")
-"""Columns of a run's row; the label stands before the epsilon."""
+_TWENTY = 20
+"""Characters of the bar, and about how many plain lines there are."""
 _Row = Mapping[str, float | int | str | None]
-Show = Callable[[int, _Row], None]
 
 
 def is_screen() -> bool:
@@ -34,18 +28,18 @@ def shown(
     *,
     is_rewritten: bool = False,
     is_of_all: bool = False,
-) -> Generator[Show, None, None]:
-    """What finished rounds and their rows are told to; each epsilon has its label before it.
+) -> Generator[Callable[[int, _Row], None]]:
+    """Shows finished rounds and their rows as they come, each epsilon after its label.
 
     Args:
         num_rounds: how many there are to be.
-        is_rewritten: one line with a bar; else lines for the first, the last and about `_LINES`.
+        is_rewritten: one line with a bar; else lines for the first, the last and about `_TWENTY`.
         is_of_all: every number of a row; else cost, gradient norm and epsilon.
     """
     target = sys.stderr
     due = 0
     longest = 0
-    every = max(1, math.ceil(num_rounds / _LINES))
+    every = max(1, math.ceil(num_rounds / _TWENTY))
     width = len(str(num_rounds))
 
     def show(server_round: int, row: _Row) -> None:
@@ -53,10 +47,11 @@ def shown(
         if not is_rewritten and server_round < min(due, num_rounds):
             return
         due = (server_round // every + 1) * every
-        keys = [key for key in row if key not in _UNTOLD] if is_of_all else _TOLD
+        keys = [key for key in row if key not in ("round", "participants", "failures")]
+        keys = keys if is_of_all else ("cost", "gradient_norm", "label", "epsilon")
         cells = [_cell(key, row.get(key)) for key in keys if key != "label" or row.get(key)]
-        full = _WIDTH * server_round // num_rounds
-        bar = f" [{'#' * full:-<{_WIDTH}}]" if is_rewritten else ""
+        full = _TWENTY * server_round // num_rounds
+        bar = f" [{'#' * full:-<{_TWENTY}}]" if is_rewritten else ""
         line = "  ".join([f"round {server_round:>{width}}/{num_rounds}{bar}", *cells]).rstrip()
         if is_rewritten:
             line = line[: shutil.get_terminal_size().columns - 1] if target.isatty() else line

@@ -1,4 +1,4 @@
-"""Reports of runs, from their folders alone: curves, figures, and one HTML page.
+"""Reports of runs, from their folders alone: curves, and one HTML page.
 
 Several seeds of one configuration become one curve: their mean, with a band from the least to the
 greatest. A figure that has nothing to show (privacy off, no optimum known) is not made.
@@ -11,8 +11,6 @@ the page's own.
 import base64
 import io
 import json
-import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,27 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manifed.durable import write_atomically
-from manifed.errors import RunEnded, one_line
+from manifed.errors import one_line, optional
+from manifed.privacy.events import Label
 from manifed.runs.folder import RunFolder, with_label
-from manifed.runs.interrupt import Ended
-from manifed.runs.statement import label_in, label_in_manifest, said, statement_of
+from manifed.runs.statement import label_in, said, statement_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FIGURES = (
-    ("cost", "round"),
-    ("relative_cost_gap", "round"),
-    ("relative_cost_gap", "epsilon"),
-    ("gradient_norm", "round"),
-    ("gradient_norm", "epsilon"),
-    ("held_out_loss", "round"),
-    ("held_out_accuracy", "round"),
-    ("consensus_distance", "round"),
-)
-"""Pairs (y, x) of columns; the file is ``y``-by-``x``.png."""
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Okabe and Ito's palette, told apart by colour-blind readers."""
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)))
@@ -55,8 +41,6 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "",
 }
-_MOST_ROWS = 60
-"""The most rows of a table of values; all values are in metrics.csv."""
 Column = NDArray[np.float64]
 _Lines = Mapping[str, tuple[Column, Column]]
 """x (n,) and y (runs, n) of each label."""
@@ -65,7 +49,7 @@ _Lines = Mapping[str, tuple[Column, Column]]
 # -- runs and curves -------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Run:
-    """One run folder, read."""
+    """The contents of one run folder."""
 
     directory: Path
     name: str
@@ -77,10 +61,19 @@ class Run:
         """The manifest's "final"; empty while the run goes on or after it failed."""
         return self.manifest.get("final", {})
 
+    @property
+    def label(self) -> str:
+        """The label before the run's epsilon; a run without a statement is of unknown noise."""
+        told = self.manifest.get("privacy")
+        if told is None:
+            shown = self.final.get("epsilon", self.last("epsilon"))
+            return Label.NOT_PRIVATE if shown is None else Label.UNKNOWN
+        return label_in(told)
+
     def last(self, column: str) -> float | None:
-        """The newest measured value of ``column``."""
-        measured = [x for x in self.columns.get(column, np.empty(0)).tolist() if not np.isnan(x)]
-        return measured[-1] if measured else None
+        """Returns the newest measured value of ``column``."""
+        found = self.columns.get(column, np.empty(0))
+        return next((x for x in found[::-1].tolist() if not np.isnan(x)), None)
 
 
 _Curves = Mapping[str, Sequence[Run]]
@@ -88,24 +81,18 @@ _Curves = Mapping[str, Sequence[Run]]
 
 
 def columns_of(runs: Sequence[Run], x: str, y: str) -> tuple[Column, Column]:
-    """Columns x (n,) and y (runs, n) over the rounds that all runs have measured."""
-    tables = [
-        {
-            server_round: both
-            for server_round, *both in zip(
-                *(run.columns.get(key, ()) for key in ("round", x, y)), strict=False
-            )
-            if np.isfinite(both).all()
-        }
-        for run in runs
-    ]
-    rounds = sorted(set(tables[0]).intersection(*tables))
-    found = [np.array([table[r] for r in rounds]).reshape(-1, 2) for table in tables]
-    return found[0][:, 0], np.array([both[:, 1] for both in found])
+    """Returns columns x (n,) and y (runs, n) over the rounds that all runs have measured."""
+    tables: list[dict[float, list[float]]] = []
+    for run in runs:
+        rows = zip(*(run.columns.get(key, ()) for key in ("round", x, y)), strict=False)
+        tables.append({r: both for r, *both in rows if np.isfinite(both).all()})
+    rounds = sorted({*tables[0]}.intersection(*tables))
+    found = np.array([[table[r] for r in rounds] for table in tables]).reshape(len(runs), -1, 2)
+    return found[0, :, 0], found[:, :, 1]
 
 
 def read(directory: Path) -> Run:
-    """The run in ``directory``.
+    """Reads the run in ``directory``.
 
     Raises:
         FileNotFoundError: it is no run folder.
@@ -115,13 +102,15 @@ def read(directory: Path) -> Run:
     manifest = folder.manifest()
     if (digest := manifest.get("experiment_sha256")) is not None:
         folder.check_unedited(digest)
-    rows = folder.metrics(manifest.get("final", {}).get("rounds"))
-    columns = {key: np.array(values, dtype=np.float64) for key, values in rows.items()}
+    columns = {
+        key: np.array(values, dtype=np.float64)
+        for key, values in folder.metrics(manifest.get("final", {}).get("rounds")).items()
+    }
     return Run(directory, manifest.get("name") or directory.resolve().name, manifest, columns)
 
 
 def curves_of(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """The runs of each configuration (seed and output aside), in order of first appearance.
+    """Groups runs by configuration (seed and output aside), in order of first appearance.
 
     A label names the keys in which runs of one name differ, at most three; where more differ it
     counts, for a folder's name may tell a seed.
@@ -151,12 +140,21 @@ def _settings(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, s
 
 
 # -- figures ---------------------------------------------------------------------------------------
-def figures_of(curves: _Curves) -> Iterator[tuple[str, str, str, _Lines]]:
-    """Each pair of `FIGURES` that has something to show: y, x, what x is called, and the lines.
+def figures_of(curves: _Curves) -> Iterator[tuple[str, str, _Lines]]:
+    """Lists each pair of columns with something to show: y, x, the name of x, and the lines.
 
     An axis of epsilon says whether the noise behind it protects anybody.
     """
-    for y, x in FIGURES:
+    for y, x in (
+        ("cost", "round"),
+        ("relative_cost_gap", "round"),
+        ("relative_cost_gap", "epsilon"),
+        ("gradient_norm", "round"),
+        ("gradient_norm", "epsilon"),
+        ("held_out_loss", "round"),
+        ("held_out_accuracy", "round"),
+        ("consensus_distance", "round"),
+    ):
         lines: dict[str, tuple[Column, Column]] = {}
         words: set[str] = set()
         for label, runs in curves.items():
@@ -164,9 +162,9 @@ def figures_of(curves: _Curves) -> Iterator[tuple[str, str, str, _Lines]]:
             if len(np.unique(first if y == "cost" else first[(rows > 0).all(axis=0)])) > 1:
                 several = f", mean of {len(rows)}" if len(rows) > 1 else ""
                 lines[label + several] = first, rows
-                words |= {label_in_manifest(one.manifest, one.last("epsilon")) for one in runs}
+                words |= {one.label for one in runs}
         if lines:
-            yield y, x, f"{' / '.join(sorted(words))}: epsilon" if x == "epsilon" else x, lines
+            yield y, f"{' / '.join(sorted(words))}: epsilon" if x == "epsilon" else x, lines
 
 
 def _draw(axes: "Axes", lines: _Lines, x: str, y: str, scale: str = "linear") -> None:
@@ -182,35 +180,36 @@ def _draw(axes: "Axes", lines: _Lines, x: str, y: str, scale: str = "linear") ->
             marker="o" if len(first) <= 25 else "",
             label=one_line(label).replace("$", r"\$"),
         )
-        low = values.min(axis=0)
-        high = values.max(axis=0)
-        axes.fill_between(first, low, high, color=color, alpha=0.15, linewidth=0)
+        axes.fill_between(
+            first, values.min(axis=0), values.max(axis=0), color=color, alpha=0.15, linewidth=0
+        )
     axes.set(yscale=scale, xlabel=x, ylabel=y.replace("_", " "))
 
 
 def figure_of(
     curves: Mapping[str, Sequence[float | None]], statement: Mapping[str, Any]
 ) -> "Figure":
-    """The curves of a fit, a panel a number, under a title that says what the run promises.
+    """Draws the curves of a fit, a panel a number, under a title that says what is promised.
 
     A notebook shows it by itself, whatever its plotting backend.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    with optional():
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
 
     class FitFigure(Figure):
         def _repr_png_(self) -> bytes:
             return _saved(self, "png")
 
-    title = label_in(statement)
+    title: str = label_in(statement)
     for one in statement.get("adversaries", ())[:1]:
-        bound = f"({one['epsilon']:.3g}, {one['delta']:g})-DP against {one['name']}"
-        title = f"{title}; {bound}, for each {statement['unit']}"
+        title += f"; ({one['epsilon']:.3g}, {one['delta']:g})-DP against {one['name']}"
+        title += f", for each {statement['unit']}"
     columns = {name: np.array(values, dtype=np.float64) for name, values in curves.items()}
     rounds = columns.pop("round")
-    counts = {"participants", "failures"}
-    names = [name for name in columns if np.isfinite(columns[name]).any() and name not in counts]
-    names = sorted(names or ["participants"], key="epsilon".__eq__)
+    counts = ("participants", "failures")
+    names = [name for name, x in columns.items() if name not in counts and np.isfinite(x).any()]
+    names = sorted(names or counts[:1], key="epsilon".__eq__)
     with rc_context(rc=STYLE):
         figure = FitFigure(figsize=(1.0 + 3.2 * len(names), 3.2), layout="constrained")
         for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
@@ -220,14 +219,20 @@ def figure_of(
 
 
 def picture(lines: _Lines, x: str, y: str, kind: str = "png", *, title: str = "") -> bytes:
-    """A pair of axes with a legend as PNG or SVG; y is logarithmic but for costs and epsilon."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    """Draws a pair of axes as PNG or SVG; y is logarithmic except for costs and epsilon."""
+    with optional():
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
 
     with rc_context(rc=STYLE):
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-        is_linear = y in ("cost", "epsilon", "held_out_accuracy")
-        _draw(figure.add_subplot(title=title), lines, x, y, "linear" if is_linear else "log")
+        _draw(
+            figure.add_subplot(title=title),
+            lines,
+            x,
+            y,
+            "linear" if y in ("cost", "epsilon", "held_out_accuracy") else "log",
+        )
         figure.legend(loc="outside lower center", ncols=2)
         return _saved(figure, kind)
 
@@ -240,70 +245,39 @@ def _saved(figure: "Figure", kind: str) -> bytes:
     return content.getvalue()
 
 
-def write_figures(curves: _Curves, out: Path) -> list[Path]:
-    """The PNG files written into ``out``: one for each of ``FIGURES`` that has data."""
-    written: list[Path] = []
-    for y, x, words, lines in figures_of(curves):
-        out.mkdir(parents=True, exist_ok=True)
-        written.append(out / f"{y}-by-{x}.png".replace("_", "-"))
-        write_atomically(written[-1], picture(lines, words, y))
-    return written
-
-
-def draw_finished(folder: RunFolder) -> None:
-    """Draw the figures of a finished run into its folder, and say so in a line.
-
-    The run is whole by then: a drawing that fails leaves it as it is.
-
-    Raises:
-        RunEnded: it failed, or this process is told to end; how to draw them.
-    """
-    directory = folder.directory
-    try:
-        drawn = write_figures(curves_of([read(directory)]), directory)
-    except (Ended, KeyboardInterrupt, Exception) as error:  # whatever a font or a disk does
-        code = 1 if isinstance(error, Exception) else getattr(error, "code", 130)
-        why = one_line(str(error), 400) if code == 1 else "interrupted"
-        command = shlex.join(["manifed", "report", str(directory)])
-        said = f"not drawn: {why}; the run is finished and whole; draw with: {command}"
-        raise RunEnded(said, code) from None
-    if drawn:
-        sys.stdout.write(f"figures in the run folder: {', '.join(one.name for one in drawn)}\n")
-        sys.stdout.flush()
-
-
 # -- the page --------------------------------------------------------------------------------------
 def rows_of(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
-    """The runs, those of one curve beside each other, and the row of each in a table."""
+    """Returns the runs, sorted by curve, and the row of each in a table."""
     found: list[tuple[Run, dict[str, Any]]] = []
     for label, group in curves_of(runs).items():
         for k, run in enumerate(group, start=1):
             name = label + (f", run {k}" if len(group) > 1 else "")
-            row: dict[str, Any] = {"run": name if run.final else f"{name} (unfinished)"}
             final = run.final or {"rounds": run.last("round")}
+            row: dict[str, Any] = {"run": name if run.final else f"{name} (unfinished)"}
             for key in ("rounds", "relative_cost_gap", "gradient_norm", "epsilon", "delta"):
                 row[key] = final.get(key, run.last(key))
-            told = label_in_manifest(run.manifest, row["epsilon"])
-            found.append((run, with_label(row, told)))
+            found.append((run, with_label(row, run.label)))
     return found
 
 
 def page_of(runs: Sequence[Run], *, is_server_view: bool = False) -> str:
-    """The HTML of runs as they may be shown (`manifed.runs.export.viewed`)."""
+    """Makes the HTML page of runs as they may be shown (`manifed.runs.export.viewed`)."""
     from jinja2 import Template
 
     charts: list[tuple[str, str, str, list[Any]]] = []
-    for y, _, words, lines in figures_of(curves_of(runs)):
+    for y, words, lines in figures_of(curves_of(runs)):
         values = [
             {"curve": label, words: a, y: b}
             for label, (first, found) in lines.items()
             for a, b in zip(first.tolist(), found.mean(axis=0).tolist(), strict=True)
         ]
         drawn = base64.b64encode(picture(lines, words, y, "svg")).decode()
-        kept = sorted({round(i) for i in np.linspace(0, len(values) - 1, _MOST_ROWS)})
+        # at most 60 rows; all values are in metrics.csv
+        kept = {round(i): None for i in np.linspace(0, len(values) - 1, 60)}
         charts.append((y, words, drawn, [values[i] for i in kept]))
-    page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    return Template(page, autoescape=True).render(
+    return Template(
+        Path(__file__).with_name("page.html").read_text(encoding="utf-8"), autoescape=True
+    ).render(
         is_server_view=is_server_view,
         runs=rows_of(runs),
         charts=charts,

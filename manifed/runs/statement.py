@@ -1,50 +1,52 @@
-"""The privacy statement: the last lines a run prints, and the ``privacy`` entry of its manifest."""
+"""The text of the privacy statement, and the ``privacy`` entry of a manifest."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from manifed.privacy import events
+from manifed.privacy.events import Label, label_of
 
-RELEASE = "RELEASE: the noise is keyed by the operating system and was not stored."
-KEPT = (
-    "RELEASE: the noise is keyed by the operating system; every client keeps its draws of earlier "
-    "rounds in its memory, and who reads them can subtract it."
-)
-DECLARED = (
-    "RELEASE: every client declares that its noise is keyed by its own operating system; the "
-    "server never saw a key and cannot check that."
-)
 SENTENCES = {
-    events.NOT_PRIVATE: "NOT PRIVATE: no noise was added; every bound below would be infinite.",
-    events.SEEDED: (
+    Label.RELEASE: "RELEASE: the noise is keyed by the operating system and was not stored.",
+    "kept": (
+        "RELEASE: the noise is keyed by the operating system; every client keeps its draws of "
+        "earlier rounds in its memory, and who reads them can subtract it."
+    ),
+    "declared": (
+        "RELEASE: every client declares that its noise is keyed by its own operating system; the "
+        "server never saw a key and cannot check that."
+    ),
+    Label.NOT_PRIVATE: "NOT PRIVATE: no noise was added; every bound below would be infinite.",
+    Label.SEEDED: (
         "SEEDED RUN: the noise is keyed by the config's seed, so anybody who has the config can "
         "subtract it. This run protects nobody; the numbers say what the same run would cost with "
         "privacy.noise_source = 'os'."
     ),
-    events.PLANNED: (
+    Label.PLANNED: (
         "PLANNED: no noise was drawn yet; the run itself says whether it was a release."
     ),
-    events.UNKNOWN: (
+    Label.UNKNOWN: (
         "UNKNOWN: nothing that can be believed says where all of the noise came from; nobody may "
         "rely on the numbers below."
     ),
 }
-"""What a label means where the noise is no release's."""
+"""What each label means; of a release also whether draws are kept, or keys were only declared."""
 
 
 def verdict(privacy: Mapping[str, Any]) -> str:
-    """One sentence for the statement's label (`manifed.privacy.events`, with the guarantee)."""
-    kept = KEPT if privacy.get("kept_noise") else RELEASE
-    is_clients = privacy["kind"] != "client-level"  # else the noise is this server's own
-    told = DECLARED if is_clients and privacy.get("is_declared") else kept
-    return SENTENCES.get(label_in(privacy), told)
+    """Returns the sentence for a statement's label and guarantee (`manifed.privacy.events`)."""
+    label = label_in(privacy)
+    if label == Label.RELEASE:
+        is_clients = privacy["kind"] != "client-level"  # else the noise is this server's own
+        kept = "kept" if privacy.get("kept_noise") else label
+        label = "declared" if is_clients and privacy.get("is_declared") else kept
+    return SENTENCES[label]
 
 
-def label_in(privacy: Mapping[str, Any]) -> str:
-    """The label of a statement, from what it says of its noise; its own word counts if unknown."""
-    if privacy.get("label") == events.UNKNOWN:
-        return events.UNKNOWN
-    return events.label_of(
+def label_in(privacy: Mapping[str, Any]) -> Label:
+    """Returns the label of a statement, from what it says of its noise; else its own word."""
+    if privacy.get("label") == Label.UNKNOWN:
+        return Label.UNKNOWN
+    return label_of(
         privacy.get("noise_source"),
         privacy.get("noise_origins", ()),
         is_charged=False,
@@ -52,16 +54,8 @@ def label_in(privacy: Mapping[str, Any]) -> str:
     )
 
 
-def label_in_manifest(manifest: Mapping[str, Any], epsilon: object = None) -> str:
-    """The label of a manifest's statement; an epsilon without a statement is of unknown noise."""
-    privacy = manifest.get("privacy")
-    if privacy is None:
-        return events.NOT_PRIVATE if epsilon is None else events.UNKNOWN
-    return label_in(privacy)
-
-
 def statement_of(privacy: Mapping[str, Any]) -> str:
-    """The statement as text, one fact a line."""
+    """Returns the statement as text, one fact a line."""
     lines = ["privacy statement", f"  {verdict(privacy)}"]
     if privacy["kind"] == "none":
         return "\n".join(lines)
@@ -83,7 +77,7 @@ def statement_of(privacy: Mapping[str, Any]) -> str:
 
 
 def said(value: object) -> str:
-    """Four digits of a number; what does not apply, is not known or may not be shown as "-"."""
+    """Returns a number in four digits; "-" for one that is unknown or may not be shown."""
     if value is None or value != value:  # noqa: PLR0124  # a NaN
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

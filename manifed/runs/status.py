@@ -1,4 +1,4 @@
-"""Where a run is, read from its folder while it runs, after it stopped or when it has finished.
+"""The status of a run, read from its folder while it runs or after it stopped.
 
 Nothing is written and no lock is taken: the process that holds the folder is read from /proc/locks,
 so a run is never kept from starting. A row or a line of the ledger that is being written does not
@@ -14,8 +14,8 @@ from typing import Any
 
 from manifed.errors import ConfigError, one_line
 from manifed.experiment.schema import sha256
-from manifed.federation.replies import KINDS
-from manifed.plan import budget_of, reporting_delta
+from manifed.federation.exchange import KINDS
+from manifed.plan import budget_of
 from manifed.privacy.composition import NoValidBound
 from manifed.runs.evidence import evidence_of, saved_config, to_go_on
 from manifed.runs.folder import RunFolder, json_object
@@ -23,7 +23,7 @@ from manifed.runs.places import real
 
 
 def status_of(directory: Path) -> dict[str, Any]:
-    """Where the run is, as data.
+    """Reads the status of a run as data.
 
     Raises:
         ConfigError, FolderDamaged, LedgerDamaged: it is no run folder, or a file
@@ -32,31 +32,33 @@ def status_of(directory: Path) -> dict[str, Any]:
     directory = real("--resume", directory)
     config = saved_config(directory)
     folder = RunFolder(directory)
-    holder = holder_of(directory)
+    holder = _holder_of(directory)
     found = evidence_of(directory, config)
     saved = found.checkpoint
     final = found.manifest.get("final", {})
     metrics = folder.metrics(final.get("rounds"))
-    delta = reporting_delta(config.setting)
+    delta = config.setting.reporting_delta
     budget = budget_of(config.setting)
     try:
         spent = () if delta is None else found.odometer.spent(delta)
     except NoValidBound as error:
         raise ConfigError(f"ledger.jsonl: {error}") from None
-    state = "finished" if final else "stopped" if found.manifest else "not begun"
     name = shlex.quote(str(directory))
-    next_step = "wait" if holder is not None else to_go_on(f"--resume {name}")
-    if final:
-        next_step = f"manifed report {name}"
+    state, next_step = "stopped" if found.manifest else "not begun", to_go_on(f"--resume {name}")
+    if holder is not None:
+        state, next_step = "running", "wait"
+    elif final:
+        state, next_step = "finished", f"manifed report {name}"
     error = found.manifest.get("stopped")
     if not final and os.path.lexists(folder.error_path):
-        error = " ".join(str(json_object(folder.error_path).get(key)) for key in ("when", "what"))
+        kept = json_object(folder.error_path)
+        error = f"{kept.get('when')} {kept.get('what')}"
     return {
         "label": found.label,
         "doubts": found.doubts,
         "directory": str(directory),
         "name": config.name,
-        "state": state if holder is None else "running",
+        "state": state,
         "held_by": holder,
         "round": int((metrics.get("round") or [0])[-1] or 0),
         "num_rounds": config.federation.num_rounds,
@@ -74,7 +76,7 @@ def status_of(directory: Path) -> dict[str, Any]:
             "adversary": budget.adversary.name,
             "delta": budget.delta,
         },
-        "last_error": None if error is None else one_line(str(error)),
+        "last_error": error and one_line(str(error)),
         "config_sha256": sha256(config),
         "ledger_head": str(found.ledger.head) if found.ledger else None,
         "next_step": next_step,
@@ -82,18 +84,21 @@ def status_of(directory: Path) -> dict[str, Any]:
 
 
 def text_of(status: Mapping[str, Any]) -> str:
-    """A status as text for people, one fact a line."""
+    """Returns a status as text for people, one fact a line."""
 
     def said(value: Any) -> str:
         if isinstance(value, Mapping):
             return ", ".join(f"{key} {said(one)}" for key, one in value.items())
         return f"{value:.6g}" if isinstance(value, float) else str(value)
 
-    facts = {key: value for key, value in status.items() if value not in (None, {}, ())}
-    return "\n".join(f"{key.replace('_', ' ')}: {said(value)}" for key, value in facts.items())
+    return "\n".join(
+        f"{key.replace('_', ' ')}: {said(value)}"
+        for key, value in status.items()
+        if value not in (None, {}, ())
+    )
 
 
-def holder_of(folder: Path) -> int | None:
+def _holder_of(folder: Path) -> int | None:
     """The process that holds a folder (`manifed.durable.held`), as the kernel lists it."""
     found = folder.stat()
     device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"

@@ -1,1 +1,1 @@
-"""A site's own process: it owns file, ledger, budget and memory, and gives out noised payloads."""
+"""A site's own process, which owns data, ledger and budget and gives out noised payloads."""

@@ -1,4 +1,4 @@
-"""What every answer about one data set was charged: over all runs, on disk before the answer.
+"""The account of one data set: every answer, over all runs, is charged on disk before it leaves.
 
 The data set is named by its folder. The ledger in it has the format of a run's (docs/ledger.md),
 with one client, number 0: whoever's data these are. Each line says too which run, config, round,
@@ -18,30 +18,25 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from manifed.errors import ConfigError
-from manifed.privacy.account import ledger_key
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import SERVER, Releases, label_of
-from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
+from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves, ledger_key
 from manifed.privacy.odometer import LIMITS, PLACE, Odometer
 from manifed.privacy.tariff import ClientReleases, Terms, decode
 
-log = logging.getLogger("manifed")
-
-LEDGER: Final = "ledger.jsonl"
-_MOST_ATTEMPTS: Final = 1 << 16
-"""The most attempts of a round: as many as the noise has addresses for."""
+LEDGER = "ledger.jsonl"
 
 
 class Refused(RuntimeError):
-    """A site does not answer; the text depends on no record."""
+    """Error: a site does not answer; the text depends on no record."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What all answers together may cost: epsilon at delta."""
+    """A site's limit on the cost of all answers together: epsilon at delta."""
 
     epsilon: float
     delta: float
@@ -56,7 +51,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Place:
-    """Which answer: of a run, config, round, attempt and phase."""
+    """The place of an answer: its run, config, round, attempt and phase."""
 
     run: str
     config_sha256: str
@@ -70,23 +65,23 @@ class Place:
 
     @property
     def series(self) -> str:
-        """What goes forward only: a run, or, across runs and configs, one seed."""
+        """The key of a series that only goes forward: a run, or a seed across runs and configs."""
         return f"run {self.run} {self.config_sha256}" if self.seed is None else f"seed {self.seed}"
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """Where in its series: round, attempt and phase."""
+        """The position in the series: round, attempt and phase."""
         return self.server_round, self.attempt, self.phase
 
 
 class SiteAccount:
-    """The ledger of one data set, open and locked; use it as a context manager."""
+    """The ledger of one data set, open and locked; a context manager."""
 
     def __init__(self, folder: Path, limits: Limits, anchors: Iterable[Head] = ()) -> None:
         """Open the ledger of the data set in ``folder``, which may be new.
 
         Raises:
-            LedgerDamaged: as `Ledger.recover`; `LedgerLocked`: another process has it.
+            LedgerDamaged: as `Ledger.recover`, also where another process has it.
             ConfigError, OSError: the ledger's key, or the folder, cannot be read.
         """
         self.limits, self._odometer = limits, Odometer()
@@ -111,20 +106,20 @@ class SiteAccount:
             self._ledger.append(Entry(said={LIMITS: asdict(limits)}))
 
     def note(self, what: str) -> None:
-        """Write a line that costs nothing; errors as `Ledger.append`."""
+        """Writes a line that costs nothing; errors as `Ledger.append`."""
         self._ledger.append(Entry(said={"note": what}))
 
     @property
     def spent(self) -> float:
-        """Epsilon of all that was charged, at the site's delta."""
+        """Returns epsilon of all that was charged, at the site's delta."""
         return self._odometer.epsilon(SERVER, self.limits.delta)
 
     @property
     def label(self) -> str:
-        """The word before what was spent (`manifed.privacy.events`), by the seeds of answers."""
-        origins = self._odometer.noise_origins
-        is_charged = self._odometer.rounds_counted > 0
-        return label_of("os", origins, is_charged=is_charged)
+        """The label before what was spent, by the seeds of the answers."""
+        return label_of(
+            "os", self._odometer.noise_origins, is_charged=self._odometer.rounds_counted > 0
+        )
 
     @property
     def head(self) -> Head:
@@ -132,7 +127,7 @@ class SiteAccount:
         return self._ledger.head
 
     def charge(self, place: Place, releases: Releases, *, is_first: bool) -> None:
-        """Pay for one answer; when it returns, its line is on disk.
+        """Pays for one answer; when it returns, its line is on disk.
 
         ``releases`` are those of a whole round, paid with the first of its phases.
 
@@ -140,8 +135,8 @@ class SiteAccount:
             Refused: answered before, out of order, beyond the limits, or a disk that refuses;
                 nothing was charged.
         """
-        if not 0 <= place.attempt < _MOST_ATTEMPTS:
-            raise Refused(f"attempt: expected 0 to {_MOST_ATTEMPTS - 1}, got {place.attempt}")
+        if not 0 <= place.attempt < 1 << 16:  # as many as the noise has addresses for
+            raise Refused(f"attempt: expected 0 to {(1 << 16) - 1}, got {place.attempt}")
         last = self._last.get(place.series)
         if last is not None and place.position <= last:
             raise Refused(
@@ -157,8 +152,9 @@ class SiteAccount:
             )
         entry = Entry(said={PLACE: asdict(place)})
         if is_first and releases:
-            client = ClientReleases(partitions=(0,), releases=releases)
-            terms = Terms(population=1, updates=(client,))
+            terms = Terms(
+                population=1, updates=(ClientReleases(partitions=(0,), releases=releases),)
+            )
             now = place.server_round
             entry = Entry(
                 said=entry.said,
@@ -180,7 +176,9 @@ class SiteAccount:
         try:
             self._odometer.feed(self._ledger.append(entry))
         except (OSError, LedgerDamaged) as error:
-            log.error("The ledger takes nothing more until a restart: %s", error)
+            logging.getLogger("manifed").error(
+                "The ledger takes nothing more until a restart: %s", error
+            )
             raise Refused("this site's ledger cannot be written") from None
         self._last[place.series] = place.position
 
@@ -217,7 +215,7 @@ class _Agreement:
 
 
 def compared(server: Path, site: Path, run: str | None = None) -> _Agreement:
-    """Whether a run's ledger and a site's agree on the rounds that both saw.
+    """Compares a run's ledger with a site's on the rounds that both saw.
 
     ``run`` is what the SuperLink called the run, where the site answered several of one config.
 
@@ -235,8 +233,7 @@ def compared(server: Path, site: Path, run: str | None = None) -> _Agreement:
         place = Place(**entry.said[PLACE])
         if place.config_sha256 in configs and run in (None, place.run):
             partitions.add(place.partition)
-            when = place.server_round, place.attempt
-            answered.setdefault(when, []).extend(_releases(terms, 0))
+            answered.setdefault((place.server_round, place.attempt), []).extend(_releases(terms, 0))
     if len(partitions) != 1:
         raise ConfigError(
             f"{site}: expected answers as one client of the run of {server}, got "

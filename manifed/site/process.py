@@ -1,4 +1,4 @@
-"""The process of a site: its folder, a Unix socket, who may connect, how long anybody may take.
+"""The process of a site: its folder, its Unix socket, who may connect, and time limits.
 
 A connection carries one question. Each has a thread of its own and one deadline for a whole frame,
 so that nobody who is slow or talks garbage keeps others waiting; at most `_MOST_PEERS` are served
@@ -15,16 +15,15 @@ import stat
 import struct
 import sys
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from manifed.durable import held, write_atomically
-from manifed.errors import ConfigError, one_line
+from manifed.errors import ConfigError, check_linux, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
-from manifed.privacy.account import anchors_of
 from manifed.privacy.ledger import Head
 from manifed.site.account import LEDGER, Limits, Refused, SiteAccount
 from manifed.site.protocol import Incoming, Silent, send
@@ -32,21 +31,20 @@ from manifed.site.site import IDENTITY, MEMORY, Site, Wanted, claim
 
 log = logging.getLogger("manifed")
 
-_BEGUN: Final = "begun"
+_BEGUN = "begun"
 """The file beside a ledger that says that there is one, also when it is gone."""
-_MOST_PEERS: Final = 16
-_SECONDS: Final = 30.0
-"""For a whole question to come in, and for a whole reply to be taken."""
-_CREDENTIALS: Final = struct.Struct("3i")
+_MOST_PEERS = 16
+_CREDENTIALS = struct.Struct("3i")
 """What SO_PEERCRED gives: process, user, group."""
 
 
-def run(wanted: Wanted, on_ready: Callable[[Mapping[str, Any]], object] = lambda _: None) -> None:
-    """Answer until a signal ends this process; ``on_ready`` is told what the ready line says.
+def run(wanted: Wanted, on_ready: Callable[[Mapping[str, Any]], object]) -> None:
+    """Answers until a signal ends this process; ``on_ready`` gets the facts of the ready line.
 
     Raises:
         ConfigError, LedgerDamaged: in one line, before anybody can connect.
     """
+    check_linux("manifed site")
     users = {os.geteuid(), *(_id_of(name, "--allow-user") for name in wanted.users)}
     group = None if wanted.group is None else _id_of(wanted.group, "--socket-group")
     with opened(wanted) as site:
@@ -82,7 +80,7 @@ def run(wanted: Wanted, on_ready: Callable[[Mapping[str, Any]], object] = lambda
 
 @contextmanager
 def opened(wanted: Wanted) -> Generator[Site, None, None]:
-    """The site with its folder held, its ledger open and its data set named.
+    """Opens the site: its folder locked, its ledger open and its data set named.
 
     Raises:
         ConfigError: an option that cannot be; another process has the folder; another data file.
@@ -91,7 +89,7 @@ def opened(wanted: Wanted) -> Generator[Site, None, None]:
     limits = Limits(wanted.max_epsilon, wanted.delta)
     allowed = _allowed(wanted)
     folder = wanted.folder
-    anchors = anchors_of(wanted.heads)
+    anchors = tuple(map(Head.parse, wanted.heads))
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -139,7 +137,7 @@ def _account(folder: Path, limits: Limits, anchors: Collection[Head]) -> SiteAcc
 
 
 def say(line: str) -> None:
-    """One line for whoever started the process."""
+    """Prints one line for whoever started the process."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -180,7 +178,7 @@ def _id_of(name: str, option: str) -> int:
 
 # -- the socket --------------------------------------------------------------------------------
 def listening(path: Path, group: int | None) -> socket.socket:
-    """A socket at ``path`` for its owner and ``group`` (0660), in a folder nobody else enters.
+    """Opens a socket at ``path`` for its owner and ``group`` (0660), in a private folder.
 
     A folder that is missing is made (0750); a socket that a dead process left is removed.
 
@@ -219,9 +217,11 @@ def listening(path: Path, group: int | None) -> socket.socket:
     return found
 
 
-def serve(site: Site, door: socket.socket, users: Iterable[int], seconds: float = _SECONDS) -> None:
-    """Answer whoever connects and is one of ``users``, until an exception ends it."""
-    allowed = frozenset(users)
+def serve(site: Site, door: socket.socket, users: Collection[int], seconds: float = 30.0) -> None:
+    """Answers everybody who connects and is one of ``users``, until an exception ends it.
+
+    A whole question has ``seconds`` to come in, and a whole reply to be taken.
+    """
     free = threading.BoundedSemaphore(_MOST_PEERS)
     while True:
         peer, _ = door.accept()
@@ -229,14 +229,14 @@ def serve(site: Site, door: socket.socket, users: Iterable[int], seconds: float 
             peer.close()
             continue
         threading.Thread(
-            target=_served, args=(site, peer, allowed, seconds, free.release), daemon=True
+            target=_served, args=(site, peer, users, seconds, free.release), daemon=True
         ).start()
 
 
 def _served(
     site: Site,
     peer: socket.socket,
-    allowed: frozenset[int],
+    allowed: Collection[int],
     seconds: float,
     done: Callable[[], None],
 ) -> None:

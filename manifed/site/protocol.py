@@ -1,4 +1,4 @@
-"""What travels over a site's Unix socket: frames of a JSON header and safetensors.
+"""The protocol of a site's Unix socket: frames of a JSON header and safetensors.
 
 A frame is ``MAGIC``, the lengths of header and body (4 and 8 bytes, big-endian), header, body. The
 other side is never trusted: lengths are bounded before anything is read, a question's body by what
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -22,37 +22,35 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from manifed.algorithms.payloads import Layout
 from manifed.errors import one_line
 from manifed.experiment.schema import Experiment, canonical, sha256
-from manifed.federation.replies import Header
+from manifed.federation.exchange import Header
 
-MAGIC: Final = b"manifed-site-2\n"
-MOST_CONFIG: Final = 1 << 16
+MAGIC = b"manifed-site-2\n"
+MOST_CONFIG = 1 << 16
 """Characters of an experiment."""
-_MOST_HEADER: Final = 3 << 16
+_MOST_HEADER = 3 << 16
 """Bytes; an experiment is the longest part, each of its quotation marks escaped."""
-_MOST_BODY: Final = 1 << 27
+_MOST_BODY = 1 << 27
 """Bytes of any body; that of a question has at most those of its tensors and `_NAMES` more."""
-_NAMES: Final = 1 << 12
+_NAMES = 1 << 12
 """Bytes of the names, types and shapes of tensors."""
-_LENGTHS: Final = struct.Struct(">IQ")
-_CHUNK: Final = 1 << 20
-_EXACTLY: Final = ConfigDict(strict=True, extra="forbid", str_max_length=500)
+_LENGTHS = struct.Struct(">IQ")
+_EXACTLY = ConfigDict(strict=True, extra="forbid", str_max_length=500)
 """How the fields of a header are read, also those of the message's own header inside."""
 
 
 class BadFrame(ValueError):
-    """Bytes that are no frame of this protocol; the text quotes nothing of them."""
+    """Error: bytes are no frame of this protocol; the text quotes nothing of them."""
 
 
 class Silent(OSError):
-    """The other side did not send or take a whole frame in time, or went away."""
+    """Error: the other side did not send or take a whole frame in time, or went away."""
 
 
 @dataclass(frozen=True, config=_EXACTLY)
 class Question:
-    """What is asked: who are you (no header), or for one client update."""
+    """A question to a site: who it is (no header), or one client update."""
 
     config_sha256: str
     """The experiment meant."""
@@ -66,14 +64,14 @@ class Question:
 
 
 def about(config: Experiment, run: str = "", header: Header | None = None) -> Question:
-    """The question about an experiment, without its text where that is too long to be sent."""
+    """Makes the question about an experiment, without its text if that is too long to be sent."""
     text = canonical(config)
     return Question(sha256(config), text if len(text) <= MOST_CONFIG else "", run, header)
 
 
 @dataclass(frozen=True, config=_EXACTLY)
 class Introduction:
-    """Who the site is: all of it public."""
+    """A site's public facts."""
 
     config_sha256: str
     code_sha256: str
@@ -92,7 +90,7 @@ class Update:
 
 @dataclass(frozen=True, config=_EXACTLY)
 class Refusal:
-    """A reply that nothing was answered, with the reason as far as it depends on no record."""
+    """A reply without an answer; its reason depends on no record."""
 
     reason: str
     kind: Literal["refusal"] = "refusal"
@@ -100,14 +98,12 @@ class Refusal:
 
 _Reply = Introduction | Update | Refusal
 Tensors = Mapping[str, Tensor]
-_HEADER: Final = TypeAdapter[Question | _Reply](
-    Annotated[Question | _Reply, Field(discriminator="kind")]
-)
+_HEADER = TypeAdapter[Question | _Reply](Annotated[Question | _Reply, Field(discriminator="kind")])
 
 
 # -- bytes ---------------------------------------------------------------------------------------
 def frame_of(header: Question | _Reply, tensors: Tensors) -> bytes:
-    """A question with what came down, or a reply with what goes up."""
+    """Makes the frame of a question with its downlink, or of a reply with its uplink."""
     head = _HEADER.dump_json(header)
     body = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
     if len(head) > _MOST_HEADER or len(body) > _MOST_BODY:
@@ -119,7 +115,7 @@ def frame_of(header: Question | _Reply, tensors: Tensors) -> bytes:
 
 
 def read_question(data: bytes) -> Question:
-    """The question in the header of a frame.
+    """Reads the question in the header of a frame.
 
     Raises:
         BadFrame: for anything else.
@@ -130,7 +126,7 @@ def read_question(data: bytes) -> Question:
 
 
 def read_reply(frame: tuple[bytes, bytes]) -> tuple[_Reply, dict[str, Tensor]]:
-    """The reply in a frame; errors as `read_question`."""
+    """Reads the reply in a frame; errors as `read_question`."""
     if isinstance(found := _read(frame[0]), Question):
         raise BadFrame("expected a reply, got a question")
     return found, read_tensors(frame[1])
@@ -146,14 +142,15 @@ def _read(data: bytes) -> Question | _Reply:
         ) from None
 
 
-def most_bytes(layouts: Iterable[Layout]) -> int:
-    """How long the body of a question may be that brings tensors of these layouts."""
-    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in layouts]
-    return min(sum(sizes) + _NAMES, _MOST_BODY)
+def most_bytes(layouts: Iterable[Any]) -> int:
+    """Returns the largest body of a question with tensors of these shapes and types."""
+    return min(
+        sum(math.prod(shape) * dtype.itemsize for shape, dtype in layouts) + _NAMES, _MOST_BODY
+    )
 
 
 def read_tensors(body: bytes) -> dict[str, Tensor]:
-    """The tensors in the body of a frame; errors as `read_question`."""
+    """Reads the tensors in the body of a frame; errors as `read_question`."""
     try:
         return load(body)
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
@@ -162,7 +159,7 @@ def read_tensors(body: bytes) -> dict[str, Tensor]:
 
 # -- the socket ----------------------------------------------------------------------------------
 def send(peer: socket.socket, frame: bytes, seconds: float) -> None:
-    """Send a whole frame.
+    """Sends a whole frame.
 
     Raises:
         Silent: not taken in time.
@@ -175,7 +172,7 @@ def send(peer: socket.socket, frame: bytes, seconds: float) -> None:
 
 
 class Incoming:
-    """A frame that comes in: its header, and its body once it is known how long it may be.
+    """An incoming frame: its header, then its body once its largest length is known.
 
     The other side has ``seconds`` for all of it; what happens between the two parts does not count.
     """
@@ -186,7 +183,7 @@ class Incoming:
         self._length = 0
 
     def header(self) -> bytes | None:
-        """The next frame's header; None where the other side has closed before one began.
+        """Reads the next frame's header; None where the other side has closed before one began.
 
         Raises:
             BadFrame: these are no frame, or one that is too long.
@@ -205,7 +202,7 @@ class Incoming:
         return self._exactly(length)
 
     def body(self, most: int = _MOST_BODY) -> bytes:
-        """What follows the header, unread where it is longer than ``most``; errors as there."""
+        """Reads the body, unless it is longer than ``most``; errors as `header`."""
         if self._length > most:
             raise BadFrame(f"expected at most {most} bytes of body")
         return self._exactly(self._length)
@@ -219,7 +216,7 @@ class Incoming:
                 raise Silent("a whole frame did not pass in time")
             self._peer.settimeout(left)
             try:
-                part = self._peer.recv(min(_CHUNK, count - len(found)))
+                part = self._peer.recv(min(1 << 20, count - len(found)))
             except OSError as error:
                 raise Silent(_said(error)) from None
             if not part:
@@ -234,7 +231,7 @@ class Incoming:
 def ask(
     path: Path, question: Question, tensors: Tensors, seconds: float
 ) -> tuple[_Reply, dict[str, Tensor]]:
-    """Ask the site at a socket, once, on a connection of its own.
+    """Asks the site at a socket, once, on a connection of its own.
 
     Raises:
         OSError: nobody listens there, or no whole reply came in time. BadFrame: as `read_reply`.

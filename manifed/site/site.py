@@ -1,4 +1,4 @@
-"""What a site answers, and what it refuses before a record is looked at.
+"""The answers of a site, and its refusals before it looks at a record.
 
 Everything that protects the records is the site's own: the code that runs, its reading of the
 experiment, the file, mechanism and noise, the client's memory, the account. Whoever asks chooses a
@@ -17,16 +17,14 @@ import logging
 import os
 import threading
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import torch
 
-from manifed.algorithms.broadcast import BadBroadcast
-from manifed.algorithms.payloads import Payload
+from manifed.algorithms.payloads import BadBroadcast, Payload
 from manifed.durable import write_atomically
 from manifed.errors import ConfigError, one_line
 from manifed.experiment.assembly import own_node
@@ -34,9 +32,9 @@ from manifed.experiment.load import parse, table_of_canonical, without_paths
 from manifed.experiment.plugins import allowed_here
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import Node, answer
+from manifed.federation.exchange import BadMessage, Header, flaw
 from manifed.federation.held_out import EVALUATE
 from manifed.federation.memory import MemoryStore
-from manifed.federation.replies import BadMessage, Header, flaw
 from manifed.privacy.events import Releases
 from manifed.problems.data import SiteData
 from manifed.runs.manifest import code_sha256
@@ -59,17 +57,14 @@ from manifed.site.protocol import (
 
 log = logging.getLogger("manifed")
 
-_ABSENT: Final = "this site is absent; its own log says why"
-MEMORY: Final = "memory"
-IDENTITY: Final = "data.json"
+MEMORY = "memory"
+IDENTITY = "data.json"
 """In the site's own folder, for nobody else: the digest of the file is a membership test."""
-_PUBLIC: Final = (BadFrame, BadMessage, BadBroadcast, Refused)
-"""Errors whose text depends on what was asked and on no record."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The options of ``manifed site``: what a site agreed to, once, when it was set up."""
+    """The options of ``manifed site``, to which a site agreed when it was set up."""
 
     folder: Path
     partition: int
@@ -78,14 +73,14 @@ class Wanted:
     socket: Path
     data: Path | None = None
     """The site's own file; None: the public data set that an experiment names."""
-    configs: tuple[Path, ...] = ()
-    hashes: tuple[str, ...] = ()
+    configs: Sequence[Path] = ()
+    hashes: Sequence[str] = ()
     num_examples: int | None = None
     """N_i, where an experiment leaves it to its sites to declare it."""
-    users: tuple[str, ...] = ()
+    users: Sequence[str] = ()
     group: str | None = None
     is_changed_data_accepted: bool = False
-    heads: tuple[str, ...] = ()
+    heads: Sequence[str] = ()
     is_rehearsal: bool = False
     """Whether seeded noise is allowed, which protects nobody."""
 
@@ -98,19 +93,17 @@ class Site:
     allowed: Mapping[str, Experiment | None]
     """Hashes of experiments, with the site's own copies where it has them."""
     account: SiteAccount
-    _nodes: dict[str, tuple[Experiment, Node]] = field(
-        default_factory=dict[str, tuple[Experiment, Node]]
-    )
-    _reading: threading.Lock = field(default_factory=threading.Lock)
-    """One experiment is read at a time."""
-    _turn: threading.Lock = field(default_factory=threading.Lock)
-    """One client update, with its charge and its memory, is made at a time."""
 
     def __post_init__(self) -> None:
+        self._nodes: dict[str, tuple[Experiment, Node]] = {}
+        self._reading = threading.Lock()
+        """One experiment is read at a time."""
+        self._turn = threading.Lock()
+        """One client update, with its charge and its memory, is made at a time."""
         self._memory = MemoryStore(self.wanted.folder / MEMORY)
 
     def open_all(self) -> None:
-        """Read the data for each experiment that the site has a copy of.
+        """Reads the data for each experiment that the site has a copy of.
 
         Raises:
             Refused: for one that this site never answers. ConfigError: the data cannot be used.
@@ -120,11 +113,11 @@ class Site:
                 self._node(Question(digest, ""))
 
     def stop(self, seconds: float = 60.0) -> None:
-        """Answer nothing more; an answer under way is waited for."""
+        """Stops answering, and waits for an answer under way."""
         self._turn.acquire(timeout=seconds)
 
     def reply(self, frame: Incoming) -> bytes | None:
-        """The frame that answers another, whatever it holds; errors stay in this site's log.
+        """Returns the frame that answers another, whatever it holds; errors stay in the site's log.
 
         None where the other side closed before it began one.
 
@@ -139,9 +132,9 @@ class Site:
             config, node = self._node(question)
             if question.header is None:
                 frame.body(most_bytes(()))
-                code = code_sha256()
-                own = node.num_examples
-                return frame_of(Introduction(node.digest, code, node.partition, own), {})
+                return frame_of(
+                    Introduction(node.digest, code_sha256(), node.partition, node.num_examples), {}
+                )
             place, releases = self._place(question, config, node, question.header)
             phase = node.setup.phase(question.header.phase)[1]
             layout = phase.down.layout(node.point_shape, node.dtype)
@@ -155,12 +148,13 @@ class Site:
                 return frame_of(Update(made.noise_origin), made.up.tensors())
         except Silent:
             raise
-        except _PUBLIC as error:
+        # the text of these depends on what was asked and on no record
+        except (BadFrame, BadMessage, BadBroadcast, Refused) as error:
             log.warning("Refused: %s", one_line(str(error)))
             return frame_of(Refusal(one_line(str(error), 400)), {})
         except Exception as error:
             log.error("Nothing is answered: %s", _said(error))
-            return frame_of(Refusal(_ABSENT), {})
+            return frame_of(Refusal("this site is absent; its own log says why"), {})
 
     def _node(self, question: Question) -> tuple[Experiment, Node]:
         """The experiment that is meant, as this site reads it, and its node.
@@ -328,7 +322,7 @@ def _said(error: Exception) -> str:
 
 # -- whose data these are ----------------------------------------------------------------------
 def claim(folder: Path, path: Path, *, is_accepted: bool) -> bool:
-    """Make the file this folder's data set; whether it took the place of another file.
+    """Makes the file this folder's data set; returns whether it replaced another file.
 
     A new folder takes any file. The digest is kept beside the ledger.
 
@@ -339,8 +333,7 @@ def claim(folder: Path, path: Path, *, is_accepted: bool) -> bool:
     if before is None or is_accepted:
         now = _file_sha256(path)
         if now != before:
-            content = json.dumps({"sha256": now}).encode() + b"\n"
-            write_atomically(folder / IDENTITY, content)
+            write_atomically(folder / IDENTITY, json.dumps({"sha256": now}).encode() + b"\n")
         return before not in (None, now)
     _check_same(folder, path)
     return False

@@ -1,17 +1,12 @@
 """Check 12: Figures 5 and 6, hyperbolic structured prediction."""
 
-import numpy as np
-
 from manifed.problems.real import DataMissing
 from manifed.problems.shards import data_folder
-from reproduction.findings import Finding, verdict_of
+from reproduction.findings import Finding
 from reproduction.mammals import wordnet_embedding
-from reproduction.trials import Trial, mean, trials
+from reproduction.trials import Columns, averaged
 
 SEEDS = (0, 1, 2)
-CURVES = ("rsgd", "dp-rsgd", "rsvrg", "dp-rsvrg")
-DISTANCE = "distance_to_truth"
-EVERY = ("evaluation.every=5",)
 
 
 def source() -> str:
@@ -23,36 +18,32 @@ def source() -> str:
     return "mammals"
 
 
-def start_reach_end(runs: list[Trial]) -> dict[str, float]:
-    """Mean distance to the true embedding: at first, at its least, and over the last 50 rounds."""
-    curve = np.mean([run.columns[DISTANCE] for run in runs], axis=0)
+def start_reach_end(run: Columns) -> dict[str, float]:
+    """Distance to the true embedding: at first, at its least, and over the last 50 rounds."""
+    curve = run["distance_to_truth"]
     return {
         "start": float(curve[0]),
         "least": float(curve.min()),
-        "round of least": float(runs[0].columns["round"][int(curve.argmin())]),
+        "round of least": float(run["round"][curve.argmin()]),
         "end": float(curve[-10:].mean()),
     }
 
 
 def check_12() -> Finding:
     """Who reaches the true embedding, and who leaves it again."""
-    found = {
-        name: start_reach_end(trials(f"000_5_{source()}-{name}", SEEDS, *EVERY)) for name in CURVES
+    runs = {
+        name: averaged(f"000_5_{source()}-{name}", SEEDS, "evaluation.every=5")
+        for name in ("rsgd", "dp-rsgd", "rsvrg", "dp-rsvrg")
     }
-    optimum = mean(
-        [
-            float(run.columns[DISTANCE][-1])
-            for run in trials(f"000_5_{source()}-rsgd", SEEDS, *EVERY)
-        ]
-    )
+    found = {name: start_reach_end(run) for name, run in runs.items()}
+    optimum = runs["rsgd"].tail("distance_to_truth", 1)
     reaches = {name: found[name]["least"] < 1.5 * optimum for name in ("dp-rsgd", "dp-rsvrg")}
-    leaves = {name: found[name]["end"] > 1.2 * found[name]["least"] for name in CURVES}
+    leaves = {name: row["end"] > 1.2 * row["least"] for name, row in found.items()}
     faster = found["dp-rsvrg"]["round of least"] < found["dp-rsgd"]["round of least"]
     private = all(reaches.values()) and faster and leaves["dp-rsvrg"]
     return Finding(
-        "12",
         "Figure 5: DP methods reach the embedding, RSVRG faster; both RSVRG leave it again",
-        verdict_of(private and leaves["rsvrg"], in_regime=private),
+        private and leaves["rsvrg"],
         {
             **found,
             "reaches": reaches,
@@ -62,4 +53,5 @@ def check_12() -> Finding:
         },
         SEEDS,
         f"regime: with noise, whether RSVRG without noise leaves or not. Data: {source()}",
+        in_regime=private,
     )

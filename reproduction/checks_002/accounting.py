@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -16,8 +17,7 @@ from reproduction.conditions import (
     corollary_3,
 )
 from reproduction.endless import Releases, printed_sum
-from reproduction.findings import Finding, log_slope, verdict_of
-from reproduction.time_varying_reference import Array
+from reproduction.findings import Finding, log_slope
 
 TABLE = {
     1: (0.100000000, 0.100000000), 2: (0.084875193, 0.067012302), 3: (0.072224021, 0.062922994),
@@ -38,32 +38,39 @@ FIGURE_2 = {
 ETAS = {"output": (0.0, 0.05, 0.1, 0.2, 0.3), "gradient": (0.0, 0.05, 0.1, 0.15)}
 
 
-def fresh(of: Releases, rounds: int) -> Array:
-    """C alpha_{k-1} / gamma_{k-1} for k = 1..rounds."""
-    k = np.arange(rounds, dtype=np.float64)
-    s = of.schedules
-    return of.sensitivity * s.step_size.values(k) / s.sizes(k)
+def falls(values: Iterable[float]) -> bool:
+    """Whether each value is below the one before it."""
+    return all(b < a for a, b in itertools.pairwise(values))
+
+
+def partials(of: Releases, powers: Iterable[int]) -> list[float]:
+    """Epsilon after so many powers of ten of rounds."""
+    return [of.series(10**n).partial for n in powers]
 
 
 def check_1() -> Finding:
-    """Lemma 1 leaves out the newest sample."""
+    """Lemma 1 leaves out the newest sample, C alpha_{k-1} / gamma_{k-1}."""
     example = releases(1)
+    s = example.schedules
+    k = np.arange(2000, dtype=np.float64)
     found = example.sensitivities(2000)
-    newest = fresh(example, 2000)
+    newest = example.sensitivity * s.step_size.values(k) / s.sizes(k)
     products = [1.0]
     for t in range(1, 10):  # eq. (4) at k = 10, term by term
-        products = [p * (1 - example.schedules.mixing(t)) for p in products] + [1.0]
+        products = [p * (1 - s.mixing(t)) for p in products] + [1.0]
     printed_10 = float(sum(p * f for p, f in zip(products[:-1], newest[:9], strict=True)))
     rows = {k: [float(found[k - 1]), float(found[k - 1] - newest[k - 1] * (k > 1))] for k in TABLE}
-    off = max(abs(a - b) for k, row in TABLE.items() for a, b in zip(rows[k], row, strict=True))
-    gap = abs(printed_10 - rows[10][1])
+    off = np.abs(np.array([*rows.values()]) - [*TABLE.values()]).max()
     return Finding(
-        "002-1", "Lemma 1: eq. (4) bounds how far one sample a round moves what is sent",
-        verdict_of(bool(np.all(newest[1:] == 0))),
-        {"Delta_k [recursion (8), eq. (4)]": rows, "largest difference to the table": off,
-         "eq. (4) at k = 10 term by term, off by": gap},
+        "Lemma 1: eq. (4) bounds how far one sample a round moves what is sent",
+        not newest[1:].any(),
+        {
+            "Delta_k [recursion (8), eq. (4)]": rows,
+            "largest difference to the table": float(off),
+            "eq. (4) at k = 10 term by term, off by": abs(printed_10 - rows[10][1]),
+        },
         remark="Eq. (4) is less than its own proof's recursion by C alpha_{k-1} / gamma_{k-1}.",
-    )  # fmt: skip
+    )
 
 
 def check_2() -> Finding:
@@ -73,26 +80,29 @@ def check_2() -> Finding:
     for gamma in (0.55, 0.65, 0.75, 1.1):
         of = releases(1, gamma=gamma)
         margin = 0.9 + gamma - 0.6 + 0.05 - 1
-        parts = [of.series(10**n).partial for n in (4, 5)]
-        further = [of.series(10**n).partial for n in (4, 5, 6)]
-        gains = [b - a for a, b in itertools.pairwise(further)]
-        slope = math.log10(gains[1] / gains[0])
+        parts = partials(of, (4, 5, 6))
+        first, second = np.diff(parts)
+        slope = math.log10(second / first)
+        total = of.series(10**5).total
         rows[f"gamma {gamma}, margin {margin:.2f}"] = {
-            "eps(10^4), eps(10^5)": parts, "growth exponent of the increments": slope,
-            "total": of.series(10**5).total,
-        }  # fmt: skip
-        holds &= abs(slope + margin) < 0.1
-        holds &= math.isfinite(of.series(10**4).total) == (margin > 1e-12)
+            "eps(10^4), eps(10^5)": parts[:2],
+            "growth exponent of the increments": slope,
+            "total": total,
+        }
+        holds &= abs(slope + margin) < 0.1 and math.isfinite(total) == (margin > 1e-12)
     deltas = releases(1).sensitivities(10**5)
     slope = log_slope([10**4, 10**5], [deltas[10**4 - 1], deltas[-1]])
-    ratios = [deltas[k - 1] / (0.2 * (k + 1) ** -1.4) for k in (1000, 2000)]
-    holds &= abs(slope + 1.4) < 0.03
     return Finding(
-        "002-2", "Theorem 2 (iii): finite if alpha + gamma - beta + eta > 1",
-        verdict_of(bool(holds)),
-        {**rows, "slope of log Delta_k": slope,
-         "Delta_k / (.2 (k+1)^-1.4), k = 1000, 2000": ratios},
-    )  # fmt: skip
+        "Theorem 2 (iii): finite if alpha + gamma - beta + eta > 1",
+        holds and abs(slope + 1.4) < 0.03,
+        {
+            **rows,
+            "slope of log Delta_k": slope,
+            "Delta_k / (.2 (k+1)^-1.4), k = 1000, 2000": [
+                deltas[k - 1] / (0.2 * (k + 1) ** -1.4) for k in (1000, 2000)
+            ],
+        },
+    )
 
 
 def check_3() -> Finding:
@@ -102,12 +112,15 @@ def check_3() -> Finding:
     for case, gamma, least in (("(i)", 0.5, 0.6), ("(ii)", 1.2, 0.5)):
         for eta in (least - 0.1, least + 0.1):
             of = releases(1, beta=1.0, gamma=gamma, eta=eta)
-            few, many, total = (of.series(n) for n in (10**4, 10**5, 10**5))
+            few, many = partials(of, (4, 5))
+            total = of.series(10**5).total
             rows[f"{case} gamma {gamma}, eta {eta:.1f}"] = {
-                "eps(10^4)": few.partial, "eps(10^5)": many.partial, "total": total.total,
-            }  # fmt: skip
-            holds &= math.isfinite(total.total) == (eta > least)
-    return Finding("002-3", "Theorem 2 (i), (ii): beta = 1, a1 = .5", verdict_of(holds), rows)
+                "eps(10^4)": few,
+                "eps(10^5)": many,
+                "total": total,
+            }
+            holds &= math.isfinite(total) == (eta > least)
+    return Finding("Theorem 2 (i), (ii): beta = 1, a1 = .5", holds, rows)
 
 
 def check_4() -> Finding:
@@ -116,19 +129,20 @@ def check_4() -> Finding:
     holds = True
     for gamma in (0.8, 0.9, 0.95, 1.2):
         of = releases(2, gamma=gamma)
-        found = [of.series(10**n) for n in (3, 4, 5)]
-        rows[f"gamma {gamma}, eta 0.1"] = {
-            "eps(10^3..5)": [one.partial for one in found], "total": found[-1].total,
-        }  # fmt: skip
-        holds &= math.isfinite(found[-1].total) == (gamma > 0.9)
+        total = of.series(10**5).total
+        rows[f"gamma {gamma}, eta 0.1"] = {"eps(10^3..5)": partials(of, (3, 4, 5)), "total": total}
+        holds &= math.isfinite(total) == (gamma > 0.9)
     golden = {100: 0.388907, 1000: 0.471665, 2000: 0.487399, 10**4: 0.513492, 10**6: 0.544988}
     sums = {k: printed_sum(releases(2), k).partial for k in golden}
-    holds &= all(abs(sums[k] - v) < 1e-6 for k, v in golden.items())
     return Finding(
-        "002-4", "Theorem 5: finite if gamma + eta > 1", verdict_of(holds),
-        {**rows, "Example 2, k = 1..K as printed": sums,
-         "what the sum from k = 1 leaves out": 0.2},
-    )  # fmt: skip
+        "Theorem 5: finite if gamma + eta > 1",
+        holds and all(abs(sums[k] - v) < 1e-6 for k, v in golden.items()),
+        {
+            **rows,
+            "Example 2, k = 1..K as printed": sums,
+            "what the sum from k = 1 leaves out": 0.2,
+        },
+    )
 
 
 def check_5() -> Finding:
@@ -140,19 +154,22 @@ def check_5() -> Finding:
         (2, 0.488, 0.7555, 0.5555),
     ):
         found = releases(number).series(10**6)
-        own = printed_sum(releases(number), 10**6)
+        own = printed_sum(releases(number), 10**6).total
         rows[f"Example {number}"] = {
-            "in the text": text, "its formula": own.total, "all that is released": found.total,
+            "in the text": text,
+            "its formula": own,
+            "all that is released": found.total,
             "at least": found.total_low,
-        }  # fmt: skip
-        holds &= abs(own.total - text) < 1e-3 and abs(found.total - text) < 1e-3
+        }
+        holds &= abs(own - text) < 1e-3 and abs(found.total - text) < 1e-3
         assert abs(found.total - corrected) < 5e-4
-        assert abs(own.total - printed) < 5e-4
+        assert abs(own - printed) < 5e-4
     return Finding(
-        "002-5", "total epsilon 0.864 (Example 1) and 0.488 (Example 2)",
-        verdict_of(holds), rows,
+        "total epsilon 0.864 (Example 1) and 0.488 (Example 2)",
+        holds,
+        rows,
         remark="0.488 is the formula's sum cut at k = 2010 to 2111; no cut explains both.",
-    )  # fmt: skip
+    )
 
 
 def check_6() -> Finding:
@@ -162,19 +179,18 @@ def check_6() -> Finding:
     off = 0.0
     for algorithm, grid in FIGURE_2.items():
         number, rounds = (1, 20_000) if algorithm == "output" else (2, 10**6)
-        for gamma, expected in grid.items():
-            row = [releases(number, gamma=gamma, eta=eta).series(rounds).partial
-                   for eta in ETAS[algorithm]]  # fmt: skip
-            holds &= all(b < a for a, b in itertools.pairwise(row))
-            off = max(off, *(abs(a - b) for a, b in zip(row, expected, strict=True)))
-            rows[f"{algorithm}, gamma {gamma}"] = row
-        columns = zip(*(rows[f"{algorithm}, gamma {g}"] for g in grid), strict=True)
-        holds &= all(b < a for column in columns for a, b in itertools.pairwise(column))
+        table = [
+            [releases(number, gamma=g, eta=eta).series(rounds).partial for eta in ETAS[algorithm]]
+            for g in grid
+        ]
+        rows |= {f"{algorithm}, gamma {g}": row for g, row in zip(grid, table, strict=True)}
+        holds &= all(map(falls, (*table, *zip(*table, strict=True))))
+        off = max(off, float(np.abs(np.array(table) - [*grid.values()]).max()))
     return Finding(
-        "002-6", "Figure 2: epsilon falls in eta and in gamma",
-        verdict_of(holds and off < 1e-4),
+        "Figure 2: epsilon falls in eta and in gamma",
+        holds and off < 1e-4,
         {**rows, "largest difference to the table": off},
-    )  # fmt: skip
+    )
 
 
 def check_13() -> Finding:
@@ -195,28 +211,30 @@ def check_13() -> Finding:
     }
     remarks = all(rows[f"Remark {r}"]["holds"] for r in ("8a", "8b", "11"))
     return Finding(
-        "002-13", "the paper's schedules meet its conditions",
-        verdict_of(all(one.holds for one in named.values()), in_regime=remarks), rows,
+        "the paper's schedules meet its conditions",
+        all(one.holds for one in named.values()),
+        rows,
+        in_regime=remarks,
         remark="The remarks do (8a on the boundary, where Theorem 4's rate is k^0); "
         "Example 1 meets neither Corollary 1 nor Assumption 4, Example 2 not Assumption 5.",
-    )  # fmt: skip
+    )
 
 
 def check_14() -> Finding:
     """Without growth."""
-    gradient = releases(2, gamma=0.0)
-    output = releases(1, gamma=0.0)
     rows = {}
     holds = True
-    for name, of, expected in (("gradient", gradient, 0.9), ("output", output, 0.65)):
-        sums = [of.series(10**n).partial for n in (3, 4, 5)]
+    for name, number, expected in (("gradient", 2, 0.9), ("output", 1, 0.65)):
+        of = releases(number, gamma=0.0)
+        sums = partials(of, (3, 4, 5))
         slope = math.log10(sums[2] / sums[1])
         rows[name] = {"eps(10^3..5)": sums, "exponent": slope, "expected": expected}
         holds &= abs(slope - expected) < 0.03 and of.series(1000).total == math.inf
     return Finding(
-        "002-14", "growth of the samples is what makes the total finite",
-        verdict_of(holds), rows,
-    )  # fmt: skip
+        "growth of the samples is what makes the total finite",
+        holds,
+        rows,
+    )
 
 
 def check_15() -> Finding:
@@ -229,35 +247,39 @@ def check_15() -> Finding:
     holds = abs(twice - 2) < 1e-9 and abs(noise - 0.5) < 1e-9
     holds &= abs(more[1e5] / more[1e3] - 1) < 1e-3
     return Finding(
-        "002-15", "Remark 4: epsilon is linear in C, inverse in b, about inverse in a3",
-        verdict_of(holds),
+        "Remark 4: epsilon is linear in C, inverse in b, about inverse in a3",
+        holds,
         {"C twice": twice, "b twice": noise, "epsilon a3 for a3 = 1, 10, 10^3, 10^5": more},
-    )  # fmt: skip
+    )
 
 
 def check_19() -> Finding:
     """A finite data set."""
     size = 12_000
-    rows = {}
     capped = schedules(2).model_copy(update={"sample_size": Constant(value=size)})
     of = Releases(algorithm="gradient", schedules=capped, sensitivity=0.2)
     k = np.arange(10**6, dtype=np.float64)
     grown = np.minimum(schedules(2).sizes(k), size)
-    sums = np.cumsum(0.2 / grown / capped.noise_scale.values(k))
-    for n in (4, 5, 6):
-        at = 10**n
-        rows[f"K = 10^{n}"] = {
-            "eps(K), gamma_k capped at N": float(sums[at - 1]),
-            "(C/N) K^(1-eta) / (1-eta)": 0.2 / size * at**0.9 / 0.9,
-        }  # fmt: skip
-    slope = math.log10(float(sums[-1] - sums[10**5 - 1]) / float(sums[10**5 - 1] - sums[10**4 - 1]))
-    unbounded = of.series(1000).total == math.inf
+    whole = np.cumsum(0.2 / grown / capped.noise_scale.values(k))
+    sums = {n: float(whole[10**n - 1]) for n in (4, 5, 6)}
+    slope = math.log10((sums[6] - sums[5]) / (sums[5] - sums[4]))
+    total = of.series(1000).total
     return Finding(
-        "002-19", "Remark 12: a finite sample space only caps gamma_k (N = 12000)",
-        verdict_of(not unbounded and slope < 0),
-        {**rows, "exponent of the increments": slope, "total": of.series(1000).total},
+        "Remark 12: a finite sample space only caps gamma_k (N = 12000)",
+        total != math.inf and slope < 0,
+        {
+            **{
+                f"K = 10^{n}": {
+                    "eps(K), gamma_k capped at N": spent,
+                    "(C/N) K^(1-eta) / (1-eta)": 0.2 / size * (10**n) ** 0.9 / 0.9,
+                }
+                for n, spent in sums.items()
+            },
+            "exponent of the increments": slope,
+            "total": total,
+        },
         remark="Convergence, perhaps; the total epsilon is infinite again.",
-    )  # fmt: skip
+    )
 
 
 def check_21() -> Finding:
@@ -272,7 +294,9 @@ def check_21() -> Finding:
         costs &= abs(exponent - expected) < 1e-3
     finite = corollary_3(0.05)[2].holds
     return Finding(
-        "002-21", "Corollary 3: a sample cost near epsilon^-2 at a finite total epsilon",
-        verdict_of(costs and finite, in_regime=costs), rows,
+        "Corollary 3: a sample cost near epsilon^-2 at a finite total epsilon",
+        costs and finite,
+        rows,
+        in_regime=costs,
         remark="The cost is right; with these exponents the total epsilon is infinite.",
-    )  # fmt: skip
+    )

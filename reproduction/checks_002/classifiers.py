@@ -6,6 +6,7 @@ names no C, so prices are those of C = 1; they are linear in it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -13,8 +14,8 @@ import torch
 
 from manifed.graphs import Ring, metropolis_hastings
 from reproduction.checks_002.network import AGENTS, SCHEDULES, Learner, accuracies, task
+from reproduction.decor_reference import Array
 from reproduction.endless import Releases
-from reproduction.time_varying_reference import Array
 from reproduction.time_varying_rivals import RIVALS, Constants, epsilon_of_an_iteration
 
 READINGS: Final = ("averaged", "summed")
@@ -42,10 +43,8 @@ class Images:
             agent = i if len(models) > 1 else int(rng.integers(AGENTS))
             rows = torch.from_numpy(rng.choice(local, size, replace=False))
             flat = torch.from_numpy(model).float()
-            images = of.images[agent][rows]
-            labels = of.labels[agent][rows]
-            weights = torch.full((size,), 1 / size)
-            found.append(self.learner.gradient(flat, images, labels, weights).double().numpy())
+            chosen = of.images[agent][rows], of.labels[agent][rows], torch.full((size,), 1 / size)
+            found.append(self.learner.gradient(flat, *chosen).double().numpy())
         return np.stack(found)[None]
 
 
@@ -60,13 +59,8 @@ def rival(name: str, marks: Sequence[int], on: str, seed: int = 0) -> dict[int, 
     learner = Learner(task(on))
     start = learner.start(seed).double().expand(1, AGENTS, -1).numpy()
     made = RIVALS[name](constants(), Images(learner), start, np.random.default_rng(seed))
-    found = {}
-    for k, x in enumerate(made, 1):
-        if k in marks:
-            found[k] = learner.worst(torch.from_numpy(x[0]).float())
-        if k == max(marks):
-            break
-    return found
+    iterates = enumerate(islice(made, max(marks)), 1)
+    return {k: learner.worst(torch.from_numpy(x[0]).float()) for k, x in iterates if k in marks}
 
 
 def of_all(marks: Sequence[int], on: str) -> Mapping[str, dict[int, float]]:

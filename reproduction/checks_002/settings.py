@@ -3,27 +3,24 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from manifed.graphs import Complete, Ring, metropolis_hastings
-from manifed.schedules import Constant, TimeVarying
+from manifed.graphs import Ring, metropolis_hastings
+from manifed.schedules import Schedule, TimeVarying
+from reproduction import recipes
+from reproduction.decor_reference import Array
 from reproduction.endless import Releases
 from reproduction.powers import EXAMPLES, polynomial
-from reproduction.time_varying_reference import Array
 
 NODES = 6
 DIM = 6
-COVARIANCE = np.array(
-    [[2, 1, 0, 1, 0, 0], [1, 2, 0, 1, 0, 0], [0, 0, 2, 0, 0, 0],
-     [1, 1, 0, 2, 0, 0], [0, 0, 0, 0, 2, 0], [0, 0, 0, 0, 0, 2]], dtype=np.float64,
-)  # fmt: skip
+COVARIANCE = np.array(recipes.COVARIANCE, dtype=np.float64)
 """R, of the features of every node."""
 TARGET = np.full(DIM, 0.5)
 START = np.array([3.0, 1.0, 1.0, 3.0, 3.0, 1.0])
 RING = metropolis_hastings(Ring().build(NODES)).toarray()
-COMPLETE = metropolis_hastings(Complete().build(NODES)).toarray()
 SPREAD = 1.0
 """Standard deviation of the observation noise; the results do not depend on it."""
 
@@ -44,17 +41,11 @@ def schedules(number: int, **exponents: float) -> TimeVarying:
     return polynomial(**{**own, **exponents})
 
 
-@dataclass(frozen=True)
-class Moments:
-    """E|x_i - x*|^2, averaged over nodes; of their mean; and of their spread."""
+class Moments(NamedTuple):
+    """E|x_i - x*|^2, averaged over nodes, and E|mean - x*|^2 of their mean."""
 
     mse: float
     mean: float
-
-    @property
-    def spread(self) -> float:
-        """E|x_i - mean|^2, averaged."""
-        return self.mse - self.mean
 
 
 @dataclass(frozen=True)
@@ -75,20 +66,13 @@ class Sequences:
 
 
 @lru_cache(maxsize=64)
-def moments(
-    algorithm: str, table: TimeVarying, marks: tuple[int, ...], is_noised: bool = True,
-    is_complete: bool = False,
-) -> Mapping[int, Moments]:  # fmt: skip
+def moments(algorithm: str, table: TimeVarying, marks: tuple[int, ...]) -> Mapping[int, Moments]:
     """Second moments of a run with the schedules of ``table`` at iterations ``marks``, exactly."""
-    weights = COMPLETE if is_complete else RING
-    found = Sequences.of(table, max(marks))
-    return second_moments(algorithm, found, marks, weights, is_noised=is_noised)
+    return second_moments(algorithm, Sequences.of(table, max(marks)), marks)
 
 
-def second_moments(
-    algorithm: str, of: Sequences, marks: Iterable[int], weights: Array, *, is_noised: bool = True
-) -> Mapping[int, Moments]:
-    """The recursion of S_k = E[e_k e_k^T], e = x - x*: no draw (spec 002 §5.1)."""
+def second_moments(algorithm: str, of: Sequences, marks: Iterable[int]) -> Mapping[int, Moments]:
+    """The recursion of S_k = E[e_k e_k^T], e = x - x*, on the ring: no draw (spec 002 §5.1)."""
     n = NODES
     d = DIM
     r = COVARIANCE
@@ -96,40 +80,35 @@ def second_moments(
     state = np.outer(error, error)
     marks = set(marks)
     found = {}
-    mixing = np.kron(weights, np.eye(d))
+    mixing = np.kron(RING, np.eye(d))
     nodes = np.arange(n)
-    spread = np.kron(weights @ weights.T, np.eye(d))
+    spread = np.kron(RING @ RING.T, np.eye(d))
     steps = np.kron(np.eye(n), r)
     eye = np.eye(n * d)
     for k in range(max(marks) + 1):
+        blocks = state.reshape(n, d, n, d)
         if k in marks:
-            blocks = state.reshape(n, d, n, d)
-            found[k] = Moments(float(np.trace(state)) / n,
-                               float(np.einsum("iaja->", blocks)) / n**2)  # fmt: skip
+            mean = float(np.einsum("iaja->", blocks)) / n**2
+            found[k] = Moments(float(np.trace(state)) / n, mean)
         if k == max(marks):
             break
         alpha = of.alpha[k]
         beta = of.beta[k]
-        gamma = of.gamma[k]
-        sigma = of.sigma[k]
         move = (1 - beta) * eye + beta * mixing - alpha * steps
-        own = state.reshape(n, d, n, d)[nodes, :, nodes, :]
+        own = blocks[nodes, :, nodes, :]
         traces = np.einsum("ab,iba->i", r, own)
         batch = r @ own @ r + (traces + SPREAD**2)[:, None, None] * r
         state = move @ state @ move.T
-        state.reshape(n, d, n, d)[nodes, :, nodes, :] += alpha**2 / gamma * batch
-        if is_noised and algorithm == "output":
-            state = state + 2 * (beta * sigma) ** 2 * spread
-        elif is_noised:
-            state = state + 2 * (alpha * sigma) ** 2 * eye
+        state.reshape(n, d, n, d)[nodes, :, nodes, :] += alpha**2 / of.gamma[k] * batch
+        scale, noise = (beta, spread) if algorithm == "output" else (alpha, eye)
+        state = state + 2 * (scale * of.sigma[k]) ** 2 * noise
     return found
 
 
-def fixed(step: Any, size: float, noise: float, rounds: int, mixing: float = 1.0) -> Sequences:
-    """A baseline: one batch size, one noise, one time scale; ``step`` is a schedule or a number."""
-    k = np.arange(rounds, dtype=np.float64)
-    alpha = Constant(value=step).values(k) if isinstance(step, float) else step.values(k)
-    return Sequences(alpha, *(np.full(rounds, v) for v in (mixing, size, noise)))
+def fixed(step: Schedule, size: float, noise: float, rounds: int) -> Sequences:
+    """A baseline of one batch size, one noise and one time scale."""
+    alpha = step.values(np.arange(rounds, dtype=np.float64))
+    return Sequences(alpha, *(np.full(rounds, v) for v in (1.0, size, noise)))
 
 
 @dataclass(frozen=True)

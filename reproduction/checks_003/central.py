@@ -14,17 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manifed.algorithms.payloads import Point
-from manifed.algorithms.rsvrg import RSVRG
 from manifed.experiment.assembly import load_shards, starts
-from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.plan import example_mechanism
-from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
-from reproduction.figure_files import curve_path
+from reproduction.trials import gradients_a_round
 
 
 class Shared(Examples):
@@ -58,17 +55,12 @@ class Curve:
         return float(self.excess[:, within[-1]].mean())
 
 
-def experiment(name: str, *sets: str) -> Experiment:
-    """The curve NAME (or a path) with overrides."""
-    return load(curve_path(name), sets)
-
-
 _LEAST: dict[tuple[Problem, str], float] = {}
 """Optimal costs by problem and checksum of the data: every curve of a panel needs the same one."""
 
 
-def solve(config: Experiment, seeds: Sequence[int], *, stddev: float | None = None) -> Curve:
-    """Run a config for all ``seeds``; ``stddev`` overrides the noise of one step.
+def solve(config: Experiment, seeds: Sequence[int]) -> Curve:
+    """Run a config for all ``seeds``.
 
     Raises:
         ValueError: for more than one client, or a sampled cohort.
@@ -80,56 +72,33 @@ def solve(config: Experiment, seeds: Sequence[int], *, stddev: float | None = No
             f"{federation.cohort.kind!r}"
         )
     found = load_shards(config)
-    data = found.examples[0]
+    (data,) = found.examples
     problem = found.problem
     key = problem, found.checksum
     if key not in _LEAST:
         _LEAST[key] = problem.optimum([data]).value
     mechanism = example_mechanism(config.setting, found.sizes)
-    if stddev is not None:
-        mechanism = mechanism.model_copy(update={"noise": Noise(coefficient=stddev * len(data))})
-    return _run(config, problem, data, mechanism, seeds, _LEAST[key])
-
-
-def _run(
-    config: Experiment,
-    problem: Problem,
-    data: Examples,
-    mechanism: ExampleMechanism,
-    seeds: Sequence[int],
-    least: float,
-) -> Curve:
     rows = len(seeds)
     training = config.training
     setup = ClientSetup(problem, training, mechanism)
     stacked = Shared(
         {k: t.expand(rows, *t.shape) for k, t in data.tensors.items()}, data.feature_ndim
     )
-    first = config.problem.first_point
     shape = problem.point_shape(data)
-    x = torch.stack([first(problem, shape, starts(seed)) for seed in seeds])
-    source = NoiseSource.from_seed(config.federation.seed)
+    x = torch.stack([config.problem.first_point(problem, shape, starts(seed)) for seed in seeds])
+    source = NoiseSource.from_seed(federation.seed)
     spent = [0.0]
-    excess = [_costs(problem, x, data) - least]
-    for r in range(1, config.federation.num_rounds + 1):
+    excess = [_costs(problem, x, data) - _LEAST[key]]
+    for r in range(1, federation.num_rounds + 1):
         seat = Seat(tuple(seeds), r, 0, "train")
         update = run_update(setup, seat, Point(x), None, stacked, [len(data)] * rows, source)
         x = problem.manifold.expmap(x, update.up.tensors()["u"])
-        if r % config.evaluation.every == 0 or r == config.federation.num_rounds:
+        if r % config.evaluation.every == 0 or r == federation.num_rounds:
             spent.append(r * gradients_a_round(config, len(data)))
-            excess.append(_costs(problem, x, data) - least)
+            excess.append(_costs(problem, x, data) - _LEAST[key])
     *_, of_a_step = training.queries(mechanism, len(data))
     return Curve(np.array(spent), np.stack(excess, axis=1), x, of_a_step.drawn or 0.0)
 
 
 def _costs(problem: Problem, x: Tensor, data: Examples) -> NDArray[np.float64]:
     return np.array([float(problem.losses(point, data).mean()) for point in x])
-
-
-def gradients_a_round(config: Experiment, num_examples: int) -> float:
-    """IFO calls: n + 2 m b an epoch of RSVRG, b a step of RGD and RSGD."""
-    training = config.training
-    size = training.minibatch.expected_size(num_examples)
-    if isinstance(training, RSVRG):
-        return training.epochs * (num_examples + 2 * training.inner_steps * size)
-    return training.local_steps * size

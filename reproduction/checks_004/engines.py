@@ -7,15 +7,14 @@ import torch
 from manifed.algorithms.decor import Decor
 from manifed.audit.attacks import MaskedAttack
 from manifed.audit.bound import Audited, find
-from manifed.experiment.load import parse
 from manifed.graphs import Ring, Torus
 from manifed.oracles.oracle import Draws
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.privacy.secldp import Correlated
 from manifed.setting import CorrelatedNoise
 from reproduction.decor_reference import Array, LeastSquares, clipped, half_steps, mixed
-from reproduction.findings import Finding, verdict_of
-from reproduction.trials import table, trial
+from reproduction.findings import Finding
+from reproduction.trials import curve, trial
 
 CONFIG = "004_1a_decor-ring"
 ROUNDS = 100
@@ -25,8 +24,8 @@ SEED = 0
 def messages_under_attack(source: NoiseSource) -> dict[str, MaskedAttack]:
     """The adversaries I, II and III on rings of 8 and a torus of 9 nodes."""
     noise = Correlated(1.0, 2.0)
-    ring = MaskedAttack(Ring(), 8, noise, source)
-    torus = MaskedAttack(Torus(), 9, noise, source)
+    ring = MaskedAttack(Ring().build(8), noise, source)
+    torus = MaskedAttack(Torus().build(9), noise, source)
     return {
         "decor-eavesdropper": ring,
         "decor-one-node": replace(ring, coalition=(0,)),
@@ -37,60 +36,64 @@ def messages_under_attack(source: NoiseSource) -> dict[str, MaskedAttack]:
 
 def reference() -> Array:
     """The mean model after 100 rounds by numpy, with the draws of the engines' own addresses."""
-    config = parse(table(CONFIG, rounds=ROUNDS, seed=SEED))
+    config = curve(CONFIG, num_rounds=ROUNDS, seed=SEED)
     training = config.training
     privacy = config.privacy
     assert isinstance(training, Decor)
     assert isinstance(privacy, CorrelatedNoise)
     assert privacy.noise_stddev is not None
     assert privacy.mask_stddev is not None
-    n = 16
-    d = 10
-    data = config.data.load(None, SEED)
-    target = data.examples["target"].numpy().reshape(1, n, d)
+    target = config.data.load(None, SEED).examples["target"].numpy().reshape(1, 16, 10)
     task = LeastSquares(target)
-    source = NoiseSource.from_seed(SEED)
-    weights = training.network.mixed(torch.eye(n).double()).numpy()
-    x = task.start[0]
-    for t in range(ROUNDS):
-        draws = Draws(source, tuple(range(n)), t + 1, 0, 0, "cpu")
-        own = draws.normals((d,), Stream.GRADIENT_NOISE, 0).numpy()
-        masks = training.masked_now((d,), None, draws)[0].numpy()
-        g = clipped(task.gradients(x), privacy.l2_norm_clip)
+    weights = training.network.mixed(torch.eye(16).double()).numpy()
+    x = task.start
+    for t in range(1, ROUNDS + 1):
+        draws = Draws(NoiseSource.from_seed(SEED), tuple(range(16)), t, 0, 0, "cpu")
+        own = draws.normals((10,), Stream.GRADIENT_NOISE, 0).numpy()
+        masks = training.masked_now((10,), None, draws)[0].numpy()
         x = half_steps(
-            x, g[0] if g.ndim == 3 else g, privacy.mask_stddev * masks,
-            privacy.noise_stddev * own, training.step_size_in(t + 1),
-        )  # fmt: skip
+            x,
+            clipped(task.gradients(x), privacy.l2_norm_clip),
+            privacy.mask_stddev * masks,
+            privacy.noise_stddev * own,
+            training.step_size_in(t),
+        )
         x = mixed(x, weights)
-    return x.mean(0)
+    return x[0].mean(0)
 
 
 def check_h25() -> Finding:
     """Mode A on both executions against numpy; mode B with and without masks; the best attack."""
     short = (f"federation.num_rounds={ROUNDS}", "evaluation.every=100")
+    central = (*short, "training.mixing_weights=complete")
+
+    def model(*sets: str) -> torch.Tensor:
+        return trial(CONFIG, SEED, *sets)[1]
+
     expected = torch.tensor(reference())
     gaps = {
-        way: float((trial(CONFIG, SEED, *short, f"engine.execution={way}").model - expected)
-                   .abs().max())
+        way: float((model(*short, f"engine.execution={way}") - expected).abs().max())
         for way in ("cohort", "messages")
-    }  # fmt: skip
-    central = (*short, "training.mixing_weights=complete")
-    masked = trial(CONFIG, SEED, *central).model
-    plain = trial(CONFIG, SEED, *central, "privacy.mask_stddev=0.0").model
-    moved = float((masked - plain).abs().max() / plain.abs().max())
+    }
+    plain = model(*central, "privacy.mask_stddev=0.0")
+    moved = float((model(*central) - plain).abs().max() / plain.abs().max())
     attacks = {
-        name: find(Audited(name, one, 2000, name), 0.999).verdict
+        name: find(Audited(name, one, 2000, name), 0.999)
         for name, one in messages_under_attack(NoiseSource.from_seed(SEED)).items()
     }
-    holds = max(gaps.values()) <= 1e-10 and moved <= 1e-9
-    holds = holds and not any(verdict.is_violated for verdict in attacks.values())
     return Finding(
-        "004-H25", "the engines are the plain reference; masks vanish in a complete mean; attacks "
+        "the engines are the plain reference; masks vanish in a complete mean; attacks "
         "on the messages prove no more than is charged",
-        verdict_of(holds),
-        {"100 rounds, distance to numpy": gaps, "mode B, masks moved the model by": moved,
-         "epsilon proved of charged": {
-             name: [float(v.epsilon_lower_bound), v.claimed_epsilon]
-             for name, v in attacks.items()}},
+        max(gaps.values()) <= 1e-10
+        and moved <= 1e-9
+        and not any(verdict.is_violated for verdict in attacks.values()),
+        {
+            "100 rounds, distance to numpy": gaps,
+            "mode B, masks moved the model by": moved,
+            "epsilon proved of charged": {
+                name: [float(v.epsilon_lower_bound), v.claimed_epsilon]
+                for name, v in attacks.items()
+            },
+        },
         (SEED,),
-    )  # fmt: skip
+    )

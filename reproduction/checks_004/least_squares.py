@@ -1,22 +1,24 @@
 """H13 to H16, H21 and H24: the least-squares task by the plain reference, 32 seeds."""
 
-import itertools
-from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from manifed.graphs import Complete, Ring, Torus
-from manifed.privacy.secldp import calibrate_masks
+from manifed.graphs import Complete, Graph, Ring, Torus
+from manifed.privacy.secldp import Correlated, calibrate_masks
 from reproduction.decor_prices import paper_slope
-from reproduction.decor_reference import LeastSquares, Setting, run
-from reproduction.findings import Finding, log_slope, verdict_of
+from reproduction.decor_reference import Array, LeastSquares, Setting, run
+from reproduction.findings import Finding, log_slope
 
 SEEDS = 32
 ROUNDS = 3500
 STEP = 1.668e-3
 DELTA = 1e-5
 TAIL = 200
+ETA = 0.05
+DIM = 10
+"""Step and dimension of the tasks with A_i = I."""
 GRAPHS = {spec.kind: spec.build(16) for spec in (Complete(), Torus(), Ring())}
 RATIOS = {"complete": (1.05,), "torus": (1.1, 1.25, 1.5), "ring": (1.1, 1.25, 1.5)}
 TABLE = {
@@ -34,16 +36,22 @@ TABLE = {
 """Distance at the best r, and loss gap of the mean at the best r (spec 004 §8.3)."""
 
 
-def measured(task: LeastSquares, setting: Setting, seed: int = 0) -> tuple[float, float]:
+def measured(task: LeastSquares, setting: Setting) -> tuple[float, float]:
     """Distance and loss gap of the mean over seeds and the last 200 rounds."""
     sums = np.zeros(2)
 
-    def watch(t: int, x: np.ndarray) -> None:
+    def watch(t: int, x: Array) -> None:
         if t >= setting.rounds - TAIL:
             sums[:] += task.distance(x).mean(), task.loss_gap(x).mean()
 
-    run(setting, task.gradients, task.start, seed, watch)
+    run(setting, task.gradients, task.start, 0, watch)
     return float(sums[0] / TAIL), float(sums[1] / TAIL)
+
+
+def masked(name: str, ratio: float, limit: float) -> Correlated:
+    """Noise within a slope on a graph; its own part is ``ratio`` times that of CDP."""
+    own = ratio * float(np.sqrt(2 / limit)) / 4
+    return calibrate_masks(GRAPHS[name], own, 0, lambda w: 2 * w.precision <= limit)
 
 
 @lru_cache(maxsize=1)
@@ -54,15 +62,12 @@ def table() -> dict[int, dict[str, dict[float, tuple[float, float]]]]:
     for epsilon in TABLE:
         limit = paper_slope(epsilon, ROUNDS, DELTA)
         local = float(np.sqrt(2 / limit))
-        rows = {}
-        everyone = GRAPHS["complete"]
-        rows["CDP"] = {1.0: measured(task, Setting(everyone, local / 4, 0.0, STEP, ROUNDS))}
+        everyone = Setting(GRAPHS["complete"], local / 4, 0.0, STEP, ROUNDS)
+        rows = {"CDP": {1.0: measured(task, everyone)}}
         for name, graph in GRAPHS.items():
             rows[name] = {}
             for r in RATIOS[name]:
-                noise = calibrate_masks(
-                    graph, r * local / 4, 0, lambda w, s=limit: 2 * w.precision <= s
-                )
+                noise = masked(name, r, limit)
                 made = Setting(graph, noise.sigma_cdp, noise.sigma_cor, STEP, ROUNDS)
                 rows[name][r] = measured(task, made)
             rows[f"LDP {name}"] = {4.0: measured(task, Setting(graph, local, 0.0, STEP, ROUNDS))}
@@ -75,6 +80,11 @@ def best(rows: dict[float, tuple[float, float]]) -> tuple[float, float]:
     return min(row[0] for row in rows.values()), min(row[1] for row in rows.values())
 
 
+def over(first: dict[float, Any], second: dict[float, Any]) -> list[float]:
+    """Distance and loss gap of one method over those of another."""
+    return [a / b for a, b in zip(best(first), best(second), strict=True)]
+
+
 def check_h13() -> Finding:
     """Every entry of the table within 30 %."""
     found = {}
@@ -83,107 +93,117 @@ def check_h13() -> Finding:
         for method, expected in rows.items():
             made = best(table()[epsilon][method])
             found[f"epsilon {epsilon}, {method}"] = list(made)
-            for value, known in zip(made, expected, strict=True):
-                if known is not None:
-                    off[f"{epsilon}, {method}"] = max(
-                        off.get(f"{epsilon}, {method}", 0.0), abs(value / known - 1)
-                    )
+            off[f"{epsilon}, {method}"] = max(
+                abs(value / known - 1)
+                for value, known in zip(made, expected, strict=True)
+                if known is not None
+            )
     far = {key: value for key, value in off.items() if value > 0.3}
     return Finding(
-        "004-H13", "the least-squares table of spec 004 §8.3 within 30 %",
-        verdict_of(not far, in_regime=len(far) <= 2),
-        {"[distance, loss gap]": found, "largest difference": max(off.values()),
-         "beyond 30 %": far}, (0,), remark=f"{SEEDS} seeds with targets of their own.",
-    )  # fmt: skip
+        "the least-squares table of spec 004 §8.3 within 30 %",
+        not far,
+        {
+            "[distance, loss gap]": found,
+            "largest difference": max(off.values()),
+            "beyond 30 %": far,
+        },
+        (0,),
+        remark=f"{SEEDS} seeds with targets of their own.",
+        in_regime=len(far) <= 2,
+    )
 
 
 def check_h14() -> Finding:
     """Figure 1(a): an order of magnitude better than LDP, comparable to CDP."""
-    rows = {}
-    near_ldp = []
-    order = True
-    gap = {"torus": 0.0, "ring": 0.0}
-    for epsilon, made in table().items():
-        for name in ("torus", "ring"):
-            against_ldp = [
-                a / b for a, b in zip(best(made[f"LDP {name}"]), best(made[name]), strict=True)
-            ]
-            to_cdp = [a / b for a, b in zip(best(made[name]), best(made["CDP"]), strict=True)]
-            near_ldp.append(against_ldp[0] >= 5 and against_ldp[1] >= 10)
-            gap[name] = max(gap[name], to_cdp[1])
-            rows[f"epsilon {epsilon}, {name}"] = {"LDP / DECOR": against_ldp, "DECOR / CDP": to_cdp}
-        order &= best(made["complete"])[0] <= best(made["torus"])[0] <= best(made["ring"])[0]
-    grows = [rows[f"epsilon {e}, ring"]["DECOR / CDP"][0] for e in TABLE]
+    rows = {
+        f"epsilon {epsilon}, {name}": {
+            "LDP / DECOR": over(made[f"LDP {name}"], made[name]),
+            "DECOR / CDP": over(made[name], made["CDP"]),
+        }
+        for epsilon, made in table().items()
+        for name in ("torus", "ring")
+    }
+    distances = [[best(made[g])[0] for g in GRAPHS] for made in table().values()]
+    order = all(row == sorted(row) for row in distances)
+    to_cdp = [row["DECOR / CDP"] for row in rows.values()]
+    grows = [distance for distance, _ in to_cdp[1::2]]
+    near_ldp = all(
+        row["LDP / DECOR"][0] >= 5 and row["LDP / DECOR"][1] >= 10 for row in rows.values()
+    )
     return Finding(
-        "004-H14", "Figure 1(a): ten times better than LDP at every budget, close to CDP",
-        verdict_of(all(near_ldp) and max(grows) < 1.5,
-            in_regime=all(near_ldp) and order and gap["torus"] <= 2.5 and gap["ring"] <= 3.6,
-        ),
-        {"[distance, loss gap]": rows, "complete <= torus <= ring": order,
-         "DECOR ring / CDP in distance, by epsilon": grows}, (0,),
+        "Figure 1(a): ten times better than LDP at every budget, close to CDP",
+        near_ldp and max(grows) < 1.5,
+        {
+            "[distance, loss gap]": rows,
+            "complete <= torus <= ring": order,
+            "DECOR ring / CDP in distance, by epsilon": grows,
+        },
+        (0,),
         remark="Close in the loss of the mean; in the plotted distance the ring's ratio to CDP "
         "grows with epsilon, where the text says that the gap closes.",
-    )  # fmt: skip
+        in_regime=near_ldp
+        and order
+        and all(gap <= 2.5 for _, gap in to_cdp[::2])
+        and all(gap <= 3.6 for _, gap in to_cdp[1::2]),
+    )
 
 
 def check_h15() -> Finding:
     """Which share of the noise is best uncorrelated."""
     picks = {
-        f"epsilon {e}": {name: min(made[name], key=lambda r: made[name][r][0])
-                         for name in ("torus", "ring")}
+        f"epsilon {e}": {
+            name: min(made[name], key=lambda r: made[name][r][0]) for name in ("torus", "ring")
+        }
         for e, made in table().items()
-    }  # fmt: skip
+    }
     ring = [row["ring"] for row in picks.values()]
-    holds = all(a <= b for a, b in itertools.pairwise(ring)) and ring[-1] >= 1.25
-    holds = holds and all(row["torus"] <= 1.25 for row in picks.values())
     return Finding(
-        "004-H15", "best sigma_cdp / sigma_CDP: up to 1.25 on the torus, 1.1 to 1.5 on the ring",
-        verdict_of(holds), {"best r in distance": picks}, (0,),
-    )  # fmt: skip
+        "best sigma_cdp / sigma_CDP: up to 1.25 on the torus, 1.1 to 1.5 on the ring",
+        ring == sorted(ring)
+        and ring[-1] >= 1.25
+        and all(row["torus"] <= 1.25 for row in picks.values()),
+        {"best r in distance": picks},
+        (0,),
+    )
 
 
-def _mean_square(sums: list[float], rounds: int) -> Callable[[int, np.ndarray], None]:
-    """Adds E|mean|^2 of the last rounds into ``sums``."""
+def mean_square(graph: Graph, sigma_cdp: float, sigma_cor: float) -> float:
+    """E|mean|^2 over the last of 600 rounds, with A_i = I."""
+    sums = []
+    setting = Setting(graph, sigma_cdp, sigma_cor, ETA, 600, None)
 
-    def watch(t: int, x: np.ndarray) -> None:
-        if t >= rounds - TAIL:
-            sums[0] += float((x.mean(-2) ** 2).sum(-1).mean()) / TAIL
+    def watch(t: int, x: Array) -> None:
+        if t >= setting.rounds - TAIL:
+            sums.append(float((x.mean(-2) ** 2).sum(-1).mean()) / TAIL)
 
-    return watch
+    run(setting, lambda x: x, np.zeros((256, graph.num_nodes, DIM)), 1, watch)
+    return sum(sums)
 
 
 def check_h16() -> Finding:
     """The stationary error of the mean with A_i = I: graph and masks do not enter."""
-    eta = 0.05
-    d = 10
-    rounds = 600
-    rows = {}
-    holds = True
-    for name, graph in GRAPHS.items():
-        for sigma_cor in (0.0, 10.0):
-            start = np.zeros((256, 16, d))
-            sums = [0.0]
-            setting = Setting(graph, 1.0, sigma_cor, eta, rounds, None)
-            run(setting, lambda x: x, start, 1, _mean_square(sums, rounds))
-            predicted = eta * d / (16 * (2 - eta))
-            rows[f"{name}, sigma_cor = {sigma_cor:g}"] = [sums[0], predicted]
-            holds &= abs(sums[0] / predicted - 1) < 0.05
+    predicted = ETA * DIM / (16 * (2 - ETA))
+    rows = {
+        f"{name}, sigma_cor = {sigma_cor:g}": [mean_square(graph, 1.0, sigma_cor), predicted]
+        for name, graph in GRAPHS.items()
+        for sigma_cor in (0.0, 10.0)
+    }
     sizes = (4, 8, 16, 32)
     local = 4.0
-    errors = {"CDP": [], "LDP": []}
-    for n in sizes:
-        for method, sigma in (("CDP", local / np.sqrt(n)), ("LDP", local)):
-            sums = [0.0]
-            setting = Setting(Ring().build(n), sigma, 10.0, eta, rounds, None)
-            run(setting, lambda x: x, np.zeros((256, n, d)), 1, _mean_square(sums, rounds))
-            errors[method].append(sums[0])
-    slopes = {method: log_slope(sizes, values) for method, values in errors.items()}
-    holds &= abs(slopes["CDP"] + 2) < 0.1 and abs(slopes["LDP"] + 1) < 0.1
+    slopes = {
+        method: log_slope(
+            sizes, [mean_square(Ring().build(n), local / n**power, 10.0) for n in sizes]
+        )
+        for method, power in (("CDP", 0.5), ("LDP", 0.0))
+    }
     return Finding(
-        "004-H16", "E|mean - x*|^2 = eta d sigma_cdp^2 / (n (2 - eta)), for any graph and masks",
-        verdict_of(bool(holds)),
-        {"[measured, predicted]": rows, "slope in n, ring, noise of CDP and LDP": slopes}, (1,),
-    )  # fmt: skip
+        "E|mean - x*|^2 = eta d sigma_cdp^2 / (n (2 - eta)), for any graph and masks",
+        all(abs(found / predicted - 1) < 0.05 for found, _ in rows.values())
+        and abs(slopes["CDP"] + 2) < 0.1
+        and abs(slopes["LDP"] + 1) < 0.1,
+        {"[measured, predicted]": rows, "slope in n, ring, noise of CDP and LDP": slopes},
+        (1,),
+    )
 
 
 def check_h21() -> Finding:
@@ -191,50 +211,61 @@ def check_h21() -> Finding:
     rows = {}
     holds = True
     for name, graph in GRAPHS.items():
-        spreads = []
-        means = []
-        for sigma_cor in (10.0, 100.0):
-            start = np.zeros((64, 16, 10))
-            x = run(Setting(graph, 0.1, sigma_cor, 0.05, 200, None), lambda x: x, start, 2)
-            means.append(x.mean(-2))
-            spreads.append(float(((x - x.mean(-2, keepdims=True)) ** 2).sum((-1, -2)).mean()))
-        moved = float(np.abs(means[1] - means[0]).max())
-        ratio = spreads[1] / spreads[0] if spreads[0] > 1e-20 else 0.0
+        few, many = (
+            run(
+                Setting(graph, 0.1, sigma_cor, ETA, 200, None),
+                lambda x: x,
+                np.zeros((64, 16, DIM)),
+                2,
+            )
+            for sigma_cor in (10.0, 100.0)
+        )
+        moved = float(np.abs(many.mean(-2) - few.mean(-2)).max())
+        one, other = (
+            float(((x - x.mean(-2, keepdims=True)) ** 2).sum((-1, -2)).mean()) for x in (few, many)
+        )
+        ratio = other / one if one > 1e-20 else 0.0
         rows[name] = {"mean moved": moved, "spread grew": ratio}
         holds &= moved < 1e-9 * 100 and (name == "complete" or abs(ratio / 100 - 1) < 0.1)
     return Finding(
-        "004-H21", "masks do not enter the mean (one matrix for all, no clip); the spread does",
-        verdict_of(bool(holds)), rows, (2,),
-    )  # fmt: skip
+        "masks do not enter the mean (one matrix for all, no clip); the spread does",
+        holds,
+        rows,
+        (2,),
+    )
 
 
 def check_h24() -> Finding:
     """Excess of the ring over complete mixing with the same own noise, calibrated for each T."""
     task = LeastSquares.draw(SEEDS)
     rows = {}
-    excess = []
     horizons = (500, 1000, 2000, 4000)
     for rounds in horizons:
-        limit = paper_slope(10, rounds, DELTA)
-        noise = calibrate_masks(
-            GRAPHS["ring"], 1.25 * float(np.sqrt(2 / limit)) / 4, 0,
-            lambda w, s=limit: 2 * w.precision <= s,
-        )  # fmt: skip
-        ways = (("complete", 0.0), ("ring", noise.sigma_cor))
-        gaps = [
-            measured(task, Setting(GRAPHS[g], noise.sigma_cdp, s, _falling(task), rounds, None))[1]
-            for g, s in ways
-        ]
-        rows[f"T = {rounds}"] = {"without masks, complete": gaps[0], "ring": gaps[1]}
-        excess.append(gaps[1] - gaps[0])
+        noise = masked("ring", 1.25, paper_slope(10, rounds, DELTA))
+        rows[f"T = {rounds}"] = {
+            name: measured(
+                task,
+                Setting(
+                    GRAPHS[graph],
+                    noise.sigma_cdp,
+                    sigma_cor,
+                    lambda t: 4.0 / (task.curvature * (t + 32)),
+                    rounds,
+                    None,
+                ),
+            )[1]
+            for name, graph, sigma_cor in (
+                ("without masks, complete", "complete", 0.0),
+                ("ring", "ring", noise.sigma_cor),
+            )
+        }
+    excess = [row["ring"] - row["without masks, complete"] for row in rows.values()]
     slope = log_slope(horizons, [max(e, 1e-12) for e in excess])
     return Finding(
-        "004-H24", "what a ring with masks loses falls about as 1/T, the privacy floor stays",
-        verdict_of(-1.5 <= slope <= -0.5, in_regime=0 < excess[-1] < excess[0]),
-        {**rows, "log-log slope of the excess": slope}, (0,),
+        "what a ring with masks loses falls about as 1/T, the privacy floor stays",
+        -1.5 <= slope <= -0.5,
+        {**rows, "log-log slope of the excess": slope},
+        (0,),
         remark="Steps 4 / (h (t + 32)), no clipping; noise calibrated for every T.",
-    )  # fmt: skip
-
-
-def _falling(task: LeastSquares) -> Callable[[int], float]:
-    return lambda t: 4.0 / (task.curvature * (t + 32))
+        in_regime=0 < excess[-1] < excess[0],
+    )

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
@@ -10,24 +11,50 @@ from manifed.experiment.load import parse
 from manifed.federation.rounds import free, run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.flower.client import client_app_of
-from manifed.flower.inline import InlineGrid
-from manifed.flower.transport import MessageTransport
+from manifed.flower.transport import InlineGrid, MessageTransport
 from reproduction import decor_reference as reference
 
 WAYS = ("memory", "stacked", "messages")
+EVERY_WAY = pytest.mark.parametrize("way", WAYS)
+EQUAL = {"kind": "equal"}
+SPACES = {
+    "stiefel": (
+        {"kind": "kpca", "num_components": 2, "scaling": "mean"},
+        {"kind": "synthetic-pca", "num_clients": 6, "rows": 10, "dimension": 5},
+        {"kind": "natural"},
+    ),
+    "spd": (
+        {"kind": "frechet-mean", "manifold": "spd"},
+        {"kind": "spd-lognormal", "num_examples": 60, "dimension": 3, "condition": 4.0},
+        EQUAL,
+    ),
+    "lorentz": (
+        {"kind": "frechet-mean", "manifold": "lorentz"},
+        {"kind": "reproduction.recipes:HyperbolicCloud", "num_examples": 60, "dimension": 3},
+        EQUAL,
+    ),
+}
+"""Problem, data and partition of what is not flat."""
 
 
-def experiment(nodes=6, rounds=5, dimension=3, privacy=None, federation=None, **training):
+def experiment(
+    nodes=6, rounds=5, dimension=3, privacy=None, federation=None, space="flat", **training
+):
     """The experiment of a table; training on a ring unless it says other."""
+    problem, data, partition = SPACES.get(space) or (
+        {"kind": "least-squares", "scaling": "sum"},
+        {"kind": "scaled-identities", "num_clients": nodes, "dimension": dimension},
+        {"kind": "natural"},
+    )
     return parse(
         {
             "name": "on-a-graph",
-            "problem": {"kind": "least-squares", "scaling": "sum"},
-            "data": {"kind": "scaled-identities", "num_clients": nodes, "dimension": dimension},
+            "problem": problem,
+            "data": data,
             "federation": {
                 "num_clients": nodes,
                 "num_rounds": rounds,
-                "partition": {"kind": "natural"},
+                "partition": partition,
                 **(federation or {}),
             },
             "training": {
@@ -41,6 +68,20 @@ def experiment(nodes=6, rounds=5, dimension=3, privacy=None, federation=None, **
     )
 
 
+def correlated(kind, own, mask, rounds, *, unit="client", source="seed", privacy=None, **changes):
+    """The experiment under noise whose neighbours share masks."""
+    said = {
+        "kind": "correlated", "unit": unit, "l2_norm_clip": 1.0, "noise_stddev": own,
+        "mask_stddev": mask, "delta": 1e-2, "noise_source": source, **(privacy or {}),
+    }  # fmt: skip
+    return experiment(rounds=rounds, privacy=said, kind=kind, **changes)
+
+
+def grid_of(config, kind=InlineGrid, **more):
+    """A grid whose nodes are the clients of an experiment."""
+    return kind(client_app_of(lambda _: config), config.federation.num_clients, {}, **more)
+
+
 def transport_of(way, config, side=None):
     """The transport of an experiment."""
     side = side or client_side(config)
@@ -48,8 +89,7 @@ def transport_of(way, config, side=None):
         return StackTransport(side)
     if way == "stacked":
         return StackTransport(side, at_once=None, memory_budget_mb=64)
-    grid = InlineGrid(client_app_of(lambda _: config), config.federation.num_clients, {})
-    return MessageTransport.meet(grid, plan_of(config))
+    return MessageTransport.meet(grid_of(config), plan_of(config))
 
 
 def reports_of(config, way="memory", transport=None, charge=free, **changes):

@@ -17,7 +17,7 @@ def largest_gap(engine, nodes, case, folder, monkeypatch, rounds=plain.ROUNDS):
     is_insecure = engine == "deployment"  # keys are tested elsewhere, and cost 2 s of CPU a node
     ran = launch(
         Request(
-            str(path), ("output.plots=false",), engine, folder / engine, plain=True,
+            str(path), (), engine, folder / engine, plain=True,
             is_insecure=is_insecure,
         )
     )  # fmt: skip

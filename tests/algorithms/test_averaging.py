@@ -10,21 +10,12 @@ from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
-from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.grassmann import Grassmann
-from manifed.manifolds.hyperbolic import Lorentz
-from manifed.manifolds.spd import SPD
-from manifed.manifolds.sphere import Sphere
-from manifed.manifolds.stiefel import Stiefel
+from manifed.manifolds import SPD, Euclidean, Grassmann, Lorentz, Sphere, Stiefel
 from manifed.plan import planned_statement
 from tests.runs.running import QUICKSTART, go_on, killed_in, run_in
+from tests.tensors import assert_near, float64, normals
 
 ROUNDS = 6
-
-
-def draws(seed, *shape):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
 def along(server, manifold, x, moves, first=1, state=None):
@@ -42,7 +33,7 @@ def along(server, manifold, x, moves, first=1, state=None):
 def test_on_flat_space_the_geodesic_average_is_the_weighted_mean():
     """By inverse variances with a noise ratio: the best weights of independent errors."""
     flat = Euclidean(1)
-    moves = draws(0, ROUNDS, 4)
+    moves = normals(0, ROUNDS, 4)
     for weights, expected in [
         ({}, [1, 1, 1, 1, 1, 1]),
         ({"from_round": 3}, [0, 0, 1, 1, 1, 1]),
@@ -52,9 +43,9 @@ def test_on_flat_space_the_geodesic_average_is_the_weighted_mean():
         server = TangentMean(average=GeodesicAverage(**weights))
         states = along(server, flat, torch.zeros(4).double(), moves)
         iterates = torch.stack([state["x"] for state in states])
-        share = torch.tensor(expected, dtype=torch.float64) / sum(expected)
+        share = float64(expected) / sum(expected)
         found = server.model(states[-1], flat)
-        torch.testing.assert_close(found, share @ iterates, rtol=0, atol=1e-13)
+        assert_near(found, share @ iterates, 1e-13)
         assert torch.equal(server.output(states[-1], flat), found)
 
 
@@ -69,16 +60,16 @@ def test_on_flat_space_the_geodesic_average_is_the_weighted_mean():
     ids=lambda part: getattr(part, "name", ""),
 )
 def test_the_streaming_average_is_the_recursion_of_its_paper(manifold, x):
-    x = x.to(torch.float64)
+    x = x.double()
     server = TangentMean(average=GeodesicAverage(from_round=2))
-    moves = 0.2 * draws(1, ROUNDS, *x.shape)
+    moves = 0.2 * normals(1, ROUNDS, *x.shape)
     if x.dim() == 2 and manifold.name.startswith("SPD"):
         moves = (moves + moves.mT) / 2
     states = along(server, manifold, x, moves)
     expected = states[1]["x"]
     for n, state in enumerate(states[2:], 2):
         expected = manifold.expmap(expected, manifold.logmap(expected, state["x"]) / n)
-    torch.testing.assert_close(server.model(states[-1], manifold), expected, rtol=0, atol=1e-12)
+    assert_near(server.model(states[-1], manifold), expected, 1e-12)
     assert float(manifold.membership_defect(server.model(states[-1], manifold))) < 1e-12
     assert torch.equal(server.model(states[0], manifold), states[0]["x"])
 
@@ -86,41 +77,41 @@ def test_the_streaming_average_is_the_recursion_of_its_paper(manifold, x):
 @pytest.mark.parametrize("manifold", [Sphere(), Grassmann(), Stiefel()], ids=lambda m: m.name)
 def test_the_projector_average_is_the_eigenspace_of_the_mean_projector(manifold):
     shape = (6,) if manifold.ndim == 1 else (6, 2)
-    x = manifold.projx(draws(2, *shape))
+    x = manifold.projx(normals(2, *shape))
     server = TangentMean(average=ProjectorAverage(from_round=3, power=1.0))
-    states = along(server, manifold, x, 0.3 * draws(3, ROUNDS, *shape))
+    states = along(server, manifold, x, 0.3 * normals(3, ROUNDS, *shape))
     assert torch.equal(server.model(states[1], manifold), states[1]["x"])
     frames = [state["x"].reshape(6, -1) for state in states[2:]]
     mean = sum(w * f @ f.mT for w, f in zip((1, 2, 3, 4), frames, strict=True)) / 10
     top = torch.linalg.eigh(mean)[1][:, -frames[0].shape[1] :]
     found = server.model(states[-1], manifold).reshape(6, -1)
-    torch.testing.assert_close(found @ found.mT, top @ top.mT, rtol=0, atol=1e-12)
+    assert_near(found @ found.mT, top @ top.mT, 1e-12)
     overlap = found.mT @ frames[-1]
-    torch.testing.assert_close(overlap, overlap.mT, rtol=0, atol=1e-12)  # the nearest frame
+    assert_near(overlap, overlap.mT, 1e-12)  # the nearest frame
     assert float(torch.linalg.eigvalsh(overlap)[0]) > 0
 
 
 def test_on_flat_space_momentum_is_the_heavy_ball():
     flat = Euclidean(1)
-    moves = draws(8, ROUNDS, 4)
+    moves = normals(8, ROUNDS, 4)
     states = along(TangentMean(momentum=0.7), flat, torch.zeros(4).double(), moves)
-    x = m = torch.zeros(4, dtype=torch.float64)
+    x = m = torch.zeros(4).double()
     for u in moves:
         m = u + 0.7 * m
         x = x + m
-    torch.testing.assert_close(states[-1]["x"], x, rtol=0, atol=1e-13)
+    assert_near(states[-1]["x"], x, 1e-13)
 
 
 def test_momentum_is_carried_to_the_new_point():
     sphere = Sphere()
-    moves = 0.2 * draws(9, 2, 5)
-    x = sphere.projx(draws(10, 5))
+    moves = 0.2 * normals(9, 2, 5)
+    x = sphere.projx(normals(10, 5))
     one, two = along(TangentMean(momentum=0.9), sphere, x, moves)
     assert float(sphere.tangency_defect(one["x"], one["momentum"])) < 1e-12
     u = sphere.proju(one["x"], moves[1])
     carried = sphere.transp(x, one["x"], sphere.proju(x, moves[0]))
     expected = sphere.expmap(one["x"], u + 0.9 * carried)
-    torch.testing.assert_close(two["x"], expected, rtol=0, atol=1e-14)
+    assert_near(two["x"], expected, 1e-14)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +130,6 @@ def test_what_does_not_go_together_is_refused(sets, match):
 SETS = (
     "federation.num_clients=3",
     "federation.num_rounds=6",
-    "output.plots=false",
     "output.checkpoint_every=2",
     "privacy={kind='none'}",
     "training.step_size=0.1",

@@ -1,48 +1,49 @@
 """A client refuses what comes down from elsewhere than its phase says, and shows no data."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
 from flwr.app import Message, MessageType
 
 from manifed.algorithms.algorithm import Phase
-from manifed.algorithms.broadcast import BadBroadcast, check_broadcast, check_tangent
-from manifed.algorithms.payloads import Displacement, Point
+from manifed.algorithms.payloads import (
+    BadBroadcast,
+    Displacement,
+    Point,
+    check_broadcast,
+    check_tangent,
+)
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
-from manifed.federation.replies import Header
-from manifed.federation.stack import Asked, StackTransport
-from manifed.flower.client import client_app_of
-from manifed.flower.inline import InlineGrid
+from manifed.federation.exchange import Asked, Header
+from manifed.federation.stack import StackTransport
 from manifed.flower.records import pack
-from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.hyperbolic import Lorentz
-from manifed.manifolds.sphere import Sphere
-from manifed.manifolds.stiefel import Stiefel
+from manifed.manifolds import Euclidean, Lorentz, Sphere, Stiefel
+from tests.algorithms.gossip_runs import grid_of
 from tests.conformance.client_cases import CASES, broadcast, start
+from tests.conformance.manifold_marks import of
+from tests.fresh import QUICKSTART
+from tests.tensors import float64, generator
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 CONFIG = load(str(QUICKSTART), ["federation.num_clients=4", "evaluation.is_enabled=false"])
 
 
-def honest() -> torch.Tensor:
-    return Sphere().random(64, generator=torch.Generator().manual_seed(1))
+def honest():
+    return Sphere().random(64, generator=generator(1))
 
 
-def answered(x: torch.Tensor) -> Message:
+def answered(x):
     """What client 0 replies to the broadcast x, through the app."""
-    grid = InlineGrid(client_app_of(lambda _: CONFIG), 4, {})
     header = Header(sha256(CONFIG), 1, 0, "train", 0)
     message = Message(pack(header, Point(x)), dst_node_id=2, message_type=MessageType.TRAIN)
-    (reply,) = grid.send_and_receive([message])
+    (reply,) = grid_of(CONFIG).send_and_receive([message])
     return reply
 
 
 @pytest.mark.parametrize("size", [1000.0, 1 + 1e-3, 1 + 1e-5, 0.0, 1e150, 1e308])
-def test_a_point_off_the_sphere_is_refused_before_any_record_is_read(size: float):
+def test_a_point_off_the_sphere_is_refused_before_any_record_is_read(size):
     """With |x| = 1000 one record separates two uploads by 100 standard deviations."""
     reply = answered(size * honest())
     assert reply.has_error()
@@ -52,7 +53,7 @@ def test_a_point_off_the_sphere_is_refused_before_any_record_is_read(size: float
 
 
 @pytest.mark.parametrize("size", [1.0, 1 + 1e-9])
-def test_a_point_on_the_sphere_to_rounding_is_answered(size: float):
+def test_a_point_on_the_sphere_to_rounding_is_answered(size):
     assert not answered(size * honest()).has_error()
 
 
@@ -67,34 +68,34 @@ def test_a_stacked_cohort_refuses_the_same_points():
     assert stacked.exchange(Asked(header, phase, Point(honest()), (0, 2), {})).partitions == (0, 2)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@of(CASES)
 def test_every_phase_says_where_its_fields_lie_and_honest_ones_pass(case):
     for phase in case.training.phases:
         assert len(phase.places) == len(phase.down.names())
         down = broadcast(phase, start())
-        check_broadcast(phase, down, Sphere())
+        check_broadcast(phase.places, down, Sphere())
         for position in range(len(phase.places)):
             fields = list(down.tensors().values())
             fields[position] = 1e101 * fields[position]
             with pytest.raises(BadBroadcast, match="norm at most 1e\\+100"):
-                check_broadcast(phase, phase.down(*fields), Sphere())
+                check_broadcast(phase.places, phase.down(*fields), Sphere())
         if "tangent" in phase.places:
             continue
         far = phase.down(*[0.5 * field for field in down.tensors().values()])
         if phase.places[0] == "point":
             with pytest.raises(BadBroadcast, match="on Sphere within 1e-06"):
-                check_broadcast(phase, far, Sphere())
+                check_broadcast(phase.places, far, Sphere())
         else:
-            check_broadcast(phase, far, Sphere())
+            check_broadcast(phase.places, far, Sphere())
             nowhere = phase.down(*[0 * field for field in down.tensors().values()])
             with pytest.raises(BadBroadcast, match="the projection of the broadcast x"):
-                check_broadcast(phase, nowhere, Sphere())
+                check_broadcast(phase.places, nowhere, Sphere())
 
 
 def test_a_broadcast_vector_with_a_normal_part_is_refused():
     m = Lorentz()
     x = Lorentz().origin(4)
-    u = m.from_coords(x, torch.ones(3, dtype=torch.float64))
+    u = m.from_coords(x, torch.ones(3).double())
     check_tangent("gradient", x, u, m)
     with pytest.raises(BadBroadcast, match="the broadcast gradient tangent"):
         check_tangent("gradient", x, u + 1e-3 * x, m)
@@ -103,9 +104,9 @@ def test_a_broadcast_vector_with_a_normal_part_is_refused():
 
 
 GOOD = {
-    "sphere": (Sphere(), torch.tensor([0.6, 0.8, 0.0], dtype=torch.float64)),
-    "flat": (Euclidean(), torch.tensor([3.0, -4.0, 1e50], dtype=torch.float64)),
-    "frames": (Stiefel(), torch.eye(3, 2, dtype=torch.float64)),
+    "sphere": (Sphere(), float64([0.6, 0.8, 0.0])),
+    "flat": (Euclidean(), float64([3.0, -4.0, 1e50])),
+    "frames": (Stiefel(), torch.eye(3, 2).double()),
 }
 SPOILS = {
     "none": lambda x: x,
@@ -119,7 +120,7 @@ SPOILS = {
 
 def passes(phase, x, manifold):
     try:
-        check_broadcast(phase, Point(x), manifold)
+        check_broadcast(phase.places, Point(x), manifold)
     except BadBroadcast:
         return False
     return True

@@ -2,7 +2,7 @@
 
 import errno
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -15,63 +15,60 @@ from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.federation import memory
 from manifed.federation.client import Seat, run_update
-from manifed.federation.replies import Failure, ReplyPolicy
+from manifed.federation.exchange import ReplyPolicy
 from manifed.federation.rounds import free, run_rounds
 from manifed.federation.stack import StackTransport
-from manifed.flower.client import client_app_of
-from manifed.flower.inline import InlineGrid
 from manifed.flower.transport import MessageTransport
 from manifed.plan import promise_of
 from manifed.privacy.account import Account
 from manifed.privacy.events import OF_MASKS
 from manifed.privacy.masks import seeded_pairs
-from manifed.privacy.noise import EdgeStream, NoiseSource, Stream
-from manifed.privacy.secldp import Correlated, Rounds, against, worst
+from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.secldp import Correlated, against, worst
 from manifed.runs.statement import statement_of
 from reproduction import decor_reference as reference
 from tests.algorithms.gossip_runs import (
-    WAYS,
-    experiment,
+    EVERY_WAY,
+    correlated,
+    grid_of,
     models_in_numpy,
     models_of,
     reports_of,
     transport_of,
 )
+from tests.conformance.federated_loop import losing
+from tests.tensors import assert_near
 
-SERVER, ONE_NODE, COALITION, EVERYBODY = OF_MASKS
+SERVER = OF_MASKS[0]
 
 OWN = 0.5
 MASK = 40.0
 DELTA = 1e-2
 
 
-def decor(rounds=4, *, mask=MASK, unit="client", source="seed", privacy=None, **changes):
-    said = {
-        "kind": "correlated", "unit": unit, "l2_norm_clip": 1.0, "noise_stddev": OWN,
-        "mask_stddev": mask, "delta": DELTA, "noise_source": source, **(privacy or {}),
-    }  # fmt: skip
-    return experiment(rounds=rounds, privacy=said, kind="decor", **changes)
+def decor(rounds=4, *, mask=MASK, **changes):
+    return correlated("decor", OWN, mask, rounds, **changes)
+
+
+def promised(config):
+    return promise_of(config.setting, (3,) * 6)
 
 
 def drawn(config, stddev=MASK):
     """The masks and the own noise of a round, from their addresses, (n, d) each."""
     source = NoiseSource.from_seed(0)
     graph = config.training.secret_graph
-    n = graph.num_nodes
-    d = 3
+    nodes = range(graph.num_nodes)
 
     def of(t):
-        own = torch.stack([
-            source.normals(
-                (d,), stream=Stream.GRADIENT_NOISE, partition=i, server_round=t
-            )
-            for i in range(n)
-        ])  # fmt: skip
-        masks = torch.zeros(n, d, dtype=torch.float64)
-        for i, j in graph.edges:
-            v = seeded_pairs(source).normals(
-                (d,), stream=EdgeStream.PAIR_NOISE, edge=(i, j), server_round=t
-            )
+        own = source.normals(
+            (3,), stream=Stream.GRADIENT_NOISE, partition=nodes, server_round=t
+        )  # fmt: skip
+        pairs = seeded_pairs(source).normals(
+            (3,), stream=Stream.PAIR_NOISE, edge=graph.edges, server_round=t
+        )
+        masks = torch.zeros_like(own)
+        for (i, j), v in zip(graph.edges, pairs, strict=True):
             masks[i] += v
             masks[j] -= v
         return (stddev * masks).numpy(), (OWN * own).numpy()
@@ -79,19 +76,19 @@ def drawn(config, stddev=MASK):
     return of
 
 
-@pytest.mark.parametrize("way", WAYS)
+@EVERY_WAY
 def test_every_way_is_algorithm_1_in_numpy(way):
     config = decor()
     expected = models_in_numpy(config, clip=1.0, noise=drawn(config))
-    assert np.abs(models_of(config, way) - expected).max() <= 1e-9
+    assert_near(models_of(config, way), expected, 1e-9)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@EVERY_WAY
 def test_exchanged_keys_give_one_model_whoever_carries_the_messages(way):
     config = decor(pair_keys="exchanged")
     found = models_of(config, way)
     expected = models_of(config, "memory")
-    assert np.abs(found - expected).max() <= 1e-9
+    assert_near(found, expected, 1e-9)
     assert np.abs(found - models_of(decor())).max() > 1e-3
 
 
@@ -111,10 +108,8 @@ def test_masks_are_fresh_in_every_round_and_attempt(keys, way):
             first, second = [one.state["x"] for one in ends]
             seen[attempt, 1, mask], seen[attempt, 2, mask] = first - start["x"], second - first
     masks = [seen[a, r, MASK] - seen[a, r, 0.0] for a in (0, 1) for r in (1, 2)]
-    for k, one in enumerate(masks):
-        assert float(one.abs().max()) > 1e-9
-        for other in masks[:k]:
-            assert float((one - other).abs().max()) > 1e-9
+    for one, other in combinations([torch.zeros_like(masks[0]), *masks], 2):
+        assert (one - other).abs().max() > 1e-9
 
 
 @pytest.mark.parametrize("unit", ["client", "example"])
@@ -124,53 +119,31 @@ def test_every_adversary_pays_what_the_graph_hides_from_it(unit):
     config = decor(7, unit=unit, mask=mask, privacy={"coalition": [1, 3]}, **batch)
     graph = config.training.secret_graph
     noise = Correlated(OWN, mask)
-    whole = Rounds(7, 2.0) if unit == "client" else Rounds(7, 1.0 / 2, 2 / 3)
-    odometer = promise_of(config.setting, (3,) * 6).odometer(7)
-    expected = {
-        SERVER: worst(graph, noise, 0),
-        ONE_NODE: worst(graph, noise, 1),
-        COALITION: against(graph, noise, (1, 3)),
-        EVERYBODY: worst(graph, noise, 5),
-    }
-    spent = [odometer.epsilon(adversary, DELTA) for adversary in expected]
-    for found, met in zip(spent, expected.values(), strict=True):
-        assert found == pytest.approx(whole.epsilon(met, DELTA), rel=1e-9)
+    whole = (7, 2.0) if unit == "client" else (7, 1.0 / 2, 2 / 3)
+    odometer = promised(config).odometer(7)
+    met = (
+        worst(graph, noise, 0), worst(graph, noise, 1), against(graph, noise, (1, 3)),
+        worst(graph, noise, 5),
+    )  # fmt: skip
+    spent = [odometer.epsilon(adversary, DELTA) for adversary in OF_MASKS]
+    expected = [one.epsilon(DELTA, *whole) for one in met]
+    assert spent == pytest.approx(expected, rel=1e-9)
     assert all(low <= high * (1 + 1e-9) for low, high in pairwise(spent))
     assert spent[0] < 0.8 * spent[3]
     audited = {one["name"] for one in odometer.spent(DELTA)}
     assert {"server", "one-node", "coalition", "everybody"} <= audited
 
 
-class FailingOnce(StackTransport):
-    """One node's message of a round is lost once, after it left."""
-
-    def __init__(self, config, node, server_round):
-        super().__init__(client_side(config))
-        self.node = node
-        self.round = server_round
-        self.lost = False
-
-    def exchange(self, asked):
-        found = super().exchange(asked)
-        if asked.header.server_round != self.round or self.lost:
-            return found
-        self.lost = True
-        return found._replace(failures={self.node: Failure("late", "no reply")})
-
-
 @pytest.mark.parametrize("keys", ["seeded", "exchanged"])
 def test_a_retry_has_fresh_masks_and_is_charged(keys):
     policy = {"on_failure": "retry", "max_attempts": 2}
     config = decor(3, pair_keys=keys, federation={"replies": policy})
-    transport = FailingOnce(config, 2, 2)
-    promise = promise_of(config.setting, (3,) * 6)
-    odometer = promise.odometer()
-    charge = Account(promise, odometer=odometer).charge
-    reports = reports_of(config, transport=transport, charge=charge)
-    assert transport.lost
-    assert odometer.rounds_counted == 4
-    assert odometer.epsilon(SERVER, DELTA) == pytest.approx(
-        Rounds(4, 2.0).epsilon(worst(config.training.secret_graph, Correlated(OWN, MASK), 0), DELTA)
+    transport = losing(2, {2})(client_side(config))
+    account = Account(promised(config))
+    reports = reports_of(config, transport=transport, charge=account.charge)
+    assert account.odometer.rounds_counted == 4
+    assert account.odometer.epsilon(SERVER, DELTA) == pytest.approx(
+        worst(config.training.secret_graph, Correlated(OWN, MASK), 0).epsilon(DELTA, 4, 2.0)
     )
     assert reports[1].participants == tuple(range(6))
 
@@ -196,8 +169,7 @@ def test_no_masked_message_leaves_a_node_whose_disk_cannot_say_that_masks_were_u
     tmp_path, monkeypatch
 ):
     config = decor(2, pair_keys="exchanged")
-    nodes = {"node_config": lambda i: {"state-dir": str(tmp_path / str(i))}}
-    grid = InlineGrid(client_app_of(lambda _: config), 6, {}, **nodes)
+    grid = grid_of(config, node_config=lambda i: {"state-dir": str(tmp_path / str(i))})
     transport = MessageTransport.meet(grid, plan_of(config))
     write = memory.write_atomically
 
@@ -261,25 +233,25 @@ def signed(tmp_path, nodes=6):
     }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@EVERY_WAY
 def test_a_release_agrees_on_keys_and_its_statement_says_how(way, tmp_path):
     config = decor(2, source="os", **signed(tmp_path))
     assert config.training.pair_keys == "exchanged"
     *_, last = reports_of(config, way)
     assert last.noise_origins == {"os"}
     models = last.state["x"]
-    assert float(models.std(0).max()) > 0.02 * MASK / 4
+    assert models.std(0).max() > 0.02 * MASK / 4
     moved = models.mean(0) - initial_point(config)
-    assert float(moved.abs().max()) < 0.02 * (2 + 10 * OWN)  # two clipped gradients, own noise
-    text = statement_of(promise_of(config.setting, (3,) * 6).planned(2))
+    assert moved.abs().max() < 0.02 * (2 + 10 * OWN)  # two clipped gradients, own noise
+    text = statement_of(promised(config).planned(2))
     assert "signed by keys that every node pinned" in text
     assert "coalition" in text
 
 
 def test_without_pinned_keys_the_statement_says_that_a_server_may_sit_in_the_middle():
-    planned = promise_of(decor(1, source="os").setting, (3,) * 6).planned(1)
+    planned = promised(decor(1, source="os")).planned(1)
     assert "not against one that changes messages" in statement_of(planned)
-    assert "hides nothing" in statement_of(promise_of(decor(1).setting, (3,) * 6).planned(1))
+    assert "hides nothing" in statement_of(promised(decor(1)).planned(1))
 
 
 @pytest.mark.parametrize(
@@ -293,7 +265,7 @@ def test_without_pinned_keys_the_statement_says_that_a_server_may_sit_in_the_mid
 )
 def test_what_would_hide_nothing_is_refused(changes, text):
     with pytest.raises(ConfigError, match=text):
-        promise_of(decor(1, **changes).setting, (3,) * 6)
+        promised(decor(1, **changes))
 
 
 def test_example_level_clips_each_example():
@@ -308,25 +280,21 @@ def test_example_level_clips_each_example():
         each = reference.clipped(rows * (rows @ x - targets)[:, None], 1.0)
         halves[i] = x - each.mean(0) - masks[i] - own[i]
     expected = config.training.network.weights @ halves
-    assert np.abs(mixed - expected).max() <= 1e-9
+    assert_near(mixed, expected, 1e-9)
 
 
 def test_a_target_is_met_from_the_private_side():
     target = {"epsilon": 3.0, "delta": DELTA, "adversary": "one-node"}
     said = {"target": target, "delta": None, "noise_stddev": None, "mask_stddev": None}
     config = decor(20, privacy=said)
-    rows = {
-        one["name"]: one for one in promise_of(config.setting, (3,) * 6).planned(20)["adversaries"]
-    }
+    rows = {one["name"]: one for one in promised(config).planned(20)["adversaries"]}
     assert 2.99 <= rows["one-node"]["epsilon"] <= 3.0
     assert rows["server"]["epsilon"] < rows["one-node"]["epsilon"] < rows["everybody"]["epsilon"]
 
 
 def test_a_budget_ends_the_run_before_the_round_that_it_does_not_pay():
     config = decor(50, privacy={"max_epsilon": 5.0})
-    promise = promise_of(config.setting, (3,) * 6)
-    odometer = promise.odometer()
-    charge = Account(promise, odometer=odometer).charge
+    account = Account(promised(config))
     with pytest.raises(BudgetExhausted, match=r"privacy.max_epsilon: round \d+ would be"):
-        reports_of(config, charge=charge)
-    assert odometer.epsilon(SERVER, DELTA) <= 5.0
+        reports_of(config, charge=account.charge)
+    assert account.odometer.epsilon(SERVER, DELTA) <= 5.0

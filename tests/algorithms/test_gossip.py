@@ -20,16 +20,17 @@ from manifed.graphs import (
     Star,
     Torus,
 )
-from manifed.manifolds.euclidean import Euclidean
+from manifed.manifolds import Euclidean
 from manifed.problems.linear import LeastSquares
 from tests.algorithms.gossip_runs import (
-    WAYS,
+    EVERY_WAY,
     experiment,
     least_squares_of,
     models_in_numpy,
     models_of,
     reports_of,
 )
+from tests.tensors import assert_near, normals
 
 GRAPHS = {
     "ring": {"kind": "ring"},
@@ -38,7 +39,7 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@EVERY_WAY
 def test_every_way_is_the_loop_in_numpy(way):
     for name, graph in GRAPHS.items():
         config = experiment(graph=graph, decay_rounds=3.0)
@@ -55,7 +56,7 @@ def test_the_mean_moves_by_the_mean_gradient_whatever_the_graph():
     for graph in GRAPHS.values():
         (report,) = reports_of(experiment(rounds=1, graph=graph))
         model = plan_of(config).server_update.model(report.state, Euclidean())
-        assert np.abs(model.numpy() - expected).max() <= 1e-14
+        assert_near(model.numpy(), expected, 1e-14)
 
 
 def test_complete_mixing_keeps_one_model_and_is_gradient_descent():
@@ -63,7 +64,7 @@ def test_complete_mixing_keeps_one_model_and_is_gradient_descent():
     models = models_of(config, "stacked")
     task = least_squares_of(config)
     assert np.abs(models - models[0]).max() <= 1e-14
-    assert np.abs(models[0] - task.optimum[0, 0]).max() <= 1e-6
+    assert_near(models[0], task.optimum[0, 0], 1e-6)
 
 
 LARGE = (
@@ -77,7 +78,7 @@ LARGE = (
 def test_a_row_is_the_sum_of_its_entries_in_the_order_of_the_nodes(spec, shape):
     """To the bit where W is kept by its entries: so whoever else is mixed changes nothing."""
     net = Gossip(step_size=1.0, graph=spec, num_nodes=144).network
-    x = torch.randn(144, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x = normals(1, 144, *shape)
     expected = torch.zeros_like(x)
     for i, near in enumerate(net.graph.neighbors):
         for j in sorted([i, *near]):
@@ -112,10 +113,10 @@ def test_ten_thousand_nodes_on_a_ring_take_a_round_in_little_memory(monkeypatch)
         (hidden,) = reports_of(private, "stacked")
     moved = hidden.state["x"] - initial_point(private)
     assert report.state["x"].shape == moved.shape == (10_000, 3)
-    assert 0.05 < float(moved.std()) < 1.0  # masks of 0.02 * 20 on two edges, mixed
-    assert float(moved.mean(0).norm()) < 0.03  # in the mean they vanish: a clipped step is left
+    assert 0.05 < moved.std() < 1.0  # masks of 0.02 * 20 on two edges, mixed
+    assert moved.mean(0).norm() < 0.03  # in the mean they vanish: a clipped step is left
     with pytest.raises(RuntimeError, match="memory"), little_memory(400 << 20):
-        torch.zeros(10_000, 10_000, dtype=torch.float64)
+        torch.zeros(10_000, 10_000).double()
 
 
 def test_a_missing_node_fails_the_round(monkeypatch):

@@ -15,8 +15,7 @@ from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import parse
 from manifed.federation.client import Seat, run_update
-from manifed.manifolds import Euclidean, Scaled
-from manifed.manifolds.base import Manifold
+from manifed.manifolds import Euclidean, Manifold, Scaled
 from manifed.oracles.oracle import Asked, Draws
 from manifed.plan import planned_statement
 from manifed.privacy import accountant
@@ -26,7 +25,8 @@ from manifed.problems.linear import LeastSquares
 from manifed.problems.pca import PrincipalEigenvector
 from reproduction.endless import Releases, epsilon_of_rho
 from reproduction.time_varying_reference import Setting, run
-from tests.algorithms.gossip_runs import WAYS, reports_of
+from tests.algorithms.gossip_runs import EVERY_WAY, reports_of
+from tests.tensors import assert_near, float64
 
 NODES = 6
 ROUNDS = 5
@@ -138,12 +138,12 @@ def expected(case):
     return shown_in_numpy(experiment(case))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@EVERY_WAY
 @pytest.mark.parametrize("case", CASES)
 def test_every_way_is_the_plain_loop(case, way):
     config = experiment(case)
     found = reports_of(config, way)[-1].state["x"].numpy()
-    assert np.abs(found - expected(case)).max() <= 1e-12
+    assert_near(found, expected(case), 1e-12)
 
 
 def of_series(config, rounds):
@@ -197,6 +197,7 @@ def test_algorithm_1_shows_its_model_only_under_the_noise_that_is_charged(case):
 
 
 L1 = {k: v for k, v in PRIVATE.items() if k != "l2_norm_clip"} | {"l1_norm_clip": CLIP}
+LINEAR = {**SCHEDULES, "sample_size": {**SCHEDULES["sample_size"], "exponent": 1.0}}
 FOUR = {**SCHEDULES, "sample_size": {"kind": "constant", "value": 4}}
 
 
@@ -326,13 +327,13 @@ def test_a_record_that_is_too_steep_counts_as_zero_and_changes_no_other():
     shard = client_side(config).shards[0]
     shown = {}
     for length in (1.0, 5.4, 5.5, 1e200, math.nan):
-        row = torch.tensor([length, 0, 0, 0], dtype=torch.float64)
+        row = float64([length, 0, 0, 0])
         rows = {name: tensor.clone() for name, tensor in shard.tensors.items()}
         rows["feature"][0] = row
         shown[length] = answer(config, type(shard)(rows, shard.feature_ndim)).memory.x
     assert not torch.equal(shown[5.4], shown[5.5])  # 5.4^2 < 30 < 5.5^2
     for steep in (1e200, math.nan):
-        torch.testing.assert_close(shown[steep], shown[5.5], rtol=0, atol=0)
+        assert_near(shown[steep], shown[5.5])
 
 
 def test_a_lipschitz_constant_needs_a_problem_that_keeps_it():
@@ -349,8 +350,7 @@ def test_a_table_needs_its_number_of_nodes_outside_a_config():
 
 
 def test_samples_in_order_are_each_used_once_and_then_end_or_begin_again():
-    growing = {"sample_size": {"kind": "ceil-polynomial", "scale": 1.0, "exponent": 1.0}}
-    config = experiment("gradient", schedules={**SCHEDULES, **growing}, samples="in-order")
+    config = experiment("gradient", schedules=LINEAR, samples="in-order")
     side = client_side(config)
 
     def rows_of(server_round, num_examples, training=config.training):
@@ -374,12 +374,9 @@ def test_samples_in_order_are_each_used_once_and_then_end_or_begin_again():
 
 def realised_of_one_record(case, rounds, place, num_examples):
     """(rho of what node 0 sends when record ``place`` is its opposite, the price)."""
-    growing = {"sample_size": {"kind": "ceil-polynomial", "scale": 1.0, "exponent": 1.0}}
-    config = experiment(case, rounds, samples="in-order", schedules={**SCHEDULES, **growing})
+    config = experiment(case, rounds, samples="in-order", schedules=LINEAR)
     tensors = {"feature": torch.ones(num_examples, 4), "target": torch.full((num_examples,), 1e6)}
-    shard = Examples(
-        {name: tensor.double() for name, tensor in tensors.items()}, {"feature": 1, "target": 0}
-    )
+    shard = Examples({name: tensor.double() for name, tensor in tensors.items()})
     pair = {sign: config.problem.prepare(one, {}) for sign, one in opposite(shard, place).items()}
     moved = moved_by_one(config, range(1, rounds + 1), pair=pair)
     total = sum((apart / query.stddev) ** 2 / 2 for apart, query in moved)

@@ -7,15 +7,15 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from manifed.algorithms.masked_mean import REVEAL
 from manifed.algorithms.pair_masks import NeighbourKeys, OfferedKey
 from manifed.errors import RoundFailed
 from manifed.experiment.assembly import plan_of
 from manifed.flower.transport import MessageTransport
-from tests.algorithms.gossip_runs import WAYS, reports_of, transport_of
+from tests.algorithms.gossip_runs import EVERY_WAY, reports_of, transport_of
 from tests.algorithms.test_decor import decor, signed
 from tests.algorithms.test_masked_mean import Watched, masked
-from tests.robustness.hostile_replies import HOSTILE, Case, HostileGrid, cases
+from tests.flower.test_hostile_replies import ALL
+from tests.robustness.hostile_replies import HOSTILE, Case, HostileGrid
 
 PRIME = 2**255 - 19
 TOP = 1 << 255
@@ -76,7 +76,7 @@ def test_a_key_without_a_secret_names_who_offered_it(key, kind):
     assert "X25519" in found[2]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@EVERY_WAY
 def test_every_way_names_who_offered_an_unusable_key(way):
     config = decor(1, pair_keys="exchanged")
     found = named(config, Spoiled(config, way, lambda public, _: public[3].zero_()))
@@ -97,7 +97,7 @@ def test_both_who_offered_one_key_are_named(kind):
     assert "node 1" in found[4]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@EVERY_WAY
 @pytest.mark.parametrize("is_known_here", [True, False])
 def test_a_key_that_is_not_signed_as_pinned_names_its_owner(is_known_here, way, tmp_path):
     """Node 4 signs with a key that is not pinned; without the file the server asks the others."""
@@ -129,7 +129,7 @@ RELAYED = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@EVERY_WAY
 @pytest.mark.parametrize("case", RELAYED)
 def test_a_key_that_is_spoiled_on_its_way_is_refused_as_its_owners(case, way):
     """Clients look for themselves, and say which key they refuse: node 0 has neighbours 1 and 5."""
@@ -194,14 +194,13 @@ HERE = [
     "messages: no reply",
     "messages: an error with an odd code",
 ]
-ALL = {f"{case.family}: {case.name}": case for case in cases()}
 
 
 def revealing(config, case):
     """The transport of a run in which node 1 is silent and node 2 spoils what it reveals."""
 
     def spoil(reply):
-        is_reveal = reply.content.config_records["header"]["phase"] == REVEAL
+        is_reveal = reply.content.config_records["header"]["phase"] == "reveal"
         return case.spoil(reply) if is_reveal else [reply]
 
     late = Watched(config, lost={LOST})
@@ -229,7 +228,7 @@ class Off(Watched):
 
     def exchange(self, asked):
         found = super().exchange(asked)
-        if asked.header.phase != REVEAL:
+        if asked.header.phase != "reveal":
             return found
         u = found.uploads.u.clone()
         u[found.partitions.index(self.node)] += 1.0

@@ -4,15 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scipy import stats
 
-from manifed.algorithms.masked_mean import REVEAL
 from manifed.errors import BudgetExhausted, RoundFailed
 from manifed.experiment.assembly import initial_point, plan_of
-from manifed.experiment.load import parse
-from manifed.federation.replies import Failure
+from manifed.federation.exchange import Asked, Failure
 from manifed.federation.rounds import run_rounds
-from manifed.federation.stack import Asked
 from manifed.oracles.oracle import Draws
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
@@ -20,7 +16,9 @@ from manifed.privacy.composition import gaussian_epsilon as gdp_epsilon
 from manifed.privacy.events import OF_MASKS
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.secldp import Correlated, against, worst
-from tests.algorithms.gossip_runs import WAYS, transport_of
+from tests.algorithms.gossip_runs import EVERY_WAY, SPACES, correlated, transport_of
+from tests.statistics.laws import assert_chi_square
+from tests.tensors import assert_near
 
 SERVER, ONE_NODE, COALITION, EVERYBODY = OF_MASKS
 
@@ -28,45 +26,10 @@ NODES = 6
 OWN = 0.3
 MASK = 2.0
 DELTA = 1e-2
-EQUAL = {"kind": "equal"}
-SPACES = {
-    "flat": (
-        {"kind": "least-squares", "scaling": "sum"},
-        {"kind": "scaled-identities", "num_clients": NODES, "dimension": 3},
-        {"kind": "natural"},
-    ),
-    "stiefel": (
-        {"kind": "kpca", "num_components": 2, "scaling": "mean"},
-        {"kind": "synthetic-pca", "num_clients": NODES, "rows": 10, "dimension": 5},
-        {"kind": "natural"},
-    ),
-    "spd": (
-        {"kind": "frechet-mean", "manifold": "spd"},
-        {"kind": "spd-lognormal", "num_examples": 60, "dimension": 3, "condition": 4.0},
-        EQUAL,
-    ),
-    "lorentz": (
-        {"kind": "frechet-mean", "manifold": "lorentz"},
-        {"kind": "reproduction.recipes:HyperbolicCloud", "num_examples": 60, "dimension": 3},
-        EQUAL,
-    ),
-}
 
 
-def masked(rounds=3, space="flat", *, mask=MASK, source="seed", privacy=None, **changes):
-    problem, data, partition = SPACES[space]
-    federation = changes.pop("federation", {})
-    training = {"kind": "masked-mean", "graph": {"kind": "ring"}, "step_size": 0.02}
-    said = {
-        "kind": "correlated", "unit": "client", "l2_norm_clip": 1.0, "noise_stddev": OWN,
-        "mask_stddev": mask, "delta": DELTA, "noise_source": source, **(privacy or {}),
-    }  # fmt: skip
-    return parse({
-        "name": "masked", "problem": problem, "data": data, "privacy": said,
-        "federation": {"num_clients": NODES, "num_rounds": rounds, "partition": partition,
-                       **federation},
-        "training": {**training, **changes},
-    })  # fmt: skip
+def masked(rounds=3, space="flat", *, mask=MASK, **changes):
+    return correlated("masked-mean", OWN, mask, rounds, space=space, **changes)
 
 
 class Watched:
@@ -95,15 +58,15 @@ class Watched:
         return found
 
 
-def run(config, tmp_path, transport=None):
+def run(config, folder, transport):
     """The reports of a run that is charged to a ledger, and its odometer."""
     plan = plan_of(config)
-    promise = promise_of(config.setting, plan.num_examples)
     rounds = config.federation.num_rounds
-    with opened(tmp_path / "ledger.jsonl", promise, last_round=rounds, header={}) as account:
+    folder.mkdir(exist_ok=True)
+    with opened(folder / "ledger.jsonl", plan.promise, last_round=rounds, header={}) as account:
         start = plan.server_update.start(initial_point(config))
         made = run_rounds(
-            plan, start, transport or Watched(config), account.charge, num_rounds=rounds,
+            plan, start, transport, account.charge, num_rounds=rounds,
         )  # fmt: skip
         return list(made), account.odometer
 
@@ -111,31 +74,27 @@ def run(config, tmp_path, transport=None):
 FAST_WAYS = ("memory", "stacked", pytest.param("messages", marks=pytest.mark.slow))
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", ["flat", *SPACES])
 @pytest.mark.parametrize("way", FAST_WAYS)
 def test_masks_cancel_in_the_tangent_space_of_the_common_point(space, way, tmp_path):
-    sums = {}
     ends = {}
     alone = {}
     for mask in (0.0, 1e4):
         config = masked(2, space, mask=mask, step_size=1e-3)
-        (tmp_path / str(mask)).mkdir()
         transport = Watched(config, way)
         reports, _ = run(config, tmp_path / str(mask), transport)
-        sums[mask], ends[mask] = transport.uploads("send", 1).sum(0), reports[-1].state["x"]
-        alone[mask] = transport.uploads("send", 1)
+        ends[mask], alone[mask] = reports[-1].state["x"], transport.uploads("send", 1)
     size = float((alone[1e4] - alone[0.0]).abs().max())
     assert size > 1e3
-    assert float((sums[1e4] - sums[0.0]).abs().max()) <= 1e-9 * size
-    torch.testing.assert_close(ends[1e4], ends[0.0], rtol=0, atol=1e-9)
+    assert_near(alone[1e4].sum(0), alone[0.0].sum(0), 1e-9 * size)
+    assert_near(ends[1e4], ends[0.0], 1e-9)
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("space", ["stiefel", "spd", "lorentz"])
+@pytest.mark.parametrize("space", SPACES)
 def test_the_mask_of_a_node_has_the_law_of_its_degree(space):
     config = masked(1, space)
     count = 6000
-    alpha = 1e-6
     manifold = plan_of(config).manifold
     x = initial_point(config)
     shape = (count, *manifold.coords_shape(tuple(x.shape)))
@@ -144,19 +103,17 @@ def test_the_mask_of_a_node_has_the_law_of_its_degree(space):
         draws = Draws(NoiseSource.from_seed(5), node, 1)
         coords, _ = config.training.masked_now(shape, None, draws)
         u = manifold.from_coords(x, coords)
-        assert float(manifold.tangency_defect(x, u).max()) <= 1e-12
+        assert manifold.tangency_defect(x, u).max() <= 1e-12
         lengths.append(manifold.inner(x, u).sum())
-    free = 3 * count * manifold.dim(tuple(x.shape))
-    low, high = stats.chi2.ppf([alpha / 2, 1 - alpha / 2], free)
-    found = float(sum(lengths)) / 2  # two neighbours, unit deviation each
-    assert low <= found <= high
-    for factor in (0.96, 1.04):
-        assert not low <= factor**2 * found <= high
+    freedom = 3 * count * manifold.dim(tuple(x.shape))
+    assert_chi_square(sum(lengths) / 2, freedom, (0.96, 1.04))  # of two neighbours, each of 1
 
 
-def extra(prec_after, prec_before):
-    """mu^2 of what is charged besides, user level."""
-    return 4 * (prec_after - prec_before)
+def charged(rounds, before, disclosed, after=0.0):
+    """Epsilon of so many rounds, in some of which what was disclosed raised the precision."""
+    extra = max(OWN**-2, after) - before
+    mu = 2 * (rounds * before + disclosed * extra) ** 0.5  # user level
+    return pytest.approx(gdp_epsilon(DELTA, mu=mu), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -173,26 +130,19 @@ def test_a_node_that_dies_in_round_17_leaves_a_sum_without_masks(keys, way, tmp_
     ends = {}
     for mask in (0.0, 1e3):
         config = masked(19, mask=mask, pair_keys=keys)
-        (tmp_path / str(mask)).mkdir()
-        transport = Watched(config, way, lost={2}, since=17, phases=("send",))
+        transport = Watched(config, way, lost={2}, since=17)
         reports, odometer = run(config, tmp_path / str(mask), transport)
         ends[mask] = reports[-1].state["x"]
         assert [len(one.participants) for one in reports] == [6] * 16 + [5] * 3
         if mask:
-            revealed = transport.uploads(REVEAL, 17)
-    torch.testing.assert_close(ends[1e3], ends[0.0], rtol=0, atol=1e-9)
+            revealed = transport.uploads("reveal", 17)
+    assert_near(ends[1e3], ends[0.0], 1e-9)
     assert revealed.shape[0] == 5  # of 0, 1, 3, 4, 5, and only 1 and 3 shared a mask with node 2
     sizes = revealed.abs().amax(1)
     assert sizes[[0, 3, 4]].max() == 0
     assert sizes[[1, 2]].min() > 0
-    graph = config.training.secret_graph
-    noise = Correlated(OWN, 1e3)
-    before = worst(graph, noise, 0).precision
-    alone = OWN**-2
-    square = 4 * 19 * before + 3 * extra(alone, before)
-    assert odometer.epsilon(SERVER, DELTA) == pytest.approx(
-        gdp_epsilon(DELTA, mu=square**0.5), rel=1e-6
-    )
+    before = worst(config.training.secret_graph, Correlated(OWN, 1e3), 0).precision
+    assert odometer.epsilon(SERVER, DELTA) == charged(19, before, 3)
 
 
 def test_two_nodes_are_silent_and_one_of_them_colludes(tmp_path):
@@ -202,16 +152,16 @@ def test_two_nodes_are_silent_and_one_of_them_colludes(tmp_path):
     assert reports[-1].participants == (0, 2, 4, 5)
     graph = config.training.secret_graph
     noise = Correlated(OWN, 1e3)
-    alone = OWN**-2
+    left = graph.without({1, 3})
     for adversary, before, after in (
-        (SERVER, worst(graph, noise, 0), worst(graph.without({1, 3}), noise, 0)),
-        (ONE_NODE, worst(graph, noise, 1), worst(graph.without({1, 3}), noise, 1)),
-        (COALITION, against(graph, noise, (3,)), worst(graph.without({1, 3}), noise, 0)),
+        (SERVER, worst(graph, noise, 0), worst(left, noise, 0)),
+        (ONE_NODE, worst(graph, noise, 1), worst(left, noise, 1)),
+        (COALITION, against(graph, noise, (3,)), worst(left, noise, 0)),
         (EVERYBODY, worst(graph, noise, 5), worst(graph, noise, 5)),
     ):
-        square = 4 * 3 * before.precision + 2 * extra(max(alone, after.precision), before.precision)
-        expected = gdp_epsilon(DELTA, mu=square**0.5)
-        assert odometer.epsilon(adversary, DELTA) == pytest.approx(expected, rel=1e-6)
+        assert odometer.epsilon(adversary, DELTA) == charged(
+            3, before.precision, 2, after.precision
+        )
 
 
 def test_what_is_disclosed_is_on_disk_before_it_is_asked(tmp_path):
@@ -225,7 +175,7 @@ def test_what_is_disclosed_is_on_disk_before_it_is_asked(tmp_path):
 
     written = []
     run(config, tmp_path, Reading(config, lost={4}))
-    assert [phase for phase, _ in written] == ["send", REVEAL]
+    assert [phase for phase, _ in written] == ["send", "reveal"]
     assert written[1][1] > written[0][1] > 0
 
 
@@ -243,7 +193,7 @@ def test_a_budget_that_does_not_pay_the_disclosure_reveals_nothing(tmp_path):
 def test_a_survivor_that_does_not_reveal_fails_the_round(tmp_path):
     config = masked(1)
     transport = Watched(config, lost={4})
-    transport.inner = Watched(config, lost={0}, phases=(REVEAL,))
+    transport.inner = Watched(config, lost={0}, phases=("reveal",))
     told = r"'reveal'.* from 5 clients .*: all\), got 4; client 0: no reply"
     with pytest.raises(RoundFailed, match=told):
         run(config, tmp_path, transport)
@@ -265,14 +215,14 @@ class Curious(Watched):
         self.said = torch.zeros(NODES, dtype=torch.uint8)
         self.reveal = config.training.phases[1]
         self.said[list(dropped)] = 1
-        self.asks = (REVEAL,) if first else (REVEAL, "send")
+        self.asks = ("reveal",) if first else ("reveal", "send")
         self.answers = []
 
     def exchange(self, asked):
         found = super().exchange(asked)
         if asked.header.phase in self.asks:
             x = next(iter(asked.down.tensors().values()))
-            again = replace(asked.header, phase=REVEAL)
+            again = replace(asked.header, phase="reveal")
             down = self.reveal.down(x, self.said)
             said = Asked(again, self.reveal, down, (0, 5), asked.last_accepted)
             self.answers.append(self.inner.exchange(said))
@@ -297,13 +247,13 @@ def test_no_live_mask_is_revealed_to_a_second_or_a_false_question(dropped, first
     assert transport.answers
 
 
-@pytest.mark.parametrize("way", WAYS)
+@EVERY_WAY
 def test_a_release_makes_up_for_a_silent_node_with_exchanged_keys(way, tmp_path):
     config = masked(2, mask=1e6, source="os", step_size=1e-3)
     reports, _ = run(config, tmp_path, Watched(config, way, lost={0}, since=2))
     moved = reports[-1].state["x"] - initial_point(config)
     assert reports[-1].noise_origins == {"os"}
-    assert float(moved.abs().max()) <= 1e-3 * 2 * (1 + 10 * OWN)
+    assert moved.abs().max() <= 1e-3 * 2 * (1 + 10 * OWN)
 
 
 def test_a_late_message_is_of_its_own_attempt_and_used_nowhere(tmp_path):

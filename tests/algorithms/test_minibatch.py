@@ -1,7 +1,5 @@
 """Minibatches are drawn at the rate they are charged for."""
 
-from functools import lru_cache
-
 import numpy as np
 import pytest
 import torch
@@ -17,44 +15,37 @@ BATCH = 10.0
 ROUNDS = 1500
 
 
-def weights_of(minibatch, server_round, size=SIZE):
-    """The weight of every example, shape (size,)."""
+def weights_of(minibatch, server_round):
+    """The weight of every example, shape (SIZE,)."""
     draws = Draws(NoiseSource.from_seed(2), 0, server_round)
-    positions, weights = batch(minibatch, [size], draws)
+    positions, weights = batch(minibatch, [SIZE], draws)
     if positions is None:
         return weights
-    return torch.zeros(size, dtype=torch.float64).index_put((positions,), weights, accumulate=True)
+    return torch.zeros(SIZE).double().index_put((positions,), weights, accumulate=True)
 
 
-@lru_cache
-def poisson_counts():
+@pytest.mark.statistical
+def test_a_poisson_batch_takes_each_example_at_the_charged_rate_and_by_itself():
     minibatch = Poisson(batch_size=BATCH)
-    return torch.stack([weights_of(minibatch, r) for r in range(1, ROUNDS + 1)])
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize(("scale", "is_accepted"), [(1.0, True), (0.94, False), (1.06, False)])
-def test_a_poisson_batch_takes_each_example_at_the_charged_rate(scale, is_accepted):
-    drawn = poisson_counts()
+    drawn = torch.stack([weights_of(minibatch, r) for r in range(1, ROUNDS + 1)])
     assert set(drawn.unique().tolist()) == {0.0, 1.0}
-    rate = scale * Poisson(batch_size=BATCH).sampling(SIZE).sampling_probability
-    tail = stats.binom.cdf(float(drawn.sum()), ROUNDS * SIZE, rate)
-    assert (5e-7 < tail < 1 - 5e-7) == is_accepted
-
-
-@pytest.mark.statistical
-def test_the_coins_of_two_examples_are_independent():
-    drawn = poisson_counts()
-    both = float((drawn[:, 0] * drawn[:, 1]).sum())
-    tail = stats.binom.cdf(both, ROUNDS, (BATCH / SIZE) ** 2)
-    assert 5e-7 < tail < 1 - 5e-7
+    rate = minibatch.sampling(SIZE).sampling_probability
+    both = (drawn[:, 0] * drawn[:, 1]).sum()
+    for count, trials, chance, is_accepted in (
+        (drawn.sum(), ROUNDS * SIZE, rate, True),
+        (drawn.sum(), ROUNDS * SIZE, 0.94 * rate, False),
+        (drawn.sum(), ROUNDS * SIZE, 1.06 * rate, False),
+        (both, ROUNDS, (BATCH / SIZE) ** 2, True),
+    ):
+        tail = stats.binom.cdf(float(count), trials, chance)
+        assert (5e-7 < tail < 1 - 5e-7) == is_accepted
 
 
 def test_a_subset_has_exactly_the_charged_size():
     minibatch = WithoutReplacement(batch_size=7)
     for server_round in range(1, 50):
         drawn = weights_of(minibatch, server_round)
-        assert float(drawn.sum()) == minibatch.sampling(SIZE).sample_size
+        assert drawn.sum() == minibatch.sampling(SIZE).sample_size
         assert set(drawn.tolist()) == {0.0, 1.0}
 
 

@@ -2,21 +2,19 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 import manifed
 from manifed.algorithms.one_shot import LogEuclidean, NoisyGram, SecondMoment
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
+from manifed.manifolds import SPDLogEuclidean
 from manifed.manifolds.linalg import packed, packed_size, unpacked
-from manifed.manifolds.spd import SPDLogEuclidean
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
@@ -26,12 +24,14 @@ from manifed.problems.linear import LeastSquares
 from manifed.problems.pca import PrincipalEigenvector
 from manifed.setting import ExampleLevel, Multiplier
 from tests.conformance.federated_loop import federate, last
+from tests.fresh import QUICKSTART
+from tests.statistics.laws import assert_chi_square
+from tests.tensors import float64, normals
 
 CLIP = 0.7
 D = 4
 M = 3
 ROW = 5
-QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 SOURCE = NoiseSource.from_seed(3)
 BAD = (float("nan"), float("inf"), -float("inf"), 1e200)
 SCALES = (0.0, 1e-300, 1e-160, 1e-30, 1e-8, 1e-3, 1.0, 3.0, 1e8, 1e30, 1e153, 1e160)
@@ -39,12 +39,8 @@ SEEDS = st.integers(0, 10**6)
 QUICK = settings(max_examples=100, derandomize=True, deadline=None)
 
 
-def normal(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def spd(seed, scale=1.0, bad=None, d=M):
-    s = normal(seed, d, d)
+    s = normals(seed, d, d)
     z = torch.linalg.matrix_exp(min(scale, 20.0) * (s + s.mT) / 2)
     if bad is not None:
         z[seed % d, 0] = bad
@@ -52,40 +48,38 @@ def spd(seed, scale=1.0, bad=None, d=M):
 
 
 def pair(seed, scale=1.0, bad=None, d=D):
-    a = scale * normal(seed, d)
-    b = scale * normal(seed + 1, 1)[0]
+    a = scale * normals(seed, d)
+    b = scale * normals(seed + 1, 1)[0]
     if bad is not None:
         a[seed % d] = bad
     return {"feature": a, "target": b}
 
 
 def row(seed, scale=1.0, bad=None, d=ROW):
-    z = normal(seed, d)
+    z = normals(seed, d)
     z = scale * z / z.norm()
     if bad is not None:
         z[seed % d] = bad
     return {"z": z}
 
 
-def examples(records, ndim):
-    tensors = {key: torch.stack([one[key] for one in records]) for key in ndim}
-    return Examples(tensors, ndim)
+def examples(records):
+    return Examples({key: torch.stack([one[key] for one in records]) for key in records[0]})
 
 
 class Kind(NamedTuple):
     problem: Any
     training: Any
     record: Callable
-    ndim: dict
     apart: float = math.sqrt(2.0)
     """How far two clipped records lie apart at most, in clips."""
     more: int = 0
     """Rows of the matrix that a record gives beside its own entries."""
 
 
-LOGS = Kind(FrechetMean(SPDLogEuclidean()), LogEuclidean(), spd, {"z": 2}, 2.0)
-GRAMS = Kind(LeastSquares(), NoisyGram(), pair, {"feature": 1, "target": 0}, more=1)
-MOMENTS = Kind(PrincipalEigenvector(), SecondMoment(), row, {"z": 1})
+LOGS = Kind(FrechetMean(SPDLogEuclidean()), LogEuclidean(), spd, 2.0)
+GRAMS = Kind(LeastSquares(), NoisyGram(), pair, more=1)
+MOMENTS = Kind(PrincipalEigenvector(), SecondMoment(), row)
 KINDS = [LOGS, GRAMS, MOMENTS]
 IDS = [kind.training.kind for kind in KINDS]
 
@@ -95,10 +89,10 @@ def mean(kind, records, relation="add-or-remove", multiplier=0.0, server_round=1
         l2_norm_clip=CLIP, neighboring_relation=relation, noise=Noise(multiplier=multiplier)
     )
     asked = kind.training.queries(mechanism, len(records))
-    data = examples(records, kind.ndim)
+    data = examples(records)
     oracle = Oracle(kind.problem, data, [asked], Draws(SOURCE, 0, server_round))
-    order = records[0][next(iter(kind.ndim))].shape[-1] + kind.more
-    origin = torch.zeros(packed_size(order), dtype=torch.float64)
+    order = next(iter(records[0].values())).shape[-1] + kind.more
+    origin = torch.zeros(packed_size(order)).double()
     return oracle.statistic(origin, "statistic", kind.training.takes), asked[0]
 
 
@@ -114,17 +108,17 @@ def test_no_record_moves_a_sum_by_more_than_its_bound(kind):
         here, asked = mean(kind, [*others, one], "replace-one")
         there, _ = mean(kind, [*others, two], "replace-one")
         assert asked.sensitivity == pytest.approx(kind.apart * CLIP / size)
-        assert float((here - there).norm()) <= asked.sensitivity * (1 + 1e-9)
+        assert (here - there).norm() <= asked.sensitivity * (1 + 1e-9)
         alone, asked = mean(kind, [one])
         assert asked.sensitivity == pytest.approx(CLIP)
-        assert float(alone.norm()) <= CLIP * (1 + 1e-9)
+        assert alone.norm() <= CLIP * (1 + 1e-9)
 
     moves()
 
 
 def test_the_bounds_are_attained():
-    z = torch.linalg.matrix_exp(torch.diag(torch.tensor([3.0, 0.0, 0.0], dtype=torch.float64)))
-    one, two = 9.0 * torch.eye(D, dtype=torch.float64)[:2]
+    z = torch.linalg.matrix_exp(torch.diag(float64([3.0, 0.0, 0.0])))
+    one, two = 9.0 * torch.eye(D).double()[:2]
     for kind, records in (
         (LOGS, [{"z": z}, {"z": torch.linalg.inv(z)}]),
         (GRAMS, [{"feature": a, "target": a[0] * 0} for a in (one, two)]),
@@ -155,46 +149,40 @@ def test_the_noise_is_what_is_charged(kind, d, rounds, wrong, relation):
     clean, asked = mean(kind, records, relation)
     found = [mean(kind, records, relation, 1.1, r)[0] - clean for r in range(1, rounds + 1)]
     noise = unpacked(torch.stack(found))
+    noise /= 1.1 * asked.sensitivity
     whole = noise.square().sum()
     diagonal = noise.diagonal(dim1=-2, dim2=-1).square().sum()
     on = rounds * noise.shape[-1]
     beside = on * (noise.shape[-1] - 1) // 2
-
-    def is_law(total, freedom, scale=1.0):
-        s = scale * 1.1 * asked.sensitivity
-        return 5e-7 < stats.chi2.cdf(float(total) / s**2, freedom) < 1 - 5e-7
-
-    assert is_law(diagonal, on)
-    assert is_law(whole - diagonal, beside)
-    assert not is_law(whole, on + beside, 1 - wrong)
-    assert not is_law(whole, on + beside, 1 + wrong)
+    assert_chi_square(diagonal, on, ())
+    assert_chi_square(whole - diagonal, beside, ())
+    assert_chi_square(whole, on + beside, (1 - wrong, 1 + wrong))
 
 
 def test_without_noise_the_mean_of_logarithms_is_the_frechet_mean():
     problem = FrechetMean(SPDLogEuclidean())
-    data = [examples([spd(7 * i + j, 0.4) for j in range(5 + i)], {"z": 2}) for i in range(3)]
-    x = torch.eye(M, dtype=torch.float64)
+    data = [examples([spd(7 * i + j, 0.4) for j in range(5 + i)]) for i in range(3)]
+    x = torch.eye(M).double()
     done = last(federate(problem, data, LogEuclidean(), LogEuclidean(), x, 1)).state
-    assert float(problem.gradient_norm(done["x"], data)) <= 1e-10
-    assert float(problem.objective(done["x"], data)) <= problem.optimum(data).value * (1 + 1e-9)
+    assert problem.gradient_norm(done["x"], data) <= 1e-10
+    assert problem.objective(done["x"], data) <= problem.optimum(data).value * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.3])
 def test_without_noise_the_gram_is_solved_as_least_squares(ridge):
     problem = LeastSquares(ridge)
     training = NoisyGram(ridge=ridge, eigenvalue_floor=1e-9)
-    ndim = {"feature": 1, "target": 0}
-    data = [examples([pair(9 * i + j) for j in range(8 + i)], ndim) for i in range(3)]
-    x = torch.zeros(D, dtype=torch.float64)
+    data = [examples([pair(9 * i + j) for j in range(8 + i)]) for i in range(3)]
+    x = torch.zeros(D).double()
     done = last(federate(problem, data, training, training, x, 1)).state
     torch.testing.assert_close(done["x"], problem.optimum(data).x, rtol=1e-8, atol=1e-10)
 
 
 def test_an_indefinite_gram_is_raised_to_the_floor():
-    gram = torch.diag(torch.tensor([2.0, -1.0, 5.0], dtype=torch.float64))
+    gram = torch.diag(float64([2.0, -1.0, 5.0]))
     gram[0, 2] = gram[2, 0] = gram[1, 2] = gram[2, 1] = 1.0
-    x = NoisyGram(eigenvalue_floor=0.5).solve(packed(gram), torch.zeros(2).double(), None)
-    torch.testing.assert_close(x, torch.tensor([0.5, 2.0], dtype=torch.float64))
+    x = NoisyGram(eigenvalue_floor=0.5).solve(packed(gram), torch.zeros(2).double())
+    torch.testing.assert_close(x, float64([0.5, 2.0]))
 
 
 @pytest.mark.parametrize(
@@ -224,14 +212,14 @@ def test_no_door_opens_to_a_statistic_that_is_not_the_one_that_is_priced():
     )  # fmt: skip
     shards = [torch.stack([spd(seed)["z"] for seed in range(4)])]
     problem = FrechetMean(SPDLogEuclidean())
-    start = torch.eye(M, dtype=torch.float64)
+    start = torch.eye(M).double()
     update = SecondMoment()
     with pytest.raises(ConfigError, match="'second-moment' solves"):
         manifed.fit(problem, shards, update, rounds=1, privacy=protected, start=start)
     mechanism = ExampleMechanism(
         l2_norm_clip=CLIP, neighboring_relation="replace-one", noise=Noise(multiplier=1.0)
     )
-    rows = examples([spd(seed) for seed in range(4)], {"z": 2})
+    rows = examples([spd(seed) for seed in range(4)])
     oracle = Oracle(problem, rows, [update.queries(mechanism, 4)], Draws(SOURCE, 0, 1))
     with pytest.raises(ValueError, match="sufficient statistic SecondMoments, got FrechetMean"):
         oracle.statistic(torch.zeros(M * (M + 1) // 2).double(), "statistic", update.takes)

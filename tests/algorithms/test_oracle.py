@@ -1,11 +1,7 @@
 """The oracle: exact laws of its noise, exact bounds of its clipping."""
 
-import math
-from functools import lru_cache
-
 import pytest
 import torch
-from scipy import stats
 
 from manifed.algorithms.rsgd import RSGD
 from manifed.oracles.minibatch import Full
@@ -15,70 +11,49 @@ from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import shards, start
+from tests.statistics.laws import assert_chi_square
+from tests.tensors import normals
 
-FALSE_POSITIVE = 1e-6
-
-
-@lru_cache
-def summed_squares():
-    """(sum of |noise|^2 over the stated variance, degrees of freedom)."""
-    shard = shards(dim=501)[0]
-    x = start(dim=501)
-    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=0.7))
-    quiet = oracle_of(shard, ExampleMechanism(l2_norm_clip=0.5)).gradient(x)
-    oracle = oracle_of(shard, mechanism)
-    draws = 250
-    total = 0.0
-    for _ in range(draws):
-        total += float((oracle.gradient(x) - quiet).square().sum())
-    return total / (0.7 * 0.5 / len(shard)) ** 2, draws * (x.numel() - 1)
-
-
+CLIP = 0.3
+CLIPPED = ExampleMechanism(l2_norm_clip=CLIP)
 TRAINING = RSGD(step_size=1.0, minibatch=Full())
 
 
-def oracle_of(shard, mechanism, server_round=1):
+def oracle_of(shard, mechanism):
     queries = [TRAINING.queries(mechanism, len(shard))]
-    draws = Draws(NoiseSource.from_seed(5), 0, server_round)
-    return Oracle(PrincipalEigenvector(), shard, queries, draws)
+    return Oracle(PrincipalEigenvector(), shard, queries, Draws(NoiseSource.from_seed(5), 0, 1))
 
 
-@pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
-def test_sensitivity_is_attained_and_never_exceeded(relation):
-    mechanism = ExampleMechanism(l2_norm_clip=0.3, neighboring_relation=relation)
+@pytest.mark.parametrize(("relation", "terms"), [("add-or-remove", 1), ("replace-one", 2)])
+def test_sensitivity_is_attained_and_never_exceeded(relation, terms):
+    mechanism = ExampleMechanism(l2_norm_clip=CLIP, neighboring_relation=relation)
     shard = shards()[0]
     x = start()
     mean = oracle_of(shard, mechanism).gradient(x)
-    bound = mechanism.sensitivity(0.3, float(len(shard)))
     for seed in range(20):
-        generator = torch.Generator().manual_seed(seed)
         z = shard["z"].clone()
-        z[0] = 10 * torch.randn(z.shape[1], generator=generator, dtype=torch.float64)
-        tensors = {"z": z} | {k: z.square().sum(-1) for k in shard.tensors if k != "z"}
-        other = Examples(tensors, shard.feature_ndim)
-        moved = oracle_of(other, mechanism).gradient(x)
-        replaced = ExampleMechanism(l2_norm_clip=0.3, neighboring_relation="replace-one")
-        allowed = replaced.sensitivity(0.3, float(len(shard)))
-        assert float((moved - mean).norm()) <= allowed * (1 + 1e-12)
-    assert math.isclose(bound, (1 if relation == "add-or-remove" else 2) * 0.3 / len(shard))
+        z[0] = 10 * normals(seed, z.shape[1])
+        moved = oracle_of(Examples({"z": z}), mechanism).gradient(x)
+        assert (moved - mean).norm() <= 2 * CLIP / len(shard) * (1 + 1e-12)
+    bound = mechanism.sensitivity(CLIP, float(len(shard)))
+    assert bound == pytest.approx(terms * CLIP / len(shard), rel=1e-9)
 
 
 def test_one_bad_record_neither_shows_as_nan_nor_moves_the_mean_by_more_than_its_bound():
-    mechanism = ExampleMechanism(l2_norm_clip=0.3)
     shard = shards()[0]
-    x = start()
-    mean = oracle_of(shard, mechanism).gradient(x)
-    tensors = {key: t.clone() for key, t in shard.tensors.items()}
-    for tensor in tensors.values():
-        tensor[0] = float("nan")
-    broken = oracle_of(Examples(tensors, shard.feature_ndim), mechanism).gradient(x)
-    assert bool(torch.isfinite(broken).all())
-    assert float((broken - mean).norm()) <= 0.3 / len(shard) * (1 + 1e-12)
+    mean = oracle_of(shard, CLIPPED).gradient(start())
+    shard["z"][0] = float("nan")
+    broken = oracle_of(shard, CLIPPED).gradient(start())
+    assert torch.isfinite(broken).all()
+    assert (broken - mean).norm() <= CLIP / len(shard) * (1 + 1e-12)
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize(("scale", "is_accepted"), [(1.0, True), (0.98, False), (1.02, False)])
-def test_noise_norm_is_chi_square_with_the_stated_stddev(scale, is_accepted):
-    total, freedom = summed_squares()
-    tail = stats.chi2.cdf(total * scale**2, freedom)
-    assert (FALSE_POSITIVE / 2 < tail < 1 - FALSE_POSITIVE / 2) == is_accepted
+def test_noise_norm_is_chi_square_with_the_stated_stddev():
+    shard = shards(dim=501)[0]
+    x = start(dim=501)
+    mechanism = ExampleMechanism(l2_norm_clip=CLIP, noise=Noise(multiplier=0.7))
+    quiet = oracle_of(shard, CLIPPED).gradient(x)
+    oracle = oracle_of(shard, mechanism)
+    squares = [float((oracle.gradient(x) - quiet).square().sum()) for _ in range(250)]
+    assert_chi_square(sum(squares) / (0.7 * CLIP / len(shard)) ** 2, 250 * (x.numel() - 1))

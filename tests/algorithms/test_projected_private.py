@@ -1,13 +1,13 @@
 """Private projected updates: what is drawn is what is charged, and it has the stated law."""
 
 import pytest
-import torch
 
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import pca_shards, start
 from tests.conformance.federated_loop import federate, last
+from tests.tensors import assert_near
 
 MECHANISM = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=2.0))
 STEPS = {"step_size": 1e-3, "local_steps": 5}
@@ -28,4 +28,4 @@ def test_what_a_client_remembers_and_sends_depends_on_noised_gradients_alone(tra
     for part in ("uploads", "memory"):
         one, two = (getattr(played, part).tensors() for played in runs)
         for name in one:
-            torch.testing.assert_close(one[name], two[name], rtol=0, atol=0)
+            assert_near(one[name], two[name])

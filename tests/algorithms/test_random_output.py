@@ -4,16 +4,13 @@ import pytest
 import torch
 from scipy import stats
 
-from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.minibatch import Full
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
-from manifed.problems.pca import PrincipalEigenvector
-from tests.conformance.client_cases import shards, start
+from tests.conformance.client_cases import ClientCase, play, shards, start
 
 CLIENTS = 1200
 STEPS = 6
@@ -23,10 +20,8 @@ UPDATES = [RSGD(local_steps=STEPS, **RANDOM), RSVRG(epochs=2, inner_steps=3, **R
 
 
 def upload(training, partition, x, examples, sizes):
-    setup = ClientSetup(PrincipalEigenvector(), training, ExampleMechanism())
-    seat = Seat(partition, 1, 0, "train")
-    source = NoiseSource.from_seed(21)
-    return run_update(setup, seat, Point(x), None, examples, sizes, source).up.u
+    case = ClientCase(training.kind, training, ExampleMechanism())
+    return play(case, partition, x, examples, sizes, NoiseSource.from_seed(21), 1).up["train.u"]
 
 
 @pytest.mark.statistical

@@ -10,23 +10,19 @@ from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.rfedags import RFedAGS
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
-from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.sphere import Sphere
+from manifed.manifolds import Euclidean, Sphere
 from manifed.privacy.mechanism import ClientMechanism
 from manifed.problems.examples import Examples
 from tests.conformance.federated_loop import Linear, federate, last
+from tests.tensors import assert_near, normals
 
 F64 = torch.float64
 
 
-def normals(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
 def linear(clients, dim=5):
     """Heterogeneous clients of a linear cost on the sphere, and a point to start from."""
-    shards = [Examples({"a": a}, {"a": 1}) for a in normals(clients, 3, dim)]
-    return Linear(Sphere()), shards, Sphere().projx(normals(dim, seed=1))
+    shards = [Examples({"a": a}) for a in normals(0, clients, 3, dim)]
+    return Linear(Sphere()), shards, Sphere().projx(normals(1, dim))
 
 
 def test_a_stream_is_the_sum_of_transported_steps():
@@ -38,14 +34,14 @@ def test_a_stream_is_the_sum_of_transported_steps():
     y = manifold.expmap(x, first)
     second = -0.3 * problem.rgrads(y, shard).mean(0)
     back = second - (x @ second) / (1 + x @ y) * (x + y)  # parallel along the great circle
-    torch.testing.assert_close(stream, first + back, rtol=0, atol=1e-14)
+    assert_near(stream, first + back, 1e-14)
 
 
 def test_the_direction_is_the_mean_over_all_clients_in_expectation():
     """Over all cohorts of independent coins, by enumeration."""
     chance = (0.9, 0.5, 0.2)
     ags = RFedAGS(step_size=1.0, participation=chance)
-    streams = normals(3, 4)
+    streams = normals(0, 3, 4)
     x = torch.zeros(4, dtype=F64)
     expected = torch.zeros(4, dtype=F64)
     for coins in product((0, 1), repeat=3):
@@ -53,7 +49,7 @@ def test_the_direction_is_the_mean_over_all_clients_in_expectation():
         rows = tuple(i for i, coin in enumerate(coins) if coin)
         seen = Collected({}, Displacement(streams[list(rows)]), rows, 3, lambda: 0.5)
         expected += law * ags.step(ags.start(x), "train", seen, 1, Euclidean())["x"]
-    torch.testing.assert_close(expected, streams.mean(0), rtol=0, atol=1e-7)
+    assert_near(expected, streams.mean(0), 1e-7)
 
 
 def test_an_estimate_is_the_share_of_rounds_this_one_included():
@@ -77,9 +73,9 @@ def test_at_client_level_a_stream_is_clipped_and_the_cohorts_p_divides():
     )  # fmt: skip
     free = last(federate(problem, shards, ags, ags, x, 3))
     same = last(federate(problem, shards, ags, ags, x, 3, client_mechanism=loose))
-    torch.testing.assert_close(free.state["x"], same.state["x"], rtol=0, atol=1e-12)
+    assert_near(free.state["x"], same.state["x"], 1e-12)
     short = last(federate(problem, shards, ags, ags, x, 1, client_mechanism=tight))
-    assert 0 < float(Sphere().dist(x, short.state["x"])) <= 0.01 * (1 + 1e-9)
+    assert 0 < Sphere().dist(x, short.state["x"]) <= 0.01 * (1 + 1e-9)
 
 
 def test_chances_estimated_under_drawn_cohorts_are_refused():

@@ -6,23 +6,23 @@ from collections import Counter
 import pytest
 import torch
 
-from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds import Sphere
-from manifed.oracles.minibatch import Full, Minibatch, Poisson, WithoutReplacement
+from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource, Stream
 from manifed.problems.pca import PrincipalEigenvector
-from tests.conformance.client_cases import shards, start
+from tests.conformance.client_cases import ClientCase, play, shards, start
+from tests.tensors import assert_near
 
 EPOCHS = 3
 INNER = 4
 SIZE = 12
+SOURCE = NoiseSource.from_seed(3)
 ONE = WithoutReplacement(batch_size=1)
 TWICE = {"step_size": 0.05, "epochs": EPOCHS, "inner_steps": INNER, "minibatch": ONE}
 EACH = {**TWICE, "variant": "fresh", "correction_clip": "each"}
-VARIANTS: dict[str, tuple[RSVRG, str]] = {
+VARIANTS = {
     "fresh": (RSVRG(**EACH), "replace-one"),
     "reuse": (RSVRG(**TWICE, correction_clip="each"), "replace-one"),
     "diffclip": (RSVRG(**TWICE, variant="fresh"), "replace-one"),
@@ -40,12 +40,10 @@ def mechanism_of(relation, multiplier=1.5):
     )
 
 
-def turn_of(training, mechanism, source=None, server_round=1):
-    setup = ClientSetup(PrincipalEigenvector(), training, mechanism)
-    seat = Seat(0, server_round, 0, "train")
-    shard = shards()[0]
-    source = source or NoiseSource.from_seed(3)
-    return run_update(setup, seat, Point(start()), None, shard, len(shard), source)
+def turn_of(training, mechanism, source=SOURCE):
+    """What client 0 sends in round 1."""
+    case = ClientCase("rsvrg", training, mechanism)
+    return play(case, 0, start(), shards()[0], SIZE, source, 1).up["train.u"]
 
 
 class Watched(NoiseSource):
@@ -63,7 +61,7 @@ STEPS = Counter()
 def drawn_noise(training, mechanism):
     """How many gradient noise vectors left the source of randomness during one update."""
     STEPS.clear()
-    turn_of(training, mechanism, Watched(bytes(32), is_release=False))
+    turn_of(training, mechanism, Watched(bytes(32), origin="seed"))
     assert set(STEPS.values()) <= {1}
     return len(STEPS)
 
@@ -91,7 +89,7 @@ def test_the_default_share_is_the_papers_for_equal_clips():
 
 
 @pytest.mark.parametrize("minibatch", [ONE, WithoutReplacement(batch_size=5), Full()])
-def test_the_share_costs_least_by_the_formula_it_minimises(minibatch: Minibatch):
+def test_the_share_costs_least_by_the_formula_it_minimises(minibatch):
     """(3): count * (Delta_0 / sigma_1)^2 + count * factor * (rate Delta_1 / sigma_2)^2."""
     mechanism = mechanism_of("replace-one")
     rate = minibatch.expected_size(SIZE) / SIZE
@@ -121,8 +119,8 @@ def test_without_noise_it_is_algorithm_11_line_by_line():
         for _ in range(3):
             gradient = PrincipalEigenvector().rgrads(w, shard).mean(0)
             w = sphere.expmap(w, -0.3 * gradient)
-    found = sphere.expmap(start(), turn_of(training, ExampleMechanism()).up.u)
-    torch.testing.assert_close(found, w, rtol=0, atol=1e-12)
+    found = sphere.expmap(start(), turn_of(training, ExampleMechanism()))
+    assert_near(found, w, 1e-12)
 
 
 def test_one_example_steps_follow_the_printed_update():
@@ -142,15 +140,14 @@ def test_one_example_steps_follow_the_printed_update():
 
     each = problem.rgrads(anchor, shard)
     g = torch.stack([clip(u, 0.5) for u in each]).mean(0)  # line 4
-    source = NoiseSource.from_seed(3)
     w = anchor
     for step in (1, 2):
-        keys = source.uniforms(
+        keys = SOURCE.uniforms(
             (SIZE,), stream=Stream.MINIBATCH, partition=0, server_round=1, step=step
         )
         i = int(keys.argmin())  # line 6
         now = clip(problem.rgrads(w, shard)[i], 0.2)
         back = clip(each[i], 0.2) - g
         w = sphere.expmap(w, -0.3 * (now - sphere.transp(anchor, w, back)))  # lines 7, 8
-    found = sphere.expmap(anchor, turn_of(training, mechanism, source).up.u)
-    torch.testing.assert_close(found, w, rtol=0, atol=1e-12)
+    found = sphere.expmap(anchor, turn_of(training, mechanism))
+    assert_near(found, w, 1e-12)

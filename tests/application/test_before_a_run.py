@@ -43,8 +43,7 @@ def looked(tmp_path, monkeypatch, capsys):
 
 
 def test_a_file_and_a_key_that_are_fit_are_said_and_others_fail(looked, tmp_path):
-    keys = generate(tmp_path / "creds", 1)
-    (key,), rows = keys.supernode_keys, tmp_path / "site.csv"
+    (key,), rows = generate(tmp_path / "creds", 1).supernode_keys, tmp_path / "site.csv"
     code, lines = looked("--data", rows, "--key", key)
     assert (code, [line[:4] for line in lines]) == (0, ["ok  "] * 3)
     assert sha256(load(tmp_path / "c.toml")) in lines[0]
@@ -78,8 +77,7 @@ def test_a_superlink_is_there_and_is_who_it_says(looked, tmp_path):
         link = "--superlink", f"localhost:{door.getsockname()[1]}", "--root-certificates"
         code, lines = looked(*link, keys.ca_certificate)
         assert (code, "valid until" in lines[1]) == (0, True)
-        stranger = generate(tmp_path / "other", 0).ca_certificate
-        code, lines = looked(*link, stranger)
+        code, lines = looked(*link, generate(tmp_path / "other", 0).ca_certificate)
         assert (code, "certificate" in lines[1]) == (1, True)
     code, lines = looked(*link, keys.ca_certificate)
     assert (code, lines[1][:4]) == (1, "FAIL")

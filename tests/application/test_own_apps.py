@@ -14,10 +14,10 @@ from manifed.algorithms.rfedsvrg import RFedSVRG
 from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
 from manifed.errors import ConfigError
 from manifed.federation.cohorts import FixedSize
-from manifed.federation.replies import ReplyPolicy
+from manifed.federation.exchange import ReplyPolicy
 from manifed.flower.handshake import HandshakeFailed
-from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_from_record, tensors_to_record
+from manifed.flower.transport import InlineGrid
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full
 from manifed.plan import plan
@@ -27,6 +27,7 @@ from manifed.problems.frechet import FrechetMean
 from manifed.setting import Federation, Setting
 from strategies.tangent_mean import TangentMean
 from tests import fresh
+from tests.federation.test_door import points
 
 SEED = 7
 CLIENTS = 4
@@ -46,23 +47,16 @@ REPLIES = ReplyPolicy(timeout=5.0)
 
 
 def shards():
-    near = torch.randn(
-        CLIENTS, ROWS, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
-    near[..., 0] += 4.0
-    return list(near / near.norm(dim=-1, keepdim=True))
+    return points(CLIENTS, ROWS)
 
 
 def grid_of(update=STEPS, privacy=PRIVATE, data=None, plan=None):
     data = data or shards()
     app = client_app(
-        FrechetMean(Sphere()),
-        update,
+        FrechetMean(Sphere()), update,
         lambda context: {"z": data[context.node_config["partition-id"]]},
-        privacy=privacy,
-        source=NoiseSource.from_seed(SEED) if plan is None else None,
-        plan=plan,
-    )
+        privacy=privacy, source=NoiseSource.from_seed(SEED) if plan is None else None, plan=plan,
+    )  # fmt: skip
     return InlineGrid(app, CLIENTS, {})
 
 
@@ -78,25 +72,22 @@ def model(result):
 START = tensors_to_record({"x": X})
 
 
-TWO = RFedSVRG(step_size=0.1, local_steps=2)
-
-
 @pytest.mark.parametrize(
-    "other",
+    "theirs",
     [
-        private(3.9),
-        private(clip=1.1),
-        private(neighboring_relation="replace-one"),
-        private(level=manifed.ClientLevel),
-        None,
+        {"privacy": private(3.9)},
+        {"privacy": private(clip=1.1)},
+        {"privacy": private(neighboring_relation="replace-one")},
+        {"privacy": private(level=manifed.ClientLevel)},
+        {"privacy": None},
+        {"update": STEPS.model_copy(update={"local_steps": 2})},
     ],
-    ids=["noise", "clip", "relation", "unit", "none"],
+    ids=["noise", "clip", "relation", "unit", "none", "more gradients"],
 )
-def test_a_server_with_other_privacy_parameters_is_refused(other, monkeypatch):
-    monkeypatch.setattr("manifed.flower.handshake.PATIENCE", 0.0)
-    strategy = tangent_mean(update=STEPS, replies=ReplyPolicy(timeout=0.2))
+def test_a_server_that_prices_what_clients_do_not_do_is_refused(theirs):
+    strategy = tangent_mean(replies=ReplyPolicy(timeout=0.2))  # one gradient an update
     with pytest.raises(HandshakeFailed, match="runs another config"):
-        strategy.start(grid_of(privacy=other), initial_arrays=START, num_rounds=1)
+        strategy.start(grid_of(**theirs), START, num_rounds=1)
 
 
 def test_the_ledger_is_on_disk_before_a_message_and_the_budget_ends_the_run(tmp_path, monkeypatch):
@@ -131,7 +122,10 @@ def test_the_ledger_is_on_disk_before_a_message_and_the_budget_ends_the_run(tmp_
     ("call", "said"),
     [
         (lambda: TangentMean(Sphere()), "num_examples: expected the public size"),
-        (lambda: tangent_mean(update=TWO), "expected an update of one exchange"),
+        (
+            lambda: tangent_mean(update=RFedSVRG(step_size=0.1, local_steps=2)),
+            "expected an update of one exchange",
+        ),
         (lambda: tangent_mean(ledger="x", privacy=None), "ledger: expected"),
         (
             lambda: tangent_mean(privacy=manifed.ExampleLevel(epsilon=2, delta=1e-5)),
@@ -142,7 +136,7 @@ def test_the_ledger_is_on_disk_before_a_message_and_the_budget_ends_the_run(tmp_
             "the noise of a 'target' depends on all rounds and sizes",
         ),
         (
-            lambda: tangent_mean().start(grid_of(), initial_arrays=ArrayRecord()),
+            lambda: tangent_mean().start(grid_of(), ArrayRecord()),
             "initial_arrays: expected a point x",
         ),
         (
@@ -166,9 +160,9 @@ def test_parts_that_do_not_go_together_are_refused_in_one_line(call, said):
 def test_a_record_that_cannot_be_computed_with_makes_its_node_absent(caplog):
     data = shards()
     data[1][3, 0] = float("nan")
-    strategy = tangent_mean(update=STEPS, replies=ReplyPolicy(timeout=0.2))
+    strategy = tangent_mean(replies=ReplyPolicy(timeout=0.2))
     with pytest.raises(HandshakeFailed, match="this node is absent") as failed:
-        strategy.start(grid_of(data=data), initial_arrays=START, num_rounds=1)
+        strategy.start(grid_of(data=data), START, num_rounds=1)
     assert "record" not in str(failed.value)
 
 
@@ -182,11 +176,8 @@ def test_a_second_run_of_a_strategy_is_refused(tmp_path):
 
 
 def test_rounds_that_cost_different_amounts_are_priced_ahead_and_no_further():
-    update = ScheduledRSGD(
-        step_size=0.1,
-        minibatch=Full(),
-        noise_multipliers={"kind": "geometric", "scale": 1.0, "ratio": 0.9},
-    )
+    schedule = {"kind": "geometric", "scale": 1.0, "ratio": 0.9}
+    update = ScheduledRSGD(step_size=0.1, minibatch=Full(), noise_multipliers=schedule)
     with pytest.raises(ConfigError, match="num_rounds: expected it"):
         Strategy.start(tangent_mean(update=update), grid_of(update), START, 1)
     longer = tangent_mean(update=update, num_rounds=1)
@@ -206,8 +197,7 @@ def test_both_apps_take_a_plan_whose_noise_meets_a_target_over_the_whole_run():
     )
     federation = Federation(num_clients=CLIENTS, num_rounds=3)
     setting = Setting(federation, STEPS, Sphere(), privacy=target)
-    server = plan(setting, tuple(SIZES))
-    client = plan(setting, tuple(SIZES))
+    server, client = (plan(setting, tuple(SIZES)) for _ in range(2))
     strategy = TangentMean(Sphere(), update=STEPS, plan=server, num_rounds=3)
     strategy.start(grid_of(privacy=None, plan=client), START, num_rounds=3)
     assert strategy.statement()["adversaries"][0]["epsilon"] == pytest.approx(2.0, abs=1e-2)
@@ -220,7 +210,7 @@ def test_the_two_programs_of_the_page_run(tmp_path):
     server, client, _ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     run = (
         "from flwr.app import Context, RecordDict\n"
-        "from manifed.flower.inline import InlineGrid\n"
+        "from manifed.flower.transport import InlineGrid\n"
         "context = Context(1, 1, {}, RecordDict(), {})\n"
         "app(InlineGrid(clients, 3, {}), context)\n"
     )
@@ -229,15 +219,7 @@ def test_the_two_programs_of_the_page_run(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "RELEASE" in done.stdout
     assert "server: (" in done.stdout
-    told = audit_ledger(tmp_path / "ledger.jsonl", 1e-5)["adversaries"][0]
-    assert 0 < told["epsilon"] <= 2.0
-
-
-def test_a_server_that_prices_fewer_gradients_than_clients_release_is_refused():
-    strategy = tangent_mean(replies=ReplyPolicy(timeout=0.2))  # one gradient an update
-    more = RSGD(step_size=0.2, local_steps=2, minibatch=Full())
-    with pytest.raises(HandshakeFailed, match="runs another config"):
-        strategy.start(grid_of(more), initial_arrays=START, num_rounds=1)
+    assert 0 < audit_ledger(tmp_path / "ledger.jsonl", 1e-5)["adversaries"][0]["epsilon"] <= 2.0
 
 
 def test_messages_that_are_made_again_are_charged_again():

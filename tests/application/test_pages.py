@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from manifed.cli.main import main
+from tests.fresh import ROOT
 
-ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
 FENCE = re.compile(r"^```(bash|toml|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = {"first_component": 4, "three_sites": 4, "epsilon": 3}

@@ -3,11 +3,10 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
-from torch import Tensor
 
+from manifed.algorithms.algorithm import Here
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.audit.attacks import SHORT_STEP, ExampleAttack
@@ -25,12 +24,12 @@ POLE, PULL = torch.eye(4, dtype=torch.float64)[:2]
 """The broadcast point on the sphere, and the direction in which a canary pulls."""
 
 
-def rows_of(z: Tensor) -> Examples:
+def rows_of(z):
     """A shard of rows (n, 4)."""
     return Examples({"z": z}, {"z": 1})
 
 
-def canary(length: float) -> Tensor:
+def canary(length):
     """A row whose gradient -2 (z.x)(z - (z.x) x) at the pole is ``-length * PULL``."""
     return (length / 2.0) ** 0.5 * (POLE + PULL)
 
@@ -45,7 +44,7 @@ class FlippingAttack(ExampleAttack):
     """
 
     @cached_property
-    def neighbours(self) -> tuple[Examples, Examples, Tensor]:
+    def neighbours(self):
         clip = self.mechanism.l2_norm_clip
         assert clip is not None
         pull = math.sqrt(clip) * (POLE + PULL)
@@ -58,25 +57,25 @@ class FlippingAttack(ExampleAttack):
 class Witness(Oracle):
     """An oracle that keeps its answers, shape (trials, *point): the queries that are charged."""
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, *given):
         super().__init__(*given)
         self.reference = torch.zeros(0)
         """The last gradient, noised or not."""
-        self.moved: list[Tensor] = []
+        self.moved = []
         """The un-noised reference at every iterate, which a correction's noise covers."""
-        self.corrections: list[Tensor] = []
+        self.corrections = []
 
-    def gradient(self, *given: Any, **named: Any) -> Tensor:
+    def gradient(self, *given, **named):
         """The oracle's."""
         self.reference = super().gradient(*given, **named)
         return self.reference
 
-    def correction(self, *given: Any, **named: Any) -> Tensor:
+    def correction(self, *given, **named):
         """The oracle's."""
         self.corrections.append(super().correction(*given, **named))
         return self.corrections[-1]
 
-    def carried(self, *given: Any, **named: Any) -> Tensor:
+    def carried(self, *given, **named):
         """The oracle's."""
         self.moved.append(super().carried(*given, **named))
         return self.moved[-1]
@@ -100,16 +99,16 @@ class CorrectionAttack(Attack):
     size: int
     source: NoiseSource
 
-    def claim(self, delta: float) -> float:
+    def claim(self, delta):
         """Epsilon of one client update."""
         return accountant.epsilon(self.training.releases(self.mechanism, self.size), delta)
 
     @property
-    def _is_reversed(self) -> bool:
+    def _is_reversed(self):
         """For two clips; where the change is clipped as one vector, the gradient grows."""
         return self.training.correction_clip == "each"
 
-    def examples(self, is_present: bool) -> Examples:
+    def examples(self, is_present):
         assert self.mechanism.l2_norm_clip is not None
         pull = self.mechanism.l2_norm_clip
         rows = canary(4.0 * pull).expand(self.size, -1).clone()
@@ -120,10 +119,10 @@ class CorrectionAttack(Attack):
         return rows_of(rows)
 
     @property
-    def at_once(self) -> int:
+    def at_once(self):
         return max(1, ROWS // self.size)
 
-    def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
+    def run(self, trials, *, is_present):
         """One score a client."""
         problem = PrincipalEigenvector()
         count = len(trials)
@@ -132,12 +131,11 @@ class CorrectionAttack(Attack):
         x = POLE.expand(count, 4)
         queries = [self.training.queries(self.mechanism, self.size)] * count
         oracle = Witness(problem, Examples.stack([examples] * count), queries, draws)
-        self.training.update("train", Point(x), None, oracle, problem.manifold, draws)
+        here = Here(problem.manifold, "train", 1, Point(x), None, draws)
+        self.training.client(x, oracle, here)
         return self._log_ratio(oracle.reference, oracle.corrections, oracle.moved)
 
-    def _log_ratio(
-        self, reference: Tensor, corrections: list[Tensor], moved: list[Tensor]
-    ) -> Tensor:
+    def _log_ratio(self, reference, corrections, moved):
         """Of the answers along e_2, whose law is known but for the canary.
 
         It shifts the reference by +-clip / N and, where it is in the batch, a correction by the
@@ -173,6 +171,6 @@ class CorrectionAttack(Attack):
         return total
 
 
-def _gaussian(y: Tensor, shift: float, stddev: float) -> Tensor:
+def _gaussian(y, shift, stddev):
     """Log density ratio of N(shift, stddev^2) to N(0, stddev^2) at y."""
     return (shift * y - 0.5 * shift**2) / stddev**2

@@ -10,16 +10,13 @@ both streams can compute, and the score is the log likelihood ratio of all messa
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from manifed.algorithms.growing_samples import GrowingSamples, OwnAndMixed, OwnModel
 from manifed.algorithms.payloads import Point
 from manifed.audit.bound import Attack, Audited
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.graphs import Ring
-from manifed.oracles.minibatch import Query
 from manifed.privacy import accountant
-from manifed.privacy.events import Release
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.privacy.series import Releases
@@ -35,7 +32,7 @@ class _Hill(LeastSquares):
 
     keeps_rows_apart = True
 
-    def slopes(self, x: Tensor, examples: Examples) -> Tensor:
+    def slopes(self, x, examples):
         """-a_j^T x - b_j, shape ``(..., n)``."""
         return -row_products(examples["feature"], x) - examples["target"]
 
@@ -62,20 +59,20 @@ class CoupledAttack(Attack):
     change: float
     """How far apart two examples' gradients are: 2 S where they are clipped at S, else C."""
 
-    def claim(self, delta: float) -> float:
+    def claim(self, delta):
         """Epsilon of what the attacked rounds are charged as."""
         return accountant.epsilon(charged(self), delta)
 
     @property
-    def at_once(self) -> int:
+    def at_once(self):
         return max(1, _ROWS // self.training.schedules.size(self.num_rounds - 1))
 
     # -- the streams -------------------------------------------------------------------------
     @property
-    def _is_clipped(self) -> bool:
+    def _is_clipped(self):
         return self.mechanism.l2_norm_clip is not None
 
-    def _turns(self) -> list[tuple[float, float]]:
+    def _turns(self):
         """In every round which way the example pulls the state (1 or -1), and then m_k + 1."""
         s = self.training.schedules
         found = list[tuple[float, float]]()
@@ -91,7 +88,7 @@ class CoupledAttack(Attack):
             found.append((way, state))
         return found
 
-    def _slope(self, k: int) -> float:
+    def _slope(self, k):
         """Of the batch's gradient in the hidden state."""
         if self.training.perturbation == "gradient" or self.training.grad_point == "mixed":
             return 0.0
@@ -100,21 +97,21 @@ class CoupledAttack(Attack):
         size = self.training.schedules.size(k)
         return -self.curvature * (size - 1) / size  # the clipped one has none
 
-    def loss(self) -> float:
+    def loss(self):
         """The privacy loss of the pair: sum of 2 |m_k| / scale, which is epsilon with Laplace."""
         noises = [self._query(k).stddev or self._scale(k) for k in range(self.num_rounds)]
         return sum(2 * abs(m) / b for (_, m), b in zip(self._turns(), noises, strict=True))
 
-    def _scale(self, k: int) -> float:
+    def _scale(self, k):
         is_output = self.training.perturbation == "output"
         return self.training.schedules.noise_scale(k + is_output)
 
-    def _query(self, k: int) -> Query:
+    def _query(self, k):
         update = self.training.in_round(k + 1)
         (query,) = update.queries(self.mechanism, self.training.schedules.size(k))
         return query
 
-    def _examples(self, k: int, way: float) -> Examples:
+    def _examples(self, k, way):
         """A round's batch, fresh; the first of it is the example that differs."""
         size = self.training.schedules.size(k)
         side = max(self.curvature, 1e-12) ** 0.5
@@ -127,7 +124,7 @@ class CoupledAttack(Attack):
         return Examples({"feature": feature, "target": target}, {"feature": 1, "target": 0})
 
     # -- the updates -------------------------------------------------------------------------
-    def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
+    def run(self, trials, *, is_present):
         """One score a node: of what it sends in all rounds."""
         count = len(trials)
         sign = 1.0 if is_present else -1.0
@@ -153,7 +150,7 @@ class CoupledAttack(Attack):
             assert memory is None or isinstance(memory, OwnModel)
         return total
 
-    def _gain(self, y: Tensor, state: float, k: int) -> Tensor:
+    def _gain(self, y, state, k):
         """Log p(y | state) - log p(y | -state)."""
         stddev = self._query(k).stddev
         if stddev > 0:
@@ -162,18 +159,16 @@ class CoupledAttack(Attack):
 
 
 # -- claims --------------------------------------------------------------------------------------
-def charged(attack: CoupledAttack) -> tuple[Release, ...]:
+def charged(attack):
     """What the attacked rounds are charged as."""
-    found: list[Release] = []
+    found = []
     for k in range(attack.num_rounds):
         update = attack.training.in_round(k + 1)
         found += update.releases(attack.mechanism, attack.training.schedules.size(k))
     return tuple(found)
 
 
-def of_published(
-    training: GrowingSamples, num_rounds: int, source: NoiseSource
-) -> tuple[CoupledAttack, float]:
+def of_published(training, num_rounds, source):
     """Mode "paper" on a stream, and epsilon by the paper's formula, which is 1 by the choice of C.
 
     Gradients move by exactly C in L1 at every point, as Definition 1 says.
@@ -184,7 +179,7 @@ def of_published(
     return steep(bare, 1.0), 1.0
 
 
-def steep(attack: CoupledAttack, claimed: float) -> CoupledAttack:
+def steep(attack, claimed):
     """With a curvature at which the pair loses several times what is claimed, or most."""
     first = attack.training.schedules.step_size(0)
     tried = [replace(attack, curvature=n / first) for n in (0.0, *(1.1**i for i in range(60)))]
@@ -194,9 +189,7 @@ def steep(attack: CoupledAttack, claimed: float) -> CoupledAttack:
     return max(tried, key=lambda one: one.loss())
 
 
-def of_rigorous(
-    training: GrowingSamples, mechanism: ExampleMechanism, num_rounds: int, source: NoiseSource
-) -> CoupledAttack:
+def of_rigorous(training, mechanism, num_rounds, source):
     """Clipped gradients, as steep as records that count may be."""
     assert mechanism.l2_norm_clip is not None
     steepest = (training.lipschitz or 0.0) * (1 - 1e-9)
@@ -205,31 +198,22 @@ def of_rigorous(
 
 
 def audited_coupling(
-    name: str,
-    training: GrowingSamples,
-    mechanism: ExampleMechanism | None,
-    num_rounds: int,
-    source: NoiseSource,
-    trials: int,
-) -> Audited:
+    name,
+    training,
+    mechanism,
+    num_rounds,
+    source,
+    trials,
+):
     """The attack and its claim: the ledger's, or without a mechanism the paper's formula."""
     if mechanism is None:
         attack, epsilon = of_published(training, num_rounds, source)
-        how = (
-            f"two streams, one example of each of {attack.num_rounds} batches is another, |u|^2 = "
-            f"{attack.curvature:.3g}; claimed is the paper's formula, with a C that makes it 1"
-        )
-        return Audited(name, attack, trials, how, lambda _: epsilon)
-    attack = of_rigorous(training, mechanism, num_rounds, source)
-    how = (
-        f"two streams, one example of each of {attack.num_rounds} batches is another; the charges "
-        "of these rounds are the claim"
-    )
-    return Audited(name, attack, trials, how)
+        return Audited(name, attack, trials, name, lambda _: epsilon)
+    return Audited(name, of_rigorous(training, mechanism, num_rounds, source), trials, name)
 
 
 # -- what ships, and what was left out -------------------------------------------------------
-def shipped_coupling(source: NoiseSource, trials: int = 8000) -> Audited:
+def shipped_coupling(source, trials=8000):
     """Algorithm 1 at hidden states, with records as steep as may be, priced as it is charged."""
     training = GrowingSamples(
         perturbation="output",
@@ -246,7 +230,7 @@ def shipped_coupling(source: NoiseSource, trials: int = 8000) -> Audited:
     return audited_coupling("growing-samples-own", training, mechanism, 6, source, trials)
 
 
-def one_state(source: NoiseSource) -> Audited:
+def one_state(source):
     """The same, priced as if both runs took their gradients at one state (Lemma 1 of the paper)."""
     honest = shipped_coupling(source)
     assert isinstance(honest.attack, CoupledAttack)

@@ -10,18 +10,20 @@ from scipy import stats
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.audit.attacks import SHORT_STEP, ExampleAttack, worst_case
-from manifed.audit.bound import Audited, Finding, Verdict, audit, clopper_pearson, find, find_all
+from manifed.audit.bound import Audited, Verdict, audit, clopper_pearson, find, find_all
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.oracles.minibatch import Full, Poisson
 from manifed.privacy.composition import gaussian_epsilon
-from manifed.privacy.mechanism import ExampleMechanism, Noise
+from manifed.privacy.mechanism import Noise
 from manifed.privacy.noise import NoiseSource
 from reproduction.figure_files import curve_path
 from tests.attacks.corrections import CorrectionAttack
-from tests.attacks.shipped import everything, planted_faults
+from tests.attacks.shipped import everything, mechanism_of, planted_faults
 
 SOURCE = NoiseSource.from_seed(1)
+PROJECTED = ("training={kind='projected',step_size=0.1,minibatch={kind='full'}}",)
+PARTIAL = "training.kind='projected-partial'"
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
@@ -62,7 +64,7 @@ def test_a_claim_of_nothing_is_not_audited():
 
 
 def test_an_attack_that_proves_less_than_half_is_called_weak():
-    found = Finding(Audited("half", None, 100, "-"), Verdict(0.9, 2.0, 0.05))
+    found = Verdict(0.9, 2.0, 0.05)
     told = found.plain()
     assert (told["is_weak"], told["is_violated"], told["power"]) == (True, False, 0.45)
     assert found.line().endswith(" weak")
@@ -78,7 +80,7 @@ def test_clopper_pearson_is_the_exact_binomial_bound():
 
 def test_the_attack_is_as_strong_as_the_worst_case_of_the_accountant():
     """Scores of a full-batch step are Gaussian at distance mu = 1 / multiplier: nothing is lost."""
-    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=1.25))
+    mechanism = mechanism_of(1.25)
     attack = worst_case(RSGD(step_size=SHORT_STEP, minibatch=Full()), mechanism, 20, SOURCE)
     n = 20000
     present = attack.scores(n, is_present=True)
@@ -98,7 +100,7 @@ class Quiet(RSVRG):
 
 @pytest.mark.parametrize("correction_clip", ["each", "difference"])
 def test_the_answers_of_an_oracle_prove_most_of_the_claim_and_tell_a_quiet_one(correction_clip):
-    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=1.5))
+    mechanism = mechanism_of(1.5)
     table = {
         "step_size": SHORT_STEP,
         "inner_steps": 4,
@@ -109,7 +111,7 @@ def test_the_answers_of_an_oracle_prove_most_of_the_claim_and_tell_a_quiet_one(c
     broken = replace(honest, training=Quiet(**table))
 
     def found(attack):
-        return find(Audited("-", attack, 4000, "-", honest.claim)).verdict
+        return find(Audited("-", attack, 4000, "-", honest.claim))
 
     assert 0.5 < found(honest).power <= 1
     assert found(broken).is_violated
@@ -117,13 +119,13 @@ def test_the_answers_of_an_oracle_prove_most_of_the_claim_and_tell_a_quiet_one(c
 
 @pytest.mark.parametrize("fault", planted_faults(SOURCE), ids=lambda fault: fault.name)
 def test_every_planted_fault_is_caught(fault):
-    assert find(replace(fault, trials=fault.trials // 2)).verdict.is_violated
+    assert find(replace(fault, trials=fault.trials // 2)).is_violated
 
 
 @pytest.mark.slow
 def test_all_shipped_mechanisms_pass_and_the_published_calibration_fails():
     shipped, faults, published = everything(NoiseSource.from_seed(0))
-    found = [one.verdict for one in find_all([*shipped, *faults, published])]
+    found = list(find_all([*shipped, *faults, published]))
     assert len(shipped) >= 18
     assert len(faults) == 9
     assert all(0.5 <= verdict.power <= 1 for verdict in found[: len(shipped)])
@@ -134,6 +136,8 @@ def test_all_shipped_mechanisms_pass_and_the_published_calibration_fails():
     ("name", "sets"),
     [
         pytest.param("quickstart.toml", (), id="sphere"),
+        pytest.param("quickstart.toml", PROJECTED, id="projected"),
+        pytest.param("quickstart.toml", (*PROJECTED, PARTIAL), id="projected-partial"),
         pytest.param(
             curve_path("000_3_wishart-rsgd-N-50"),
             ('training.minibatch={ kind = "full" }',),
@@ -144,13 +148,13 @@ def test_all_shipped_mechanisms_pass_and_the_published_calibration_fails():
 )
 def test_a_config_is_attacked_on_its_own_problem_at_its_own_steps(name, sets):
     config = load(CONFIGS / name, sets)
-    mechanism = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=0.8))
+    mechanism = mechanism_of(0.8)
     shards = load_shards(config)
     shard = min(shards.examples, key=len)
     x = initial_point(config)
     attack = ExampleAttack(shards.problem, config.training, mechanism, shard, x, SOURCE)
-    honest = find(Audited(name, attack, 2000, "-"), 0.999).verdict
+    honest = find(Audited(name, attack, 2000, "-"), 0.999)
     assert 0.2 < honest.power <= 1
     broken = mechanism.model_copy(update={"noise": Noise(multiplier=0.2)})
     quiet = Audited(name, replace(attack, mechanism=broken), 2000, "-", attack.claim)
-    assert find(quiet, 0.999).verdict.is_violated
+    assert find(quiet, 0.999).is_violated

@@ -9,15 +9,11 @@ without masks, with less noise, or with masks that were there before is far outs
 Source: Allouah et al. (DECOR), eq. (3); spec 004, H25.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from scipy.stats import chi2
 from torch import Tensor
-
-from manifed.graphs import Graph
-from manifed.privacy.secldp import Correlated
 
 FALSE_POSITIVE = 1e-6
 """Of one node's reading."""
@@ -46,7 +42,7 @@ class Reading:
     """Bands of both, by their exact laws."""
 
     @property
-    def is_as_charged(self) -> bool:
+    def is_as_charged(self):
         """Whether nothing tells these messages from freshly masked ones."""
         return all(
             low <= value <= high
@@ -57,11 +53,11 @@ class Reading:
 
 
 def read(
-    log: Sequence[Heard],
-    gradients: Callable[[Tensor], Tensor],
-    graph: Graph,
-    noise: Correlated,
-) -> tuple[Reading, ...]:
+    log,
+    gradients,
+    graph,
+    noise,
+):
     """Of every node, of two rounds or more; ``gradients`` gives the clean ones, clipped."""
     left = torch.stack([
         (heard.had - heard.sent) / heard.step_size - gradients(heard.had) for heard in log
@@ -70,7 +66,7 @@ def read(
     pairs = left[: rounds - rounds % 2].reshape(rounds // 2, 2, *left.shape[1:])
     moved = (pairs[:, 0] - pairs[:, 1]) / 2**0.5
     bands = [_band(len(each) * d) for each in (left, moved)]
-    found: list[Reading] = []
+    found = []
     for i in range(graph.num_nodes):
         variance = noise.sigma_cdp**2 + graph.degrees[i] * noise.sigma_cor**2
         level, change = (
@@ -81,7 +77,7 @@ def read(
     return tuple(found)
 
 
-def _band(degrees: int) -> tuple[float, float]:
+def _band(degrees):
     """Between which a mean of so many squared standard normals lies; half the rate for each."""
     each = FALSE_POSITIVE / 4
     return float(chi2.ppf(each, degrees) / degrees), float(chi2.isf(each, degrees) / degrees)

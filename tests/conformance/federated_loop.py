@@ -8,6 +8,7 @@ import torch
 from manifed.algorithms.algorithm import Memory, State
 from manifed.algorithms.payloads import Payload
 from manifed.federation.client import ClientSetup, ClientSide
+from manifed.federation.exchange import Failure
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.plan import plan as planned
@@ -56,23 +57,35 @@ def stacked(side, at_once=None, memory_budget_mb=64, **more):
     return StackTransport(side, at_once=at_once, memory_budget_mb=memory_budget_mb, **more)
 
 
+def losing(server_round, who=None):
+    """A transport on which these clients, or all, get no reply to the first attempt of a round."""
+
+    class Losing(StackTransport):
+        def exchange(self, asked):
+            found = super().exchange(asked)
+            if (asked.header.server_round, asked.header.attempt) != (server_round, 0):
+                return found
+            lost = dict.fromkeys(who or found.partitions, Failure("late", "no reply"))
+            return found._replace(failures=lost)
+
+    return Losing
+
+
 def broken(monkeypatch, kind, who, error=None):
     """Updates of ``kind`` with one of these clients raise, or what it uploads is NaN."""
-    plain = kind.update
+    plain = kind.client
 
-    def update(self, phase, down, memory, oracle, manifold, draws):
-        owners = draws.partition
+    def client(self, x, oracle, here):
+        owners = here.draws.partition
         is_bad = torch.tensor(
             [i in who for i in owners] if isinstance(owners, tuple) else owners in who
         )
         if error is not None and bool(is_bad.any()):
             raise error
-        up, after = plain(self, phase, down, memory, oracle, manifold, draws)
-        if error is not None:
-            return up, after
-        return type(up)(torch.where(is_bad.unsqueeze(-1), torch.nan, up.tensors()["u"])), after
+        made = plain(self, x, oracle, here)
+        return made if error is not None else torch.where(is_bad.unsqueeze(-1), torch.nan, made)
 
-    monkeypatch.setattr(kind, "update", update)
+    monkeypatch.setattr(kind, "client", client)
 
 
 @dataclass(frozen=True)
@@ -111,9 +124,8 @@ def federate(
         transport.remember(memory, len(shards))
     federation = Federation(num_clients=len(shards), num_rounds=num_rounds)
     setting = Setting(federation, training, problem.manifold, strategy, problem=problem)
-    sizes = tuple(len(shard) for shard in shards)
     plan = replace(
-        planned(setting, sizes, source=source),
+        planned(setting, tuple(len(shard) for shard in shards), source=source),
         cohort=Members(cohort or (lambda _: everyone)),
         needs_everyone=False,
         mechanism=client_mechanism,
@@ -146,8 +158,7 @@ class Linear(Problem):
         return -(examples["a"] * x.unsqueeze(-1 - self._manifold.ndim)).sum(dims)
 
     def rgrads(self, x, examples):
-        points = x.unsqueeze(-1 - self._manifold.ndim)
-        return self._manifold.proju(points, -examples["a"])
+        return self._manifold.proju(x.unsqueeze(-1 - self._manifold.ndim), -examples["a"])
 
     def gradient(self, x, shards):
         """Grad f(x) with weights 1/n."""

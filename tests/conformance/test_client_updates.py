@@ -1,12 +1,13 @@
 """What every client update promises, over all cases."""
 
-import pytest
 import torch
 
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from tests.conformance.client_cases import CASES, SIZES, play, setup_of, shards, start
+from tests.conformance.manifold_marks import of
+from tests.tensors import assert_near
 
 SOURCE = NoiseSource.from_seed(11)
 ROUND = 4
@@ -14,18 +15,8 @@ BEFORE = 100
 """The round before, numbered so that no test plays it."""
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case.name)
-def case(request):
-    return request.param
-
-
-def of(chosen):
-    """The cases that a promise speaks of, in place of all."""
-    return pytest.mark.parametrize("case", list(filter(chosen, CASES)), ids=lambda case: case.name)
-
-
-def is_private(case):
-    return case.mechanism.l2_norm_clip is not None
+ALL = of(CASES)
+PRIVATE = of([case for case in CASES if case.mechanism.l2_norm_clip is not None])
 
 
 def moved():
@@ -51,13 +42,15 @@ def cohort(case, members):
     return play(case, who, x, stacked, sizes, SOURCE, ROUND, 0, before.memory)
 
 
+@ALL
 def test_a_cohort_is_its_clients_one_by_one(case):
     together = cohort(case, [0, 1, 2]).up
     for i, shard in enumerate(shards()):
         for name, u in single(case, i, shard).up.items():
-            torch.testing.assert_close(together[name][i], u, rtol=0, atol=1e-12)
+            assert_near(together[name][i], u, 1e-12)
 
 
+@ALL
 def test_the_same_address_gives_the_same_update(case):
     shard = shards()[0]
     first = single(case, 0, shard)
@@ -66,7 +59,7 @@ def test_the_same_address_gives_the_same_update(case):
         assert torch.equal(u, second.up[name])
 
 
-@of(is_private)
+@PRIVATE
 def test_another_round_attempt_or_client_draws_other_noise(case):
     shard = shards()[0]
     rounds = range(1, 7)
@@ -75,10 +68,10 @@ def test_another_round_attempt_or_client_draws_other_noise(case):
     retried = [single(case, 0, shard, server_round=r, attempt=1).up["train.u"] for r in rounds]
     drawn = torch.stack([u for u in base + others + retried if float(u.norm()) > 0])
     assert len(drawn) > 9
-    assert float(torch.pdist(drawn).min()) > 1e-3
+    assert torch.pdist(drawn).min() > 1e-3
 
 
-@of(lambda case: case.space == "tangent")
+@of([case for case in CASES if case.training.space == "tangent"])
 def test_uploads_are_tangent_at_the_broadcast_point(case):
     manifold = setup_of(case).problem.manifold
     x = start()
@@ -86,6 +79,7 @@ def test_uploads_are_tangent_at_the_broadcast_point(case):
         assert (manifold.proju(x, u) - u).norm() <= 1e-12 * (1 + u.norm())
 
 
+@ALL
 def test_inputs_are_untouched(case):
     shard = shards()[0]
     x = start()
@@ -100,6 +94,7 @@ def test_inputs_are_untouched(case):
         assert all(torch.equal(kept[k], t) for k, t in first.memory.tensors().items())
 
 
+@ALL
 def test_what_is_charged_is_what_was_drawn(case):
     """The releases a client update states are exactly the noised queries its oracle answered."""
     queries = single(case, 0, shards()[0]).queries
@@ -111,7 +106,7 @@ def test_what_is_charged_is_what_was_drawn(case):
     assert stated == noised
 
 
-@of(is_private)
+@PRIVATE
 def test_nothing_unnoised_leaves_under_a_mechanism(case):
     silent = case.mechanism.model_copy(update={"noise": ExampleMechanism().noise})
     quiet_case = type(case)(case.name, case.training, silent)

@@ -13,7 +13,7 @@ from manifed.cli import options
 from manifed.cli.main import main
 from manifed.runs.interrupt import Ended
 from tests.command import invoke
-from tests.runs.test_bad_arguments import refused
+from tests.runs.running import refused
 from tests.runs.test_cli import QUICKSTART
 from tests.runs.test_public import launched
 
@@ -29,6 +29,8 @@ def leaves(group, path=()):
             yield (*path, name), command
 
 
+THEIRS = ["--local-epsilon", "0.1", "--local-delta", "1e-4", "--clients", "9", "--rounds", "5"]
+"""What `privacy compare` is told of somebody else's claim."""
 TREE = typer.main.get_command(cli.app)
 LEAVES = dict(leaves(TREE))
 
@@ -49,10 +51,9 @@ def test_every_command_explains_itself_and_has_the_one_json_option(words):
 
 def answers(run):
     """Commands that take no time, each with what it needs."""
-    theirs = ["--local-epsilon", "0.1", "--local-delta", "1e-4", "--clients", "9", "--rounds", "5"]
     return {
         "status": ["run", "--resume", run, "--status"],
-        "compare": ["privacy", "compare", *theirs, "--cohort-size", "1"],
+        "compare": ["privacy", "compare", *THEIRS, "--cohort-size", "1"],
         "calibrate": ["privacy", "calibrate", "--target-epsilon", "1", "--target-delta", "1e-5",
                       "--steps", "1"],
         "statement": ["privacy", "statement", QUICKSTART],
@@ -74,7 +75,7 @@ def test_under_json_standard_output_is_one_document_and_the_words_are_elsewhere(
 
 
 def test_nothing_but_the_document_can_reach_standard_output_under_json():
-    def command() -> None:
+    def command():
         sys.stdout.write("words\n")
         options.print_json({"epsilon": float("inf")})
 
@@ -103,8 +104,8 @@ def test_nothing_but_the_document_can_reach_standard_output_under_json():
     ],
     ids=lambda words: " ".join(words)[-30:] if isinstance(words, list) else "",
 )
-def test_a_word_that_is_nearly_right_is_told_the_right_one(words, meant, capsys):
-    error = refused(capsys, main, words)
+def test_a_word_that_is_nearly_right_is_told_the_right_one(words, meant):
+    error = refused(*words)
     assert re.search(f"did you mean.*{re.escape(meant)}", error, re.IGNORECASE), error
 
 

@@ -5,84 +5,58 @@ was added to every answer is seen. Sensitivities are computed here by hand, not 
 """
 
 from collections import defaultdict
-from functools import lru_cache
 
 import pytest
-from scipy import stats
 
+from manifed.algorithms.algorithm import Here, recorded
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import Noise
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import CASES, SIZES, broadcast, shards, start
+from tests.conformance.manifold_marks import of
+from tests.statistics.laws import assert_chi_square
 
 DIM = 400
 ROUNDS = 4
 PRIVATE = [case for case in CASES if case.mechanism.l2_norm_clip is not None]
 
 
-class Twin:
+class Twin(Oracle):
     """An oracle that also asks a noiseless one and keeps the squared length of what was added."""
 
-    def __init__(self, noisy, clean, seen):
-        self._noisy = noisy
-        self._clean = clean
-        self._seen = seen
-        self.manifold = noisy.manifold
-        self.carried = noisy.carried
+    def __init__(self, clean, seen, *given):
+        super().__init__(*given)
+        self.clean = clean
+        self.seen = seen
 
-    def gradient(self, x, label="gradient"):
-        answer = self._noisy.gradient(x, label)
-        added = answer - self._clean.gradient(x, label)
-        if label in self._noisy.queries:
-            self._seen[label].append(float(added.square().sum()))
-        return answer
-
-    def statistic(self, origin, label, kind):
-        answer = self._noisy.statistic(origin, label, kind)
-        added = answer - self._clean.statistic(origin, label, kind)
-        self._seen[label].append(float(added.square().sum()))
-        return answer
-
-    def correlated(self, x, past, label="gradient"):
-        answer, z = self._noisy.correlated(x, past, label)
-        clean, _ = self._clean.correlated(x, past, label)
-        self._seen[label].append(float((answer - clean).square().sum()))
-        return answer, z
-
-    def correction(self, x, anchor):
-        answer = self._noisy.correction(x, anchor)
-        clean = self._clean.correction(x, anchor)
-        self._seen["correction"].append(float((answer - clean).square().sum()))
+    def answer(self, label, *points, **given):
+        answer = super().answer(label, *points, **given)
+        added = answer - self.clean.answer(label, *points, **given)
+        if label in self.queries:
+            self.seen[label].append(float(added.square().sum()))
         return answer
 
 
-@lru_cache
-def added(name):
+def added_in(case):
     """Query label -> squared lengths of the noise drawn, over a few rounds of client 0."""
-    case = next(case for case in CASES if case.name == name)
     problem = PrincipalEigenvector()
     seen = defaultdict(list)
     quiet = case.mechanism.model_copy(update={"noise": Noise(multiplier=0.0)})
     shard = shards(DIM)[0]
     x = start(DIM)
-
-    def asked(mechanism):
-        return case.training.queries(mechanism, len(shard))
-
+    loudly, quietly = ([case.training.queries(m, len(shard))] for m in (case.mechanism, quiet))
     for server_round in range(1, ROUNDS + 1):
         memory = case.training.initial_memory(x)
         for index, phase in enumerate(case.training.phases):
             draws = Draws(NoiseSource.from_seed(5), 0, server_round, 0, index)
-            pair = [
-                Oracle(problem, shard, [asked(mechanism)], draws)
-                for mechanism in (case.mechanism, quiet)
-            ]
+            clean = Oracle(problem, shard, quietly, draws)
+            twin = Twin(clean, seen, problem, shard, loudly, draws)
             down = broadcast(phase, x)
-            _, memory = case.training.update(
-                phase.name, down, memory, Twin(*pair, seen), problem.manifold, draws
-            )
+            here = Here(problem.manifold, phase.name, server_round, down, memory, draws)
+            made = case.training.client(next(iter(vars(down).values())), twin, here)
+            memory = recorded(made[1]) if isinstance(made, tuple) and made[1] else None
     return seen
 
 
@@ -114,22 +88,14 @@ def charged(case):
     return stated
 
 
-def is_drawn(case, scale=1.0):
-    """Whether every query's noise has the charged law, at a false-positive rate of 1e-6 each."""
-    seen = added(case.name)
+@pytest.mark.statistical
+@of(PRIVATE)
+def test_every_query_carries_the_noise_it_is_charged_for(case):
+    """At a false-positive rate of 1e-6 each; a fifth less or more is another law."""
+    seen = added_in(case)
     stated = charged(case)
     assert set(seen) == set(stated)
-    verdicts = []
     for label, squares in seen.items():
-        dim = DIM * (DIM + 1) // 2 if label == "statistic" else DIM - 1
-        tail = stats.chi2.cdf(sum(squares) / (scale * stated[label]) ** 2, len(squares) * dim)
-        verdicts.append(5e-7 < tail < 1 - 5e-7)
-    return all(verdicts)
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize("case", PRIVATE, ids=lambda case: case.name)
-def test_every_query_carries_the_noise_it_is_charged_for(case):
-    assert is_drawn(case)
-    assert not is_drawn(case, 0.8)
-    assert not is_drawn(case, 1.25)
+        freedom = DIM * (DIM + 1) // 2 if label == "statistic" else DIM - 1
+        total = sum(squares) / stated[label] ** 2
+        assert_chi_square(total, len(squares) * freedom, (0.8, 1.25))

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 from flwr.app import RecordDict
-from flwr.serverapp.strategy import Strategy
 
 from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.pair_masks import OfferedKey
@@ -17,19 +16,15 @@ from manifed.experiment.assembly import initial_point, plan_of
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.rounds import Course, free, run_rounds, sent
 from manifed.federation.stack import StackTransport
-from manifed.flower.client import client_app_of
-from manifed.flower.inline import InlineGrid
-from manifed.flower.records import tensors_to_record
 from manifed.flower.transport import MessageTransport
-from manifed.manifolds.sphere import Sphere
+from manifed.manifolds import Sphere
 from manifed.oracles.minibatch import Full, Minibatch
 from manifed.plan import plan as planned
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean
 from manifed.setting import ClientLevel, Federation, Multiplier, Setting
-from strategies.gossip import Gossip as Loop
-from tests.algorithms.gossip_runs import experiment, models_of, reports_of
+from tests.algorithms.gossip_runs import experiment, grid_of, reports_of
 from tests.algorithms.test_decor import decor
 from tests.conformance.federated_loop import SOURCE
 
@@ -37,25 +32,9 @@ KEYED = decor(pair_keys="exchanged")
 UPDATE = type(KEYED.training)
 
 
-@pytest.mark.parametrize("config", [experiment(), KEYED], ids=["plain", "keys first"])
-def test_flowers_own_loop_gives_the_same_models(config):
-    plan = plan_of(config)
-    made = Loop(
-        plan.manifold, config.training, num_examples=plan.num_examples, privacy=config.privacy
-    )
-    made.plan = plan
-    setup = len(config.training.setup_phases)
-    start = tensors_to_record({"x": initial_point(config)})
-    grid = InlineGrid(client_app_of(lambda _: config), 6, {})
-    Strategy.start(made, grid, start, num_rounds=setup + config.federation.num_rounds)
-    torch.testing.assert_close(
-        made.state["x"], torch.tensor(models_of(config)), rtol=0, atol=1e-9 if setup else 1e-14
-    )
-
-
 def test_a_node_that_lost_what_it_learnt_before_round_1_says_so():
     plan = plan_of(KEYED)
-    grid = InlineGrid(client_app_of(lambda _: KEYED), 6, {})
+    grid = grid_of(KEYED)
     rounds = run_rounds(
         plan, plan.server_update.start(initial_point(KEYED)),
         MessageTransport.meet(grid, plan), free, num_rounds=3,
@@ -69,7 +48,7 @@ def test_a_node_that_lost_what_it_learnt_before_round_1_says_so():
 
 def test_an_upload_of_another_layout_is_dropped(monkeypatch):
     short = OfferedKey(torch.zeros(31, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8))
-    monkeypatch.setattr(UPDATE, "update", lambda self, phase, down, memory, *_: (short, memory))
+    monkeypatch.setattr(UPDATE, "client", lambda self, x, oracle, here: (short, here.memory))
     with pytest.raises(RoundFailed, match=r"Expected public of shape \(32,\).* got \[?\(?31"):
         reports_of(KEYED, "messages")
 
@@ -97,9 +76,9 @@ def begun(mechanism=None, privacy=None):
     """The first round of two clients of `Asking` on a sphere."""
     problem = FrechetMean(Sphere())
     update = Asking()
-    x = torch.eye(4, dtype=torch.float64)
+    x = torch.eye(4).double()
     setup = ClientSetup(problem, update, mechanism or ExampleMechanism())
-    side = ClientSide(setup, [Examples({"z": x}, {"z": 1})] * 2, (4,), lambda: SOURCE)
+    side = ClientSide(setup, [Examples({"z": x})] * 2, (4,), lambda: SOURCE)
     setting = Setting(
         Federation(num_clients=2, num_rounds=1), update, Sphere(), TangentMean(), problem=problem,
         **({"privacy": privacy} if privacy else {}),
@@ -118,9 +97,7 @@ def test_a_question_to_the_oracle_before_round_1_is_refused():
 
 
 def test_an_upload_off_the_manifold_is_dropped(monkeypatch):
-    monkeypatch.setattr(
-        Asking, "update", lambda self, phase, down, memory, *_: (Point(2 * down.x), memory)
-    )
+    monkeypatch.setattr(Asking, "client", lambda self, x, oracle, here: (Point(2 * x), here.memory))
     with pytest.raises(RoundFailed, match=r"Expected x on Sphere within .* take manifold.projx"):
         begun()
 

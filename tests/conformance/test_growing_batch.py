@@ -13,28 +13,25 @@ import manifed
 from manifed.algorithms.rsgd import RSGD
 from manifed.audit.of_config import costliest_round
 from manifed.errors import BudgetExhausted, RoundFailed
-from manifed.experiment.assembly import client_side, plan_of
+from manifed.experiment.assembly import plan_of
 from manifed.experiment.load import load
 from manifed.federation.client import Uncharged
 from manifed.federation.cohorts import FixedSize
-from manifed.federation.replies import Failure
-from manifed.federation.stack import StackTransport
-from manifed.manifolds.sphere import Sphere
+from manifed.manifolds import Sphere
 from manifed.oracles.minibatch import Full, Minibatch, Poisson
 from manifed.plan import promise_of
-from manifed.privacy import accountant
 from manifed.privacy.accountant import external_epsilon
-from manifed.privacy.events import EXTERNAL, SERVER, PoissonSampled, Release
-from manifed.privacy.ledger import Ledger
+from manifed.privacy.events import EXTERNAL, SERVER, PoissonSampled
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.noise import NoiseSource
-from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Budget, Promise, audit_ledger
 from manifed.privacy.tariff import ClientReleases, Tariff, Terms
 from manifed.problems.frechet import FrechetMean
-from manifed.runs import driver
-
-QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
+from tests.conformance.federated_loop import losing
+from tests.fresh import QUICKSTART
+from tests.privacy.forging import audited
+from tests.privacy.releases import cost, poisson
+from tests.privacy.test_blocks import made
 
 ROUNDS = 6
 SIZES = (40, 30)
@@ -75,8 +72,8 @@ class Understated(RSGD):
 
 
 def privacy(**changes):
-    noise = manifed.Multiplier(noise_multiplier=NOISE)
-    return manifed.ExampleLevel(l2_norm_clip=1.0, noise=noise, delta=DELTA, **changes)
+    given = {"noise": manifed.Multiplier(noise_multiplier=NOISE), **changes}
+    return manifed.ExampleLevel(l2_norm_clip=1.0, delta=DELTA, **given)
 
 
 def run(algorithm=None, way=manifed.fit, **changes):
@@ -90,18 +87,7 @@ def run(algorithm=None, way=manifed.fit, **changes):
 def directly_composed(size, rounds, growth=1):
     """Epsilon of batches min(8 r, N) for r = 1..rounds, written down without the library's loop."""
     rates = [min(8.0 * (r if growth else 1), size) / size for r in range(1, rounds + 1)]
-    return accountant.epsilon(
-        [
-            Release(
-                unit="example",
-                neighboring_relation="add-or-remove",
-                noise_multiplier=NOISE,
-                sampling=PoissonSampled(sampling_probability=rate),
-            )
-            for rate in rates
-        ],
-        DELTA,
-    )
+    return cost(*(poisson(NOISE, rate) for rate in rates), delta=DELTA)
 
 
 def test_the_ledger_the_curve_and_the_plan_say_what_the_batches_cost(tmp_path):
@@ -129,9 +115,7 @@ def test_the_filter_stops_where_the_growing_batches_pass_the_budget(tmp_path, ha
 
 
 def test_a_target_is_met_by_the_whole_schedule():
-    target = manifed.ExampleLevel(
-        l2_norm_clip=1.0, noise=manifed.Target(epsilon=2.0, delta=DELTA), delta=DELTA
-    )
+    target = privacy(noise=manifed.Target(epsilon=2.0, delta=DELTA))
     assert run(privacy=target).curves["epsilon"][-1] == pytest.approx(2.0, rel=1e-3)
 
 
@@ -148,12 +132,7 @@ AGAIN = manifed.ReplyPolicy(on_failure="retry", max_attempts=2)
 
 
 def event(size, server_round):
-    return Release(
-        unit="example",
-        neighboring_relation="add-or-remove",
-        noise_multiplier=NOISE,
-        sampling=PoissonSampled(sampling_probability=min(8.0 * server_round, size) / size),
-    )
+    return poisson(NOISE, min(8.0 * server_round, size) / size)
 
 
 def to_an_outsider(rounds=range(1, ROUNDS + 1), attempts=1, sizes=SIZES):
@@ -162,20 +141,6 @@ def to_an_outsider(rounds=range(1, ROUNDS + 1), attempts=1, sizes=SIZES):
         external_epsilon(tuple(((event(n, r),), 0.5, attempts) for r in rounds), DELTA)
         for n in sizes
     )
-
-
-def losing(server_round):
-    """A transport on which the first attempt of a round gets no reply."""
-
-    class Losing(StackTransport):
-        def exchange(self, asked):
-            found = super().exchange(asked)
-            if (asked.header.server_round, asked.header.attempt) == (server_round, 0):
-                lost = dict.fromkeys(found.partitions, Failure("late", "no reply"))
-                found = found._replace(failures=lost)
-            return found
-
-    return Losing
 
 
 def spent(told, delta=DELTA):
@@ -187,7 +152,7 @@ def test_drawn_cohorts_cost_the_server_what_was_drawn_and_an_outsider_what_was_p
     found = run(cohort=HALF, ledger=tmp_path / "ledger.jsonl")
     drawn = [HALF.draw(2, r, 0, NoiseSource.from_seed(0)) for r in range(1, ROUNDS + 1)]
     own = max(
-        accountant.epsilon([event(n, r) for r, who in enumerate(drawn, 1) if i in who], DELTA)
+        cost(*(event(n, r) for r, who in enumerate(drawn, 1) if i in who), delta=DELTA)
         for i, n in enumerate(SIZES)
     )
     for told in (found.statement, tmp_path / "ledger.jsonl"):
@@ -207,7 +172,7 @@ def test_a_retry_is_one_more_charge_of_its_round(tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     found = run(replies=AGAIN, ledger=ledger, transport=losing(4))
     rounds = [1, 2, 3, 4, 4, 5, 6]
-    own = max(accountant.epsilon([event(n, r) for r in rounds], DELTA) for n in SIZES)
+    own = max(cost(*(event(n, r) for r in rounds), delta=DELTA) for n in SIZES)
     assert spent(found.statement)["server"] == pytest.approx(own, rel=1e-9)
     assert spent(ledger)["server"] == pytest.approx(own, rel=1e-9)
     hidden = run(rounds=3, cohort=HALF, replies=AGAIN)  # nothing failed, and each round could have
@@ -260,7 +225,7 @@ from manifed.oracles.minibatch import Poisson
 
 
 class Growing(RSGD):
-    kind: Literal["grown.batches:Growing"] = "grown.batches:Growing"
+    kind: Literal["grown_batches:Growing"] = "grown_batches:Growing"
 
     def in_round(self, server_round):
         return RSGD(step_size=self.step_size, minibatch=Poisson(batch_size=20.0 * server_round))
@@ -270,36 +235,20 @@ class Growing(RSGD):
 @pytest.fixture
 def experiment(tmp_path, monkeypatch):
     """A config whose batches grow, by an algorithm of another package."""
-    (tmp_path / "grown").mkdir()
-    (tmp_path / "grown" / "__init__.py").touch()
-    (tmp_path / "grown" / "batches.py").write_text(PLUG_IN)
+    (tmp_path / "grown_batches.py").write_text(PLUG_IN)
     monkeypatch.syspath_prepend(tmp_path)
     sets = (
         "federation.num_clients=2",
         "federation.num_rounds=4",
-        "output.plots=false",
         "output.quiet=true",
         "evaluation.is_enabled=false",
-        "training={kind='grown.batches:Growing',step_size=0.2}",
+        "training={kind='grown_batches:Growing',step_size=0.2}",
         f"privacy={{kind='example-level',l2_norm_clip=1.0,delta=1e-4,"
         f"noise={{kind='multiplier',noise_multiplier={NOISE}}}}}",
         f"output.directory='{tmp_path / 'run'}'",
     )
     yield lambda *more: load(QUICKSTART, [*sets, *more])
-    for name in [name for name in sys.modules if name.split(".")[0] == "grown"]:
-        del sys.modules[name]
-
-
-def made(config, until=None):
-    """The folder of a run, which an interrupt ends in round ``until``."""
-
-    class Interrupted(StackTransport):
-        def exchange(self, asked):
-            if asked.header.server_round == until:
-                raise KeyboardInterrupt
-            return super().exchange(asked)
-
-    return driver.run(config, driver.rounds_over(Interrupted(client_side(config))))
+    sys.modules.pop("grown_batches", None)
 
 
 @pytest.mark.parametrize(
@@ -309,13 +258,11 @@ def made(config, until=None):
 )
 def test_a_scheduled_run_goes_on_and_pays_for_the_round_it_makes_again(experiment, cohort):
     config = experiment(f"federation.cohort={cohort}")
-    with pytest.raises(KeyboardInterrupt):
-        made(config, until=3)
+    made(config, until=3)
     again = config.output.model_copy(update={"resume": True})
-    folder = made(config.model_copy(update={"output": again}))
+    folder, _ = made(config.model_copy(update={"output": again}))
     assert folder.manifest()["final"]["rounds"] == 4
-    odometer = Odometer()
-    Ledger.verify(folder.ledger_path, feed=odometer.feed)
+    odometer = audited(folder.ledger_path)
     assert [odometer.attempts(r) for r in (1, 2, 3, 4, 5)] == [1, 1, 2, 1, 0]
     promise = promise_of(config.setting, plan_of(config).num_examples)
     of_client = [

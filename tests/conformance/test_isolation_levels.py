@@ -7,13 +7,13 @@ processors of its maker, and `MKL_CBWR` on any; oneDNN and OpenBLAS have their o
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.fresh import ROOT
+
 CAPABILITY = torch.backends.cpu.get_cpu_capability().lower()
-ROOT = Path(__file__).resolve().parents[2]
 LEVELS = {
     "default": {
         "ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",

@@ -6,8 +6,8 @@ import torch
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.federation.client import ClientSide
-from manifed.federation.replies import Header
-from manifed.federation.stack import Asked, StackTransport
+from manifed.federation.exchange import Asked, Header
+from manifed.federation.stack import StackTransport
 from manifed.oracles.minibatch import Ask, Full, Poisson, Query, WithoutReplacement, WrongSize
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
@@ -16,6 +16,8 @@ from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import CASES, ClientCase, play, setup_of, start
 from tests.conformance.federated_loop import stacked
+from tests.conformance.manifold_marks import of
+from tests.tensors import assert_near, normals
 
 SOURCE = NoiseSource.from_seed(11)
 DECLARED = 12
@@ -34,37 +36,34 @@ ANY_SIZE = [case for case in CASES if case not in EXACT]
 
 def rows(count, silent=0):
     """So many rows of length one or more, then ``silent`` ones whose gradient is zero."""
-    z = torch.randn(40, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    z = normals(5, 40, 6)
     z = torch.cat([3 * z[:count] / z[:count].norm(dim=1, keepdim=True), torch.zeros(silent, 6)])
-    return Examples({"z": z}, {"z": 1})
+    return Examples({"z": z})
 
 
 def uploads(case, shard, server_round=1):
     return play(case, 0, start(), shard, DECLARED, SOURCE, server_round).up
 
 
-@pytest.mark.parametrize("case", ANY_SIZE, ids=lambda case: case.name)
+@of(ANY_SIZE)
 def test_rows_that_say_nothing_change_nothing_however_many_they_are(case):
     """Neither a normaliser nor a rate of a batch follows the rows that are there."""
     for server_round, more in ((1, 1), (2, 28)):
         alone = uploads(case, rows(9), server_round)
         for name, u in uploads(case, rows(9, more), server_round).items():
-            torch.testing.assert_close(u, alone[name], rtol=0, atol=1e-12)
+            assert_near(u, alone[name], 1e-12)
 
 
-@pytest.mark.parametrize("case", ANY_SIZE, ids=lambda case: case.name)
+@of(ANY_SIZE)
 def test_a_cohort_with_any_number_of_rows_is_its_clients_one_by_one(case):
-    counts = (12, 0, 5, 31)
-    everybody = [rows(n) for n in counts]
-    who = tuple(range(len(counts)))
-    x = start().expand(len(counts), -1)
-    sizes = [DECLARED] * len(counts)
-    together = play(case, who, x, Examples.stack(everybody), sizes, SOURCE, 1).up
+    everybody = [rows(n) for n in (12, 0, 5, 31)]
+    x = start().expand(4, -1)
+    stack = Examples.stack(everybody)
+    together = play(case, (0, 1, 2, 3), x, stack, [DECLARED] * 4, SOURCE, 1).up
     for i, shard in enumerate(everybody):
         for name, u in play(case, i, start(), shard, DECLARED, SOURCE, 1).up.items():
-            assert u.shape == together[name].shape[1:]
-            assert bool(torch.isfinite(u).all())
-            torch.testing.assert_close(together[name][i], u, rtol=0, atol=1e-12)
+            assert torch.isfinite(u).all()
+            assert_near(together[name][i], u, 1e-12)
 
 
 @pytest.mark.parametrize("minibatch", [Full(), Poisson(batch_size=4)], ids=lambda m: m.kind)
@@ -73,11 +72,8 @@ def test_a_row_more_moves_an_answer_by_the_clip_over_the_public_size(minibatch):
     x = start()
     anchor = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64)
     anchor = anchor / anchor.norm()
-    asked = Query.of(mechanism, Ask(minibatch), DECLARED)
-    queries = (
-        asked,
-        Query.of(mechanism, Ask(minibatch, label="correction", form="each"), DECLARED),
-    )
+    asks = (Ask(minibatch), Ask(minibatch, label="correction", form="each"))
+    queries = tuple(Query.of(mechanism, ask, DECLARED) for ask in asks)
     moves = []
     for server_round in range(1, 5):
         answers = []
@@ -86,12 +82,12 @@ def test_a_row_more_moves_an_answer_by_the_clip_over_the_public_size(minibatch):
             oracle = Oracle(PrincipalEigenvector(), rows(count), [queries], draws)
             answers.append(torch.stack([oracle.gradient(x), oracle.correction(x, anchor)]))
         moves.append(torch.stack(answers).diff(dim=0).norm(dim=-1))
-    largest = torch.stack(moves).flatten(0, 1).amax(0) / (CLIP / asked.expected_size)
+    largest = torch.cat(moves).amax(0) / (CLIP / queries[0].expected_size)
     assert 0.99 < float(largest[0]) <= 1 + 1e-9  # every one of the rows may be as long as the clip
     assert 0.99 < float(largest[1]) <= 2 * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("case", EXACT, ids=lambda case: case.name)
+@of(EXACT)
 def test_where_neighbours_have_one_size_another_is_refused(case):
     uploads(case, rows(DECLARED))
     for count in (DECLARED - 1, DECLARED + 1):
@@ -102,19 +98,14 @@ def test_where_neighbours_have_one_size_another_is_refused(case):
         assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("case", [ANY_SIZE[1], EXACT[0]], ids=lambda case: case.name)
+@of([ANY_SIZE[1], EXACT[0]])
 def test_both_transports_in_memory_divide_by_the_public_size(case):
     shards = [rows(n) for n in (12, 9, 0)]
-    x = start()
     side = ClientSide(setup_of(case), shards, (6,), lambda: SOURCE, num_examples=(12, 12, 12))
-    header, (phase,) = Header("", 1, 0, "train", 0), case.training.phases
-    ways = (
-        StackTransport(side),
-        stacked(side),
-    )
-    found = [way.exchange(Asked(header, phase, Point(x), (0, 1, 2), {})) for way in ways]
-    torch.testing.assert_close(*[replies.uploads.u for replies in found], rtol=0, atol=1e-12)
+    (phase,) = case.training.phases
+    asked = Asked(Header("", 1, 0, "train", 0), phase, Point(start()), (0, 1, 2), {})
+    found = [way.exchange(asked) for way in (StackTransport(side), stacked(side))]
+    assert_near(*[replies.uploads.u for replies in found], atol=1e-12)
+    absent = {1, 2} if case in EXACT else set()
     for replies in found:
-        absent = {1, 2} if case in EXACT else set()
-        assert set(replies.failures) == absent
-        assert set(replies.partitions) == {0, 1, 2} - absent
+        assert set(replies.failures) == absent == {0, 1, 2} - set(replies.partitions)

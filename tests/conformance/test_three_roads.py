@@ -4,7 +4,6 @@ import ast
 import json
 import re
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,15 +16,15 @@ from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards, plan_of
 from manifed.experiment.load import load
 from manifed.graphs import Ring
-from manifed.manifolds.sphere import Sphere
+from manifed.manifolds import Sphere
 from manifed.privacy.noise import NoiseSource
 from manifed.problems.frechet import FrechetMean
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.synthetic import StreamData
 from manifed.setting import Setting
 from strategies.any_update import AnyUpdate
+from tests.fresh import ROOT
 
-ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "golden" / "house"
 PLACES = (
     "data",
@@ -132,7 +131,7 @@ def test_the_recorded_refusals_speak_of_every_part():
 
 def test_a_fit_with_gossip_on_a_sphere_is_refused_before_a_ledger_with_the_remedy(tmp_path):
     ring = Ring()
-    z = torch.eye(3, dtype=torch.float64)
+    z = torch.eye(3).double()
     gossip = Gossip(step_size=0.1, graph=ring, num_nodes=3)
     with pytest.raises(
         ConfigError, match=r"mixes models as vectors.*use 'rsgd', or manifed_extras.manifold_gossip"

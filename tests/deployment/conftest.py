@@ -1,6 +1,5 @@
 """The app of a few lines that the engines are tested with, and a look at what a run leaves."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,9 @@ def tiny_project():
 @pytest.fixture
 def leaves_nothing(monkeypatch):
     """No process with the mark of a run of this test, and no temporary home of it, at the end."""
-    marks: list[str] = []
-    homes: list[Path] = []
-    original: Callable[..., dict[str, str]] = processes.environment
+    marks = []
+    homes = []
+    original = processes.environment
 
     def noting(home, mark, inherited):
         marks.append(f"{processes.MARK}={mark}")

@@ -7,28 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-from app.process_tree import family, process_table
-from tests.deployment.kills import soon
-
-REPOSITORY = Path(__file__).parents[2]
-PROGRAM = """
-import signal, sys
-from pathlib import Path
 from app.deployment import run
 from manifed.runs.interrupt import Ended
+from tests.deployment.kills import below
 from tests.deployment.tiny_run_config import tiny_run_config
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & may have switched it off
-print("begun", flush=True)
-try:
-    run(
-        run_config=tiny_run_config(2, Path(sys.argv[1]), "rounds=100000"), num_supernodes=2,
-        project=Path(sys.argv[2]), timeout=600,
-        on_line=lambda line: print(line, flush=True), is_simulation={engine!r} == "ray",
-    )
-except Ended as ended:
-    sys.exit(ended.code)
-"""
+REPOSITORY = Path(__file__).parents[2]
 
 
 def interrupted(
@@ -47,24 +31,37 @@ def interrupted(
     """
     name, _, value = mark.partition("=")
     child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(engine=engine), str(out), str(project)],
+        [sys.executable, "-m", "tests.deployment.interrupt", engine, str(out), str(project)],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), name: value}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert child.stdout is not None
-    lines: list[str] = []
+    lines = []
     with child.stdout:
         for line in child.stdout:
             lines.append(line)
             if until in line:
                 break
         time.sleep(after)
-        started = family("MANIFED_ENGINE_MARK=nobody's", [child.pid])
+        started = below(child.pid)
         child.send_signal(number)
         lines += child.stdout.readlines() if number != signal.SIGKILL else []
     return child.wait(), {p for p in started if p[0] != child.pid}, lines
 
 
-def all_gone(processes, timeout):
-    """Whether every one of these processes ends within ``timeout`` seconds."""
-    return soon(lambda: not processes & process_table().keys(), timeout)
+def main(engine, out, project):
+    """The engine that is interrupted."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & may have switched it off
+    print("begun", flush=True)
+    try:
+        run(
+            run_config=tiny_run_config(2, Path(out), "rounds=100000"), num_supernodes=2,
+            project=Path(project), timeout=600,
+            on_line=lambda line: print(line, flush=True), is_simulation=engine == "ray",
+        )  # fmt: skip
+    except Ended as ended:
+        sys.exit(ended.code)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,57 +1,23 @@
 """A federation of real processes for tests: a SuperLink, site processes and SuperNodes.
 
-Nothing here waits without an end: a wait that is too long is a failure that says for what.
+Nothing here waits without an end.
 """
 
-import os
-import signal
-import threading
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-import torch
-
-from app.credentials import TLSFiles, found_or_made
-from app.deployment import link_options
-from app.process_tree import family, process_table
-from app.processes import CONNECTION, LOOPBACK, PrivateFlower, Service, free_ports
-from app.superlink import COMPLETED, submit
+from app.credentials import found_or_made
+from app.deployment import ACCEPTED, link_options
+from app.processes import CONNECTION, LOOPBACK, PrivateFlower, free_ports
+from app.superlink import submit
 from manifed.errors import EngineFailed
 from manifed.experiment.load import load
 from manifed.flower.run_config import run_config_of
-from manifed.runs import checkpoint
-from manifed.runs.folder import RunFolder
+from tests.deployment.kills import PATIENCE, killed
 from tests.deployment.tap import Tap
 
-PATIENCE = 300.0
-ACCEPTED = "SuperNode ID:"
-SETS = ("output.checkpoint_every=1", "output.plots=false", "engine.kind=deployment")
-
-
-def soon(is_true, what, timeout=PATIENCE):
-    """Wait until it is true; AssertionError after ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
-    while not is_true():
-        assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
-        time.sleep(0.1)
-
-
-def below(process):
-    """A process of ours and its living descendants."""
-    return family("MANIFED_ENGINE_MARK=nobody's", [process.pid])
-
-
-def gone(processes):
-    """Wait for the end of all of them."""
-    soon(lambda: not processes & process_table().keys(), f"the end of {processes}")
-
-
-def end(process, number=signal.SIGKILL):
-    """Send one process of ours a signal, and wait for its end and that of its descendants."""
-    descendants = below(process)
-    process.send_signal(number)
-    process.wait(PATIENCE)
-    gone(descendants)
+SETS = ("output.checkpoint_every=1", "engine.kind=deployment")
 
 
 @dataclass
@@ -60,16 +26,14 @@ class Sites:
 
     flower: PrivateFlower
     num_nodes: int
-    link: Service = field(init=False)
-    sites: dict[str, Service] = field(default_factory=dict[str, Service])
-    nodes: dict[str, Service] = field(default_factory=dict[str, Service])
-    taps: dict[str, Tap] = field(default_factory=dict[str, Tap])
-    said: list[str] = field(default_factory=list[str])
-    """Every line of the runs' logs."""
-    _starts: int = 0
 
     def __post_init__(self):
-        self.tls: TLSFiles = found_or_made(self.flower.home / "credentials", self.num_nodes)
+        self.sites, self.nodes, self.taps = {}, {}, {}
+        self.said = []
+        """Every line of the runs' logs."""
+        self._starts = 0
+        self._background = ThreadPoolExecutor()
+        self.tls = found_or_made(self.flower.home / "credentials", self.num_nodes)
         self.link_port, *self._ports = free_ports(1 + self.num_nodes)
         self.start_link()
         self.flower.connect(self.address, self.tls.ca_certificate)
@@ -99,10 +63,7 @@ class Sites:
 
         Its ServerApp may wait for it to come back before it ends: start it again first, then wait.
         """
-        descendants = below(self.link.process)
-        self.link.process.kill()
-        self.link.process.wait(PATIENCE)
-        return descendants
+        return killed(self.link.process)
 
     def socket(self, name):
         """Where a site answers."""
@@ -150,64 +111,17 @@ class Sites:
             time.sleep(2.0)
 
     def submit(self, config, out, *sets):
-        """Run an experiment in the background."""
+        """Run an experiment in the background: how it will have ended."""
         given = run_config_of(load(config, [*SETS, *sets], {"output.directory": str(out)}))
-        return Submission(self.flower, given, self.said)
+        return self._background.submit(self._status, given)
+
+    def _status(self, given):
+        try:
+            submit(self.flower, given, (), timeout=3 * PATIENCE, on_line=self.said.append)
+        except EngineFailed as error:
+            return error.status
+        return "finished:completed"
 
     def log_files(self):
         """The logs of all processes."""
         return sorted(self.flower.home.glob("*.log"))
-
-
-class Submission:
-    """A run that was submitted, followed by a thread of its own."""
-
-    def __init__(self, flower, config, said):
-        self._failed: EngineFailed | None = None
-
-        def go():
-            try:
-                submit(flower, config, (), timeout=3 * PATIENCE, on_line=said.append)
-            except EngineFailed as error:
-                self._failed = error
-
-        self._thread = threading.Thread(target=go, daemon=True)
-        self._thread.start()
-
-    def end(self):
-        """Wait for it: how it ended."""
-        self._thread.join(4 * PATIENCE)
-        assert not self._thread.is_alive(), "the submission does not end"
-        return COMPLETED if self._failed is None else self._failed.status
-
-
-class Watched:
-    """The state after each round of a run, copied from its checkpoints while it goes on."""
-
-    def __init__(self, folder):
-        self.states: dict[int, torch.Tensor] = {}
-        self._path, self._is_over = RunFolder(folder).checkpoint_path, threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    @property
-    def newest(self):
-        """The last round that has a checkpoint; 0 before there is one."""
-        return max(self.states, default=0)
-
-    def _watch(self):
-        while not self._is_over.wait(0.1):
-            if self._path.exists():
-                saved = checkpoint.load(self._path)
-                self.states[saved.server_round] = saved.tensors["x"]
-
-    def stop(self):
-        """After the run."""
-        time.sleep(0.5)
-        self._is_over.set()
-        self._thread.join(PATIENCE)
-
-
-def stopped(pid, *, is_stopped):
-    """Hold a process of ours, or let it go on."""
-    os.kill(pid, signal.SIGSTOP if is_stopped else signal.SIGCONT)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from manifed.federation.replies import Header
+from manifed.federation.exchange import Header
 from manifed.site.protocol import (
     MAGIC,
     BadFrame,

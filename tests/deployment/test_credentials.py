@@ -6,7 +6,6 @@ import time
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_ssh_private_key,
@@ -27,10 +26,8 @@ def test_the_superlinks_certificate_is_valid_for_each_of_its_names_and_no_other(
     ca = x509.load_pem_x509_certificate(files.ca_certificate.read_bytes())
     server = x509.load_pem_x509_certificate(files.server_certificate.read_bytes())
     builder = PolicyBuilder().store(Store([ca]))
-    for name in (
-        x509.DNSName("link.example.org"),
-        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-    ):
+    link = x509.DNSName("link.example.org")
+    for name in (link, x509.IPAddress(ipaddress.ip_address("127.0.0.1"))):
         assert builder.build_server_verifier(name).verify(server, [])[0] == server
     with pytest.raises(x509.verification.VerificationError):
         builder.build_server_verifier(x509.DNSName("other.example.org")).verify(server, [])
@@ -38,33 +35,27 @@ def test_the_superlinks_certificate_is_valid_for_each_of_its_names_and_no_other(
     assert key.public_key() == server.public_key()
 
 
-def test_every_supernode_has_a_key_of_its_own_on_p384(tmp_path):
-    files = generate(tmp_path, 3)
-    publics = []
-    for path in files.supernode_keys:
-        key = load_ssh_private_key(path.read_bytes(), None)
-        public = load_ssh_public_key(path.with_suffix(".pub").read_bytes())
-        assert isinstance(public, ec.EllipticCurvePublicKey)
-        assert public.curve.name == "secp384r1"
-        assert key.public_key() == public
-        publics.append(public.public_numbers())
-    assert len(set(publics)) == 3
-
-
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_private_keys_are_for_their_owner_only_and_never_overwritten(tmp_path, umask):
+def test_private_keys_are_different_for_their_owner_only_and_never_overwritten(tmp_path, umask):
     folder = tmp_path / "creds"
     before_umask = os.umask(umask)
     try:
-        files = generate(folder, 2)
+        files = generate(folder, 3)
     finally:
         os.umask(before_umask)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    publics = set()
+    for path in files.supernode_keys:
+        public = load_ssh_public_key(path.with_suffix(".pub").read_bytes())
+        assert public.curve.name == "secp384r1"
+        assert load_ssh_private_key(path.read_bytes(), None).public_key() == public
+        publics.add(public.public_numbers())
+    assert len(publics) == 3
     for path in (folder / "ca.key", files.server_key, *files.supernode_keys):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     before = files.server_key.read_bytes()
     with pytest.raises(ConfigError, match="never overwritten"):
-        generate(folder, 2)
+        generate(folder, 3)
     assert files.server_key.read_bytes() == before
 
 

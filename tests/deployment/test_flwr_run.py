@@ -20,9 +20,7 @@ from manifed.experiment.load import load
 from manifed.flower.run_config import run_config_of
 from manifed.problems.data import source_sha256
 from manifed.runs.manifest import LIBRARY
-
-ROOT = Path(__file__).parents[2]
-QUICKSTART = ROOT / "configs" / "quickstart.toml"
+from tests.fresh import QUICKSTART, ROOT
 
 
 @pytest.fixture
@@ -53,8 +51,7 @@ def project(tmp_path):
 def test_flwr_run_in_a_fresh_clone_with_a_fresh_home_ends_with_a_statement(clone, monkeypatch):
     monkeypatch.chdir(clone)
     names = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")
-    ports = dict(zip(names, map(str, free_ports(2)), strict=True))
-    with private_flower(clone, ports) as flower:
+    with private_flower(clone, dict(zip(names, map(str, free_ports(2)), strict=True))) as flower:
         assert not Path(flower.env["FLWR_HOME"]).exists()
         status, details, log = _ended(flower, "flwr", "run", ".")
         assert status == "finished:completed", details
@@ -113,7 +110,7 @@ def test_a_node_whose_process_imported_another_version_first_is_refused(
         flower.connect(address)
         planted = replace(flower, env={**flower.env, "PYTHONPATH": str(installed)})
         configs = deployment.node_configs(1, None)
-        deployment.start_nodes(planted, address, configs, None, lambda _: None)
+        deployment.SuperNodes(planted, address, configs, None, lambda _: None)
         with pytest.raises(EngineFailed) as refused:
             submit(
                 flower, run_config_of(config), (), timeout=300.0, on_line=lambda _: None,

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,30 +13,21 @@ from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.federation.rounds import free, run_rounds
 from manifed.flower.client import client_app_of
-from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import run_config_of
-from manifed.flower.transport import MessageTransport
+from manifed.flower.transport import InlineGrid, MessageTransport
 from manifed.runs.folder import RunFolder
-from tests.deployment.kills import end, programs_under, rounds_told, soon
+from tests.deployment.kills import end, program_under, rounds_done, soon
+from tests.fresh import QUICKSTART, ROOT
 
-REPOSITORY = Path(__file__).parents[2]
-QUICKSTART = REPOSITORY / "configs" / "quickstart.toml"
-PATIENCE = 300.0
 SETS = (
     "federation.num_clients=2", "evaluation.every=1", "engine.kind=deployment",
-    "output.checkpoint_every=1", "output.plots=false",
+    "output.checkpoint_every=1",
 )  # fmt: skip
 PROJECTED = (
     "federation.num_rounds=5", "privacy={kind='none'}",
     "training={kind='projected-partial',step_size=0.001,local_steps=2}",
 )  # fmt: skip
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
-
-
-def in_the_background(does):
-    thread = threading.Thread(target=does, daemon=True)
-    thread.start()
-    return thread
 
 
 def inline_model(config, missed):
@@ -67,13 +57,13 @@ def test_a_killed_supernode_is_missed_comes_back_and_goes_on_with_its_memory(
     config = load(QUICKSTART, [*SETS, *PROJECTED], {"output.directory": str(out)})
 
     def kill():
-        assert soon(lambda: rounds_told(out) >= 1, PATIENCE)
-        (node,) = programs_under(os.getpid(), "flower-supernode", "partition-id=1")
-        end(node)
+        soon(lambda: rounds_done(out) >= 1)
+        end(program_under(os.getpid(), "flower-supernode", "partition-id=1"))
 
-    killing = in_the_background(kill)
+    killing = threading.Thread(target=kill, daemon=True)
+    killing.start()
     deployment.run(
-        run_config=run_config_of(config), num_supernodes=2, project=REPOSITORY, timeout=600.0,
+        run_config=run_config_of(config), num_supernodes=2, project=ROOT, timeout=600.0,
         on_line=lines.append,
     )  # fmt: skip
     killing.join()

@@ -106,7 +106,7 @@ def test_a_supernode_works_through_the_proxy_and_nothing_else_passes(tiny_projec
 
         flower.connect(direct, tls.ca_certificate)
         flower.call("flwr", "supernode", "register", key, CONNECTION)
-        deployment.start_nodes(flower, proxied, deployment.node_configs(1, None), tls, lines.append)
+        deployment.SuperNodes(flower, proxied, deployment.node_configs(1, None), tls, lines.append)
         submit(flower, config, (), timeout=300.0, on_line=lines.append, check=nginx.check)
         passed = (flower.home / "nginx" / "access.log").read_text()
         assert '"POST /v1/fleet/activate-node HTTP/1.1" 200' in passed

@@ -5,7 +5,6 @@ import pwd
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,14 +12,14 @@ from deploy.three_sites import tables
 from manifed.privacy.ledger import Ledger
 from manifed.runs.folder import RunFolder
 from tests.deployment.planted import rows_in
+from tests.fresh import ROOT
 
-REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs" / "deployment.md"
+PAGE = ROOT / "docs" / "deployment.md"
 SITES = ("north", "middle", "south")
 
 
 def test_the_made_up_files_are_those_of_the_repository():
-    here = REPOSITORY / "configs" / "examples" / "three_sites"
+    here = ROOT / "configs" / "examples" / "three_sites"
     made = tables()
     assert {path.name: path.read_bytes() for path in here.iterdir()} == made
     (first, *_) = made["north.csv"].decode().splitlines()[1:]
@@ -33,8 +32,7 @@ def test_the_made_up_files_are_those_of_the_repository():
 def test_every_command_of_the_first_part_is_run_by_somebody():
     text = PAGE.read_text()
     part = text[text.index("## 1. ") : text.index("### A trial on one machine")]
-    roles = re.findall(r"^```(.*)$", part, re.MULTILINE)[::2]
-    assert set(roles) == {
+    assert set(re.findall(r"^```(.*)$", part, re.MULTILINE)[::2]) == {
         f"bash {role}" for role in ("everywhere", "link", "site", "node", "carry")
     }
 
@@ -44,7 +42,7 @@ def test_every_command_of_the_first_part_is_run_by_somebody():
 def test_the_page_is_played_and_nothing_of_a_file_comes_out(tmp_path):
     results = tmp_path / "results"
     played = subprocess.run(
-        [str(REPOSITORY / "deploy" / "rehearse.sh"), str(results)],
+        [str(ROOT / "deploy" / "rehearse.sh"), str(results)],
         env={**os.environ, "VENV": sys.prefix}, text=True, capture_output=True, check=False,
     )  # fmt: skip
     assert played.returncode == 0, played.stdout + played.stderr
@@ -54,8 +52,7 @@ def test_the_page_is_played_and_nothing_of_a_file_comes_out(tmp_path):
     assert is_one_user != ("each file could be read by its own user only" in played.stdout)
     assert [user.pw_name for user in pwd.getpwall() if re.match(r"mf\d+-", user.pw_name)] == []
 
-    folder = RunFolder.open(results / "link" / "run")
-    manifest = folder.manifest()
+    manifest = RunFolder.open(results / "link" / "run").manifest()
     assert manifest["final"]["rounds"] == 3
     assert manifest["randomness_source"] == "os"
     for site in SITES:

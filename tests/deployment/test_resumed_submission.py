@@ -7,7 +7,7 @@ from manifed.cli.launch import Request, launch
 from tests.command import invoke
 
 QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.toml")
-SMALL = ("federation.num_clients=2", "federation.num_rounds=1", "output.plots=false")
+SMALL = ("federation.num_clients=2", "federation.num_rounds=1")
 
 
 def test_a_finished_run_is_one_line_and_exit_code_2_before_any_node_is_asked(tmp_path, monkeypatch):

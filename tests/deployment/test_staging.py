@@ -1,10 +1,9 @@
 import io
 import zipfile
-from pathlib import Path
 
 from app.processes import stage
+from tests.fresh import ROOT
 
-REPOSITORY = Path(__file__).parents[2]
 FAB_LIMIT = 10_485_760
 
 
@@ -13,12 +12,12 @@ def test_the_bundle_of_this_repository_has_the_code_and_the_configs_and_is_small
 ):
     from flwr.cli.build import build_fab_from_disk
 
-    bundle = build_fab_from_disk(stage(REPOSITORY, tmp_path / "staged"))
+    bundle = build_fab_from_disk(stage(ROOT, tmp_path / "staged"))
     names = set(zipfile.ZipFile(io.BytesIO(bundle)).namelist())
     expected = {
-        path.relative_to(REPOSITORY).as_posix()
+        path.relative_to(ROOT).as_posix()
         for folder, pattern in (("app", "*.py"), ("configs", "*.toml"), ("manifed", "*.py"))
-        for path in (REPOSITORY / folder).rglob(pattern)
+        for path in (ROOT / folder).rglob(pattern)
     }
     assert {"configs/quickstart.toml", "app/server_app.py"} <= expected <= names
     assert not [name for name in names if name.split("/")[0] in {"tests", "runs", ".venv"}]

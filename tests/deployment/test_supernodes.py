@@ -13,15 +13,14 @@ class Starts:
 
     def __init__(self, folder):
         self._folder = folder
-        self.codes: list[int | None] = []
+        self.codes = []
 
     def start(self, name, *command, says=ACCEPTED):
         number = len(self.codes)
         self.codes.append(None)
         log_file = self._folder / str(number)
         log_file.write_text(says)
-        process = SimpleNamespace(poll=lambda: self.codes[number])
-        return Service(name, cast(Any, process), log_file)
+        return Service(name, cast(Any, SimpleNamespace(poll=lambda: self.codes[number])), log_file)
 
 
 def test_a_supernode_that_ends_is_started_again_until_it_is_accepted(tmp_path, monkeypatch):
@@ -29,8 +28,7 @@ def test_a_supernode_that_ends_is_started_again_until_it_is_accepted(tmp_path, m
     lines = list[str]()
     starts = Starts(tmp_path)
     monkeypatch.setattr(deployment.time, "monotonic", lambda: now[0])
-    nodes = SuperNodes(cast(PrivateFlower, starts), [["a"], ["b"]], lines.append)
-    nodes.start()
+    nodes = SuperNodes(cast(PrivateFlower, starts), "link", ["a", "b"], None, lines.append)
     nodes.restart_those_that_ended()
     assert (lines, len(starts.codes)) == ([], 2)
 

@@ -1,41 +1,31 @@
 """Three sites with a file each, on real processes: what is trained, and what goes wrong."""
 
 import re
-from pathlib import Path
+import signal
 
 import pytest
 import torch
 
 from app.processes import private_flower
-from app.superlink import COMPLETED
 from deploy.three_sites import tables
 from manifed.cli.launch import Request, launch
+from manifed.experiment.load import load, save
 from manifed.runs.folder import RunFolder
 from manifed.site.account import compared
+from tests.deployment.kills import gone, killed, rounds_done, soon
 from tests.deployment.planted import rows_in
 from tests.deployment.released import release_with_a_killed_server
-from tests.deployment.sites import SETS, Sites, Watched, end, soon, stopped
+from tests.deployment.sites import SETS, Sites
+from tests.fresh import ROOT
 
-REPOSITORY = Path(__file__).parents[2]
-EXAMPLES = REPOSITORY / "configs" / "examples"
+EXAMPLES = ROOT / "configs" / "examples"
 LEDGER = "ledger.jsonl"
 NAMES = ("north", "middle", "south")
-PROJECTED = """
-[problem]
-kind = "kpca"
-num_components = 1
-scaling = "mean"
-[training]
-kind = "projected"
-step_size = 1.0
-local_steps = 2
-tube_radius = 5.0
-[evaluation]
-kind = "private"
-every = 3
-hold_out = 0.25
-loss_range = [-1.0, 0.0]
-"""
+PROJECTED = (
+    "problem={kind='kpca',num_components=1,scaling='mean'}",
+    "training={kind='projected',step_size=1.0,local_steps=2,tube_radius=5.0}",
+    "evaluation={kind='private',every=3,hold_out=0.25,loss_range=[-1.0,0.0]}",
+)
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 
 
@@ -43,23 +33,19 @@ pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 @pytest.mark.parametrize("name", ["three_sites", "three_sites_classifier"])
 def test_a_rehearsal_is_the_run_in_memory(name, tmp_path):
     config = str(EXAMPLES / f"{name}.toml")
-    sets = ("output.plots=false", "federation.num_rounds=2")
+    sets = ("federation.num_rounds=2",)
     found = launch(Request(config, sets, "deployment", out=tmp_path / "sites", plain=True))
     wanted = launch(Request(config, sets, "inline", out=tmp_path / "memory", plain=True))
     models = [folder.load_tensors("model")["x"] for folder in (found, wanted)]
     torch.testing.assert_close(*models, rtol=0, atol=1e-10)
-    text = found.manifest_path.read_text()
-    assert "three_sites/" not in text
+    assert "three_sites/" not in found.manifest_path.read_text()
     assert found.manifest()["randomness_source"] == "seed"
 
 
 def _with_memory(folder):
     """The rehearsal with an algorithm whose clients remember something from round to round."""
-    text = (EXAMPLES / "three_sites.toml").read_text()
-    for table in ("problem", "training"):
-        text = re.sub(rf"\[{table}\]\n(?:[^\[\n].*\n|\n)*", "", text)
     path = folder / "rehearsal.toml"
-    path.write_text(text.replace('"three_sites/', f'"{EXAMPLES}/three_sites/') + PROJECTED)
+    save(load(EXAMPLES / "three_sites.toml", PROJECTED), path)
     return path
 
 
@@ -74,7 +60,7 @@ def _files(folder):
 
 @pytest.mark.usefixtures("leaves_nothing")
 def test_everything_that_goes_wrong_goes_as_documented(tmp_path):
-    with private_flower(REPOSITORY) as flower:
+    with private_flower(ROOT) as flower:
         federation = Sites(flower, num_nodes=4)
         files = _files(tmp_path)
         _rehearsal_with_a_killed_supernode(federation, files, tmp_path)
@@ -103,20 +89,19 @@ def _rehearsal_with_a_killed_supernode(federation, files, folder):
     federation.start_node("wrong", 3, 2, {"data-path": wrong})
     for name in NAMES:
         start(name)
-    seen = Watched(out)
     run = federation.submit(path, out)
-    soon(lambda: seen.newest >= 1, "round 1")
-    stopped(federation.sites["middle"].process.pid, is_stopped=True)  # round 2 waits for it
+    soon(lambda: rounds_done(out) >= 1)
+    middle = federation.sites["middle"].process
+    middle.send_signal(signal.SIGSTOP)  # round 2 waits for it
     log = federation.nodes["north"].log_file
     done = re.compile(r"ROUND 2\](?s:.*)Sent successfully")
-    soon(lambda: done.search(log.read_text()) is not None, "north's answer in round 2")
-    assert seen.newest == 1
-    end(federation.nodes["north"].process)
-    end(federation.sites["north"].process)
+    soon(lambda: done.search(log.read_text()))  # north's answer in round 2
+    assert rounds_done(out) == 1
+    gone(killed(federation.nodes["north"].process))
+    gone(killed(federation.sites["north"].process))
     start("north")
-    stopped(federation.sites["middle"].process.pid, is_stopped=False)
-    assert run.end() == COMPLETED
-    seen.stop()
+    middle.send_signal(signal.SIGCONT)
+    assert run.result() == "finished:completed"
 
     wanted = launch(Request(str(path), SETS[:2], "inline", out=folder / "memory", plain=True))
     both = (RunFolder.open(out), wanted)

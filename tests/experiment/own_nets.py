@@ -24,22 +24,9 @@ def orthogonal():
     return Orthogonal(64, 4, 10)
 
 
-def three_to_two():
-    return nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2))
-
-
-def mixing():
-    return nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10))
-
-
 def broken():
     raise KeyError("weights")
 
 
 def number():
     return 7
-
-
-def hinge(output, label):
-    sign = 2.0 * (torch.arange(output.shape[-1]) == label[:, None]) - 1
-    return nn.functional.relu(1 - sign * output).sum(-1).mean()

@@ -1,36 +1,29 @@
 """Data at home, as small as can be: rows in a .npy file each."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
 from manifed.experiment.load import parse
-from manifed.experiment.schema import Experiment
 
 SIZES = (12, 9, 15)
 
 
-def rows(count: int, seed: int) -> np.ndarray:
+def rows(count, seed):
     """Unit rows, the first ones alike for any count."""
     drawn = np.random.default_rng(seed).normal(size=(40, 4))[:count]
     return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
 
-def write(folder: Path, sizes: tuple[int, ...] = SIZES) -> tuple[Path, ...]:
+def write(folder, sizes=SIZES):
     """One file a site."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = tuple(folder / f"site-{i}.npy" for i in range(len(sizes)))
-    for i, (path, size) in enumerate(zip(paths, sizes, strict=True)):
-        np.save(path, rows(size, i))
-    return paths
+    for i, size in enumerate(sizes):
+        np.save(folder / f"site-{i}.npy", rows(size, i))
+    return tuple(folder / f"site-{i}.npy" for i in range(len(sizes)))
 
 
-def config_of(
-    sizes: tuple[int, ...] | None = SIZES, paths: tuple[Path, ...] = (), **parts: Any
-) -> Experiment:
+def config_of(sizes=SIZES, paths=(), **parts):
     """A private principal component over three sites."""
-    table: dict[str, Any] = {
+    table = {
         "name": "sites",
         "problem": {"kind": "principal-eigenvector"},
         "data": {"kind": "file", "examples": "rows", "shape": [4], "paths": list(map(str, paths))},
@@ -42,7 +35,7 @@ def config_of(
             "kind": "example-level", "l2_norm_clip": 1.0, "delta": 1e-3,
             "noise": {"kind": "multiplier", "noise_multiplier": 2.0},
         },
-        "output": {"plots": False, "quiet": True},
+        "output": {"quiet": True},
     }  # fmt: skip
     if sizes is not None:
         table["federation"]["num_examples"] = list(sizes)

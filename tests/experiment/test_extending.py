@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,10 @@ import pytest
 from manifed.experiment.plugins import VARIABLE
 from manifed.privacy.composition import gaussian_epsilon
 from tests import fresh
+from tests.fresh import ROOT
 
-ROOT = Path(__file__).parents[2]
-PAGES = [
-    ROOT / "docs" / name
-    for name in ("tutorials/own_manifold.md", "extending.md", "tutorials/own_algorithm.md")
-]
+ALGORITHM = ROOT / "docs" / "tutorials" / "own_algorithm.md"
+PAGES = [ALGORITHM.with_name("own_manifold.md"), ROOT / "docs" / "extending.md", ALGORITHM]
 FENCE = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -50,12 +49,12 @@ def written(folder, pages):
 
 @pytest.mark.slow
 def test_the_tutorial_of_an_algorithm_runs_as_it_is_printed(tmp_path):
-    (page,) = (page for page in PAGES if page.stem == "own_algorithm")
     folder = tmp_path / "mine"
     elsewhere = tmp_path / "elsewhere"
-    written(folder, [page])
+    written(folder, [ALGORITHM])
     elsewhere.mkdir()
-    lines = "".join(re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S)).splitlines()
+    blocks = re.findall(r"^```bash\n(.*?)^```$", ALGORITHM.read_text(), re.M | re.S)
+    lines = "".join(blocks).splitlines()
     assert [line.split()[:2] for line in lines] == [
         ["manifed", w] for w in ("run", "report", "sweep")
     ]
@@ -75,20 +74,17 @@ def test_the_package_of_the_page_runs_from_outside(tmp_path):
     written(tmp_path, PAGES)
     for name in sorted(path.name for path in tmp_path.glob("check_*.py")):
         shell(tmp_path, f"python {name}")
+    run = partial(call, tmp_path, "-m", "manifed", "run", "config.toml", "--out")
     growing = "training={kind='orchard.growing:Growing',step_size=0.2}"
-    said = call(
-        tmp_path, "-m", "manifed", "run", "config.toml", "--out", str(tmp_path / "growing"),
-        "--set", growing, "--set", "federation.cohort={kind='poisson',sampling_probability=0.5}",
-    )  # fmt: skip
+    poisson = "federation.cohort={kind='poisson',sampling_probability=0.5}"
+    said = run(str(tmp_path / "growing"), "--set", growing, "--set", poisson)
     assert "of round 1; they depend on the round" in said
     keys = "from orchard.keys import Introduced; Introduced(step_size=0.1).setup_phases"
     call(tmp_path, "-c", keys)
     manifests = []
     for execution in ("messages", "cohort"):
         out = tmp_path / execution
-        sets = ("--set", f"engine.execution={execution}")
-        said = call(tmp_path, "-m", "manifed", "run", "config.toml", "--out", str(out), *sets)
-        assert "epsilon" in said
+        assert "epsilon" in run(str(out), "--set", f"engine.execution={execution}")
         manifests.append(json.loads((out / "manifest.json").read_text()))
     first, second = manifests
     assert first["config_sha256"] == second["config_sha256"]

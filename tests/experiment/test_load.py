@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,49 +23,45 @@ from manifed.experiment.schema import canonical, sha256
 from manifed.manifolds.spd import SPD
 from manifed.setting import NoPrivacy
 from manifed_extras.fixed_rank import FixedRank
-
-QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
+from tests.fresh import QUICKSTART
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("privacy.noise.view=server", ["privacy.noise.view", "unknown key", "'adversary'"]),
-        ("federation.num_rounds=many", ["federation.num_rounds", "integer", "'many'"]),
-        ("privacy.noise.delta=2.0", ["privacy.noise.delta", "less than 1", "2.0"]),
-        ("privacy.l2_norm_clip=nan", ["privacy", "l2_norm_clip", "nan"]),
+        ("privacy.noise.view=server", "privacy.noise.view.*unknown key.*'adversary'"),
+        ("federation.num_rounds=many", "federation.num_rounds.*integer.*'many'"),
+        ("privacy.noise.delta=2.0", "privacy.noise.delta.*less than 1.*2.0"),
+        ("privacy.l2_norm_clip=nan", "privacy.*l2_norm_clip.*nan"),
         (
             "privacy.neighboring_relation=replace-one "
             "training.minibatch={kind='poisson',batch_size=8}",
-            ["privacy.neighboring_relation", "replace-one", "add-or-remove"],
+            "privacy.neighboring_relation.*add-or-remove.*replace-one",
         ),
-        ("training.output=random-output", ["training.output", "random-iterate"]),
-        ("engine.kind=ray engine.execution=cohort", ["engine.execution", "inline", "ray"]),
-        ("x", ["federation.num_rounds=50", "'x'"]),
-        ("training.kind=rsgdd", ["training.kind", "expected one of", "did you mean 'rsgd'?"]),
-        ("training.minibatch={batch_size=3}", ["training.minibatch.kind", "required", "poisson"]),
-        ("federation.num_rounds=true", ["federation.num_rounds", "valid integer", "True"]),
-        ("federation.num_rounds='5'", ["federation.num_rounds", "integer", "'5'"]),
-        ("evaluation.is_enabled=1", ["evaluation.is_enabled", "valid boolean", "1"]),
-        ("federation.num_rounds=1" + "0" * 5000, ["federation.num_rounds", "5001 digits"]),
-        ("federation.num_rounds=1" + "0" * 300, ["federation.num_rounds", "2^63", "997 bits"]),
-        ("federation.num_rounds=16777216", ["federation.num_rounds", "16777215", "16777216"]),
-        ("training.local_steps=1048577", ["training.local_steps", "1048576", "1048577"]),
-        ("privacy.l2_norm_clip=5e-324", ["privacy.l2_norm_clip", "1e-100", "5e-324"]),
-        ("training.step_size=1e301", ["training.step_size", "1e+100", "1e+301"]),
-        ("name=" + "[" * 2000, ["name", "recursion"]),
-        ("x=" + "{a=" * 40 + "1" + "}" * 40, ["nested at most 32 deep", "x.a.a"]),
-        ("name.first=a", ["name.first", "value"]),
-        ("strategy.maps=retraction", ["strategy.maps", "training.maps", "'retraction'"]),
+        ("training.output=random-output", "training.output.*random-iterate"),
+        ("engine.kind=ray engine.execution=cohort", "engine.execution.*inline.*ray"),
+        ("x", "federation.num_rounds=50.*'x'"),
+        ("training.kind=rsgdd", r"training.kind.*expected one of.*did you mean 'rsgd'\?"),
+        ("training.minibatch={batch_size=3}", "training.minibatch.kind.*required.*poisson"),
+        ("federation.num_rounds=true", "federation.num_rounds.*valid integer.*True"),
+        ("federation.num_rounds='5'", "federation.num_rounds.*integer.*'5'"),
+        ("evaluation.is_enabled=1", "evaluation.is_enabled.*valid boolean.*1"),
+        ("federation.num_rounds=1" + "0" * 5000, "federation.num_rounds.*5001 digits"),
+        ("federation.num_rounds=1" + "0" * 300, r"federation.num_rounds.*2\^63.*997 bits"),
+        ("federation.num_rounds=16777216", "federation.num_rounds.*16777215.*16777216"),
+        ("training.local_steps=1048577", "training.local_steps.*1048576.*1048577"),
+        ("privacy.l2_norm_clip=5e-324", "privacy.l2_norm_clip.*1e-100.*5e-324"),
+        ("training.step_size=1e301", r"training.step_size.*1e\+100.*1e\+301"),
+        ("name=" + "[" * 2000, "name.*recursion"),
+        ("x=" + "{a=" * 40 + "1" + "}" * 40, "nested at most 32 deep.*x.a.a"),
+        ("name.first=a", "name.first.*value"),
+        ("strategy.maps=retraction", "strategy.maps.*training.maps.*'retraction'"),
     ],
 )
 def test_bad_overrides_name_field_value_and_bound(override, words):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=words) as caught:
         load(QUICKSTART, override.split(" "))
-    text = str(caught.value)
-    assert "\n" not in text
-    for word in words:
-        assert word in text
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_and_broken_toml_are_named(tmp_path):
@@ -79,20 +74,29 @@ def test_a_missing_file_and_broken_toml_are_named(tmp_path):
 
 
 def test_the_hash_changes_with_what_matters_and_with_nothing_else():
-    base = sha256(load(QUICKSTART))
-    assert sha256(load(QUICKSTART, ["engine.kind=ray", "output.directory=/tmp/x"])) == base
-    assert sha256(load(QUICKSTART, ["federation.seed=1"])) != base
-    assert sha256(load(QUICKSTART, ["privacy.l2_norm_clip=2.0"])) != base
+    base, same, *others = (
+        sha256(load(QUICKSTART, sets))
+        for sets in (
+            [],
+            ["engine.kind=ray", "output.directory=/tmp/x"],
+            ["federation.seed=1"],
+            ["privacy.l2_norm_clip=2.0"],
+        )
+    )
+    assert same == base
+    assert base not in others
 
 
-CONFIGS = sorted((*QUICKSTART.parent.glob("*.toml"), *QUICKSTART.parent.glob("examples/*.toml")))
-PUBLIC = "evaluation={kind='public',path='held_out.csv'}"
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted((*QUICKSTART.parent.glob("*.toml"), *QUICKSTART.parent.glob("examples/*.toml"))),
+    ids=lambda path: path.stem,
+)
 def test_the_text_that_is_hashed_tells_the_whole_experiment(path):
-    more = [PUBLIC] if path.stem.startswith("own_") else []
-    config = load(path, ["engine.dtype=float32", "output.plots=false", *more])
+    sets = ["engine.dtype=float32"]
+    if path.stem.startswith("own_"):
+        sets.append("evaluation={kind='public',path='held_out.csv'}")
+    config = load(path, sets)
     text = canonical(config)
     found = parse(table_of_canonical(text))
     assert canonical(found) == text
@@ -103,10 +107,9 @@ def test_the_text_that_is_hashed_tells_the_whole_experiment(path):
 
 def test_a_plan_is_left_to_no_one_who_reads_a_resolved_config():
     auto = {"name": "x", "training": {"kind": "auto"}}
-    with pytest.raises(ConfigError, match=r"^training\.kind: expected a method"):
-        from_toml(tomli_w.dumps(auto))
-    with pytest.raises(ConfigError, match=r"^training\.kind: expected a method"):
-        table_of_canonical(json.dumps(auto))
+    for read, text in ((from_toml, tomli_w.dumps(auto)), (table_of_canonical, json.dumps(auto))):
+        with pytest.raises(ConfigError, match=r"^training\.kind: expected a method"):
+            read(text)
 
 
 # -- the one string of overrides that people type for `flwr run` ---------------------------------
@@ -115,24 +118,24 @@ def test_overrides_in_one_string_are_lines_of_toml():
     assert parse_overrides(text) == {"a.b": 1, "c": {"k": "v w", "n": [1, 2]}, "d.e": "x # y"}
 
 
-AMBIGUOUS = [
-    "a.b=1 c.d=2",
-    "engine.kind=ray",
-    "description=[draft privacy.noise.epsilon=0.1",
-    "[privacy]",
-    "a=1\na=2",
-    "a.b=1\na={b=2}",
-    "a={b=2}\na.c=1",
-    "a=",
-    "=1",
-    "a..b=1",
-    "a=[1,\n2]",
-    "a='''x\ny'''",
-    "a",
-]
-
-
-@pytest.mark.parametrize("text", AMBIGUOUS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a.b=1 c.d=2",
+        "engine.kind=ray",
+        "description=[draft privacy.noise.epsilon=0.1",
+        "[privacy]",
+        "a=1\na=2",
+        "a.b=1\na={b=2}",
+        "a={b=2}\na.c=1",
+        "a=",
+        "=1",
+        "a..b=1",
+        "a=[1,\n2]",
+        "a='''x\ny'''",
+        "a",
+    ],
+)
 def test_overrides_in_one_string_are_never_guessed(text):
     with pytest.raises(ConfigError, match=r"^overrides: ") as caught:
         parse_overrides(text)

@@ -4,8 +4,8 @@ import contextlib
 import copy
 import functools
 import math
+import operator
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,29 +13,26 @@ from hypothesis import strategies as st
 
 from manifed.errors import LONGEST, ConfigError
 from manifed.experiment.load import dump, load, parse
+from manifed.flower.run_config import find
+from tests.fresh import QUICKSTART
 
-ROOT = Path(__file__).resolve().parents[2]
 BASES = {
-    "quickstart": ("configs/quickstart.toml", []),
-    "client-level": (
-        "configs/quickstart.toml",
-        [
-            "privacy={kind='client-level',l2_norm_clip=1.0,delta=1e-2,"
-            "noise={kind='multiplier',noise_multiplier=1.0},"
-            "adaptive={quantile_noise_multiplier=2.0}}",
-            "federation.cohort={kind='poisson',sampling_probability=0.5}",
-        ],
-    ),
-    "rsvrg": (
-        "configs/quickstart.toml",
-        ["training={kind='rsvrg',step_size=0.1,inner_steps=3,"
-         "minibatch={kind='poisson',batch_size=8}}"],
-    ),
-    "projected": (
-        "configs/quickstart.toml",
-        ["privacy={kind='none'}", "training={kind='projected',step_size=0.1,local_steps=2}"],
-    ),
-}  # fmt: skip
+    "quickstart": [],
+    "client-level": [
+        "privacy={kind='client-level',l2_norm_clip=1.0,delta=1e-2,"
+        "noise={kind='multiplier',noise_multiplier=1.0},"
+        "adaptive={quantile_noise_multiplier=2.0}}",
+        "federation.cohort={kind='poisson',sampling_probability=0.5}",
+    ],
+    "rsvrg": [
+        "training={kind='rsvrg',step_size=0.1,inner_steps=3,"
+        "minibatch={kind='poisson',batch_size=8}}"
+    ],
+    "projected": [
+        "privacy={kind='none'}",
+        "training={kind='projected',step_size=0.1,local_steps=2}",
+    ],
+}
 BAD = (
     None, True, "", "x" * 300, "a\nb", "5", -1, 0, 1 << 62, 10**400, -0.0, 5e-324, 1e-200, 1e308,
     -1e308, math.nan, math.inf, -math.inf, [], {}, [1], {"kind": "no"}, {"kind": 5}, {"kind": []},
@@ -45,8 +42,7 @@ BAD = (
 
 @functools.cache
 def table(name):
-    path, sets = BASES[name]
-    return dump(load(ROOT / path, sets))
+    return dump(load(QUICKSTART, BASES[name]))
 
 
 def paths(node, path=()):
@@ -56,11 +52,14 @@ def paths(node, path=()):
             yield from paths(value, (*path, key))
 
 
-def put(node, path, value):
+def copied(node, path):
+    """A copy of a table, and the table in it that holds the last key of a path."""
     node = copy.deepcopy(node)
-    at = node
-    for part in path[:-1]:
-        at = at[part]
+    return node, functools.reduce(operator.getitem, path[:-1], node)
+
+
+def put(node, path, value):
+    node, at = copied(node, path)
     at[path[-1]] = value
     return node
 
@@ -95,10 +94,7 @@ def test_every_bad_value_in_every_place_is_an_experiment_or_one_line(name):
 def test_every_missing_and_every_unknown_key_is_an_experiment_or_one_line(name):
     base = table(name)
     for path in paths(base):
-        less = copy.deepcopy(base)
-        at = less
-        for part in path[:-1]:
-            at = at[part]
+        less, at = copied(base, path)
         del at[path[-1]]
         line = verdict(less)
         assert line is None or path[-1] in line or "kind" in line or path[0] in line
@@ -124,7 +120,7 @@ LONG = "k" * 5_000_000
 )  # fmt: skip
 def test_what_is_long_is_shortened_in_the_one_line_of_its_error(override, culprit):
     with pytest.raises(ConfigError) as caught:
-        load(ROOT / "configs/quickstart.toml", [override])
+        load(QUICKSTART, [override])
     line = str(caught.value)
     assert culprit in line
     assert len(line) <= LONGEST
@@ -134,10 +130,11 @@ def test_what_is_long_is_shortened_in_the_one_line_of_its_error(override, culpri
 def test_a_config_that_is_no_regular_file_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     cases = {"/dev/null": "no regular file", tmp_path / "pipe.toml": "no regular file",
-             tmp_path: "a folder", "a\0b": "a name that no file can have"}  # fmt: skip
+             tmp_path: "a folder", "a\0b": "a name that no file can have",
+             "a" * 300: "File name too long", "/" + "a" * 300: "File name too long"}  # fmt: skip
     for path, found in cases.items():
         with pytest.raises(ConfigError, match=f"Expected a readable config file, got .*: {found}"):
-            load(path)
+            load(find(str(path)))
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -154,4 +151,4 @@ def test_any_file_is_an_experiment_or_one_line(tmp_path_factory, content):
 @given(st.text(max_size=60))
 def test_any_override_is_an_experiment_or_a_config_error(text):
     with contextlib.suppress(ConfigError):
-        load(ROOT / "configs/quickstart.toml", [text])
+        load(QUICKSTART, [text])

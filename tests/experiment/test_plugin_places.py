@@ -8,11 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tomli_w
 
 from manifed.cli import launch as launching
 from manifed.cli.launch import Request, _networked, launch
 from manifed.errors import ConfigError
-from manifed.experiment.load import load
+from manifed.experiment.load import load, read_toml
 from manifed.experiment.plugins import NOTED, VARIABLE, sha256_of
 from manifed.flower.run_config import experiment_of, run_config_of
 from manifed.problems.data import FOLDERS
@@ -20,7 +21,7 @@ from manifed.runs.evidence import saved_config
 from manifed.runs.export import viewed
 from manifed.runs.folder import FolderDamaged
 from manifed.runs.report import read
-from tests.experiment.test_load import QUICKSTART
+from tests.fresh import QUICKSTART
 
 MEADOW = """
 from manifed.problems.data import Equal, PartitionRule
@@ -33,7 +34,6 @@ class Cut(PartitionRule):
     def split(self, dataset, num_partitions, rng):
         return Equal().split(dataset, num_partitions, rng)
 """
-EQUAL, CUT = (f'partition = {{ kind = "{kind}" }}' for kind in ("equal", "meadow:Cut"))
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def grow(folder):
 
 
 def config_in(folder):
-    text = QUICKSTART.read_text()
-    assert EQUAL in text
+    table = read_toml(QUICKSTART)
+    table["federation"] |= {"partition": {"kind": "meadow:Cut"}, "num_rounds": 1}
     path = folder / "config.toml"
-    path.write_text(text.replace(EQUAL, CUT).replace("num_rounds = 30", "num_rounds = 1"))
+    path.write_text(tomli_w.dumps(table))
     return path
 
 
@@ -105,7 +105,7 @@ def test_a_process_that_this_one_starts_looks_where_it_does(places):
 def test_a_run_folder_is_read_where_the_run_looked_and_never_in_itself(places, monkeypatch):
     grow(places.a)
     run = places.b / "run"
-    folder = launch(Request(str(config_in(places.a)), ("output.plots=false",), out=run))
+    folder = launch(Request(str(config_in(places.a)), (), out=run))
     assert folder.manifest()[NOTED] == [str(places.a), str(places.c)]
     assert NOTED not in viewed(read(run)).manifest
 
@@ -116,12 +116,9 @@ def test_a_run_folder_is_read_where_the_run_looked_and_never_in_itself(places, m
         by(run)
         return imported_from()
 
-    ways = (
-        saved_config,
-        lambda path: viewed(read(path)),
-    )
+    ways = (saved_config, lambda path: viewed(read(path)))
     monkeypatch.chdir(places.b)
-    assert [read_anew(by) for by in ways] == [places.a] * len(ways)
+    assert [read_anew(by) for by in ways] == [places.a] * 2
     grow(run)
     with monkeypatch.context() as other:
         other.setattr(os, "geteuid", lambda: os.stat(run).st_uid + 1)
@@ -135,16 +132,17 @@ def test_a_run_folder_is_read_where_the_run_looked_and_never_in_itself(places, m
             read_anew(saved_config)
     folder.manifest_path.write_text(manifest)
     (places.a / "meadow.py").rename(places.b / "meadow.py")
-    assert [read_anew(by) for by in ways] == [places.b] * len(ways)
+    assert [read_anew(by) for by in ways] == [places.b] * 2
 
 
 def test_a_run_config_adds_no_folder(places, monkeypatch):
     monkeypatch.setenv(VARIABLE, "meadow")
     grow(places.a)
     grow(places.c)
+    path = config_in(places.a)
     with pytest.raises(ConfigError, match="No module named 'meadow'"):
-        experiment_of({"experiment": str(config_in(places.a))})
-    text = run_config_of(load(config_in(places.a), ["name='another'"]))
+        experiment_of({"experiment": str(path)})
+    text = run_config_of(load(path, ["name='another'"]))
     sys.modules.pop("meadow")
     monkeypatch.setenv(FOLDERS, "")
     monkeypatch.setattr(sys, "path", without(places))
@@ -156,7 +154,8 @@ def test_whoever_runs_a_config_here_consents_for_the_nodes_that_the_command_play
     places, monkeypatch
 ):
     grow(places.a)
-    config = load(config_in(places.a))
+    path = config_in(places.a)
+    config = load(path, ["engine.kind='ray'"])
     seen = []
 
     def play(**given):
@@ -165,6 +164,5 @@ def test_whoever_runs_a_config_here_consents_for_the_nodes_that_the_command_play
     monkeypatch.setattr(launching, "engine", lambda kind: play)
     with pytest.raises(ConfigError, match="MANIFED_PLUGINS"):
         experiment_of(run_config_of(config))
-    config = load(config_in(places.a), ["engine.kind='ray'"])
-    _networked(config, Request(str(config_in(places.a))))
+    _networked(config, Request(str(path)))
     assert seen == [config]

@@ -11,7 +11,7 @@ from manifed.experiment.load import dump, from_toml, load, parse, to_toml
 from manifed.experiment.plugins import VARIABLE, sha256_of
 from manifed.experiment.schema import sha256
 from manifed.flower.run_config import experiment_of, run_config_of
-from tests.experiment.test_load import QUICKSTART
+from tests.fresh import QUICKSTART
 
 PARTS = """
 from dataclasses import replace
@@ -104,21 +104,22 @@ def orchard(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def with_partition(table):
-    return dump(load(QUICKSTART)) | {"federation": {
-        "num_clients": 10, "num_rounds": 2, "partition": table}}  # fmt: skip
+def cut_by(name, **fields):
+    partition = {"kind": f"orchard{name}", **fields}
+    return dump(load(QUICKSTART)) | {
+        "federation": {"num_clients": 10, "num_rounds": 2, "partition": partition}
+    }
 
 
 @pytest.mark.usefixtures("orchard")
 @pytest.mark.parametrize("name", ["Halves", "Thirds"])
 def test_a_class_of_another_package_is_read_written_and_hashed(name):
-    config = parse(with_partition({"kind": f"orchard.parts:{name}", "share": 0.25}))
+    config, other = (parse(cut_by(f".parts:{name}", share=share)) for share in (0.25, 0.75))
     rule = config.federation.partition
     assert (type(rule).__module__, type(rule).__name__) == ("orchard.parts", name)
     assert rule.share == 0.25
     assert dump(config)["federation"]["partition"]["kind"] == f"orchard.parts:{name}"
     assert from_toml(to_toml(config)) == config
-    other = parse(with_partition({"kind": f"orchard.parts:{name}", "share": 0.75}))
     assert sha256(other) != sha256(config)
 
 
@@ -134,18 +135,17 @@ def test_with_privacy_a_plugin_says_whether_it_mixes_records():
 
 
 AT_CLIENTS = {
-    "kind": "client-level",
-    "l2_norm_clip": 1.0,
-    "delta": 1e-5,
-    "noise": {"kind": "multiplier", "noise_multiplier": 1.0},
-}
+    "privacy": {
+        "kind": "client-level", "l2_norm_clip": 1.0, "delta": 1e-5,
+        "noise": {"kind": "multiplier", "noise_multiplier": 1.0},
+    }
+}  # fmt: skip
 
 
 # -- algorithms ------------------------------------------------------------------------------
-def with_training(name, privacy=None, **fields):
-    base = {key: value for key, value in dump(load(QUICKSTART)).items() if key != "strategy"}
-    table = {"kind": f"orchard.parts:{name}", "step_size": 0.1} | fields
-    return base | {"training": table} | ({} if privacy is None else {"privacy": privacy})
+def with_training(name, **fields):
+    table = {"kind": f"orchard.parts:{name}", "step_size": 0.1, **fields}
+    return dump(load(QUICKSTART)) | {"training": table, "strategy": None}
 
 
 @pytest.mark.usefixtures("orchard")
@@ -153,64 +153,54 @@ def with_training(name, privacy=None, **fields):
     ("table", "words"),
     [
         (
-            with_partition({"kind": "orchard.parts:halves"}),
-            ["partition.kind", "expected a class", ":halves"],
+            cut_by(".parts:halves"),
+            "partition.kind.*expected a class.*:halves",
         ),
         (
-            with_partition({"kind": "orchard.parts:ELSEWHERE"}),
-            ["partition.kind", "expected a class", "int"],
+            cut_by(".parts:ELSEWHERE"),
+            "partition.kind.*expected a class.*int",
         ),
-        (with_partition({"kind": "orchard:parts:x"}), ["partition.kind", "'package.module:Class'"]),
+        (cut_by(":parts:x"), "partition.kind.*'package.module:Class'"),
         (
-            with_partition({"kind": "orchards.parts:Halves"}),
-            ["partition.kind", "No module", "install"],
-        ),
-        (
-            with_partition({"kind": "orchard.broken:Halves"}),
-            ["partition.kind", "ZeroDivisionError"],
+            cut_by("s.parts:Halves"),
+            "partition.kind.*No module.*install",
         ),
         (
-            with_partition({"kind": "orchard.parts:Unfinished"}),
-            ["partition.kind", "abstract", "split"],
-        ),
-        (with_partition({"kind": "orchard.parts:Lists"}), ["partition.kind", "unhashable"]),
-        (
-            with_partition({"kind": "orchard.parts:Thirds"}),
-            ["federation.partition.share", "required"],
+            cut_by(".broken:Halves"),
+            "partition.kind.*ZeroDivisionError",
         ),
         (
-            with_partition({"kind": "orchard.parts:Thirds", "shares": 1.0, "share": 0.5}),
-            ["did you mean 'share'?"],
+            cut_by(".parts:Unfinished"),
+            "partition.kind.*abstract.*split",
         ),
+        (cut_by(".parts:Lists"), "partition.kind.*unhashable"),
         (
-            with_partition(
-                {
-                    "kind": "orchard.parts:Halves",
-                    "minibatch": {"kind": "poisson", "batch_size": -1.0},
-                }
-            ),
-            ["federation.partition.minibatch.batch_size: ", "greater than 0"],
+            cut_by(".parts:Thirds"),
+            "federation.partition.share.*required",
         ),
-        (with_training("Silent"), ["training.kind", "states no release", "example-level"]),
-        (with_training("Forgotten"), ["training.kind", "releases failed", "charges"]),
-        (with_training("Server"), ["training.kind", "is no ClientUpdate; derive it"]),
+        (cut_by(".parts:Thirds", shares=1.0, share=0.5), r"did you mean 'share'\?"),
+        (
+            cut_by(".parts:Halves", minibatch={"kind": "poisson", "batch_size": -1.0}),
+            "federation.partition.minibatch.batch_size: .*greater than 0",
+        ),
+        (with_training("Silent"), "training.kind.*states no release.*example-level"),
+        (with_training("Forgotten"), "training.kind.*releases failed.*charges"),
+        (with_training("Server"), "training.kind.*is no ClientUpdate; derive it"),
         (
             with_training("Step", minibatch={"kind": "without-replacement", "batch_size": 8}),
-            ["privacy.neighboring_relation", "'replace-one' only"],
+            "privacy.neighboring_relation.*'replace-one' only",
         ),
         (
             with_training("Step") | {"strategy": {"kind": "orchard.parts:Step"}},
-            ["strategy.kind", "no ServerUpdate"],
+            "strategy.kind.*no ServerUpdate",
         ),
-        (with_training("Pairs", AT_CLIENTS), ["client-level", "it uploads several"]),
+        (with_training("Pairs") | AT_CLIENTS, "client-level.*it uploads several"),
     ],
 )
 def test_a_plugin_that_cannot_be_or_breaks_a_promise_is_refused_in_one_line(table, words):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=words) as caught:
         parse(table)
-    text = str(caught.value)
-    assert "\n" not in text
-    assert [word for word in words if word not in text] == []
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("orchard")
@@ -232,13 +222,13 @@ def test_an_update_that_does_not_keep_to_its_charge_is_refused_before_round_1(fi
 def test_under_client_level_privacy_a_server_update_sees_no_upload():
     check_first_update(parse(with_training("Peeking")))
     with pytest.raises(ConfigError, match="a first update failed: ValueError: Expected uploads"):
-        check_first_update(parse(with_training("Peeking", AT_CLIENTS)))
-    config = with_training("Step", AT_CLIENTS) | {"strategy": {"kind": "orchard.parts:Server"}}
-    check_first_update(parse(config))
+        check_first_update(parse(with_training("Peeking") | AT_CLIENTS))
+    own = {"strategy": {"kind": "orchard.parts:Server"}}
+    check_first_update(parse(with_training("Step") | AT_CLIENTS | own))
 
 
 def test_the_hash_follows_the_source_of_the_package(orchard):
-    table = with_partition({"kind": "orchard.parts:Halves"})
+    table = cut_by(".parts:Halves")
     hashes = set()
     for text in ("", "# another way to cut"):
         (orchard / "cuts.py").write_text(text)
@@ -249,19 +239,20 @@ def test_the_hash_follows_the_source_of_the_package(orchard):
 
 # -- a run config comes from somebody else ----------------------------------------------------
 def test_a_run_config_imports_only_what_this_node_allows(orchard, monkeypatch):
-    config = parse(with_partition({"kind": "orchard.parts:Halves"}))
+    config = parse(cut_by(".parts:Halves"))
     text = run_config_of(config)
     (orchard / "other.py").write_text("raise SystemExit('imported')")
-    hostile = {**text, "resolved": text["resolved"].replace("orchard.parts:", "orchard.other:")}
+    cases = (
+        ("federation.partition", text),
+        ("federation.partition",
+         text | {"resolved": text["resolved"].replace("orchard.parts:", "orchard.other:")}),
+        ("problem", {"experiment": str(QUICKSTART), "overrides": "problem.kind='orchard.other:X'"}),
+    )  # fmt: skip
     for allowed in ("", "orchards,numpy"):
         monkeypatch.setenv(VARIABLE, allowed)
-        for given in (text, hostile):
-            with pytest.raises(ConfigError, match=r"^federation\.partition\.kind: .*MANIFED_PLUGI"):
+        for place, given in cases:
+            with pytest.raises(ConfigError, match=rf"^{place}\.kind: .*MANIFED_PLUGINS"):
                 experiment_of(given)
-        with pytest.raises(ConfigError, match=r"^problem\.kind: .*MANIFED_PLUGINS"):
-            experiment_of(
-                {"experiment": str(QUICKSTART), "overrides": "problem.kind='orchard.other:X'"}
-            )
     assert "orchard.other" not in sys.modules
     monkeypatch.setenv(VARIABLE, "numpy, orchard")
     assert experiment_of(text) == config

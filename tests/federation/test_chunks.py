@@ -8,27 +8,16 @@ from manifed.experiment.load import parse
 from manifed.federation.stack import Chunking
 
 
-def side_of(clients=10, **federation):
-    return client_side(
-        parse(
-            {
-                "name": "chunks",
-                "problem": {"kind": "least-squares"},
-                "data": {"kind": "synthetic-least-squares", "num_clients": clients, "rows": 4},
-                "federation": {
-                    "num_clients": clients,
-                    "num_rounds": 1,
-                    "partition": {"kind": "natural"},
-                    **federation,
-                },
-                "training": {"kind": "rsgd", "step_size": 0.1, "minibatch": {"kind": "full"}},
-            }
-        )
-    )
-
-
 def chunking(chunk_clients=3, **federation):
-    return Chunking.of(side_of(**federation), "cpu", 64, chunk_clients)
+    table = {
+        "name": "chunks",
+        "problem": {"kind": "least-squares"},
+        "data": {"kind": "synthetic-least-squares", "num_clients": 10, "rows": 4},
+        "federation": {"num_clients": 10, "num_rounds": 1, "partition": {"kind": "natural"}},
+        "training": {"kind": "rsgd", "step_size": 0.1, "minibatch": {"kind": "full"}},
+    }
+    table["federation"] |= federation
+    return Chunking.of(client_side(parse(table)), "cpu", 64, chunk_clients)
 
 
 def test_a_chunk_holds_those_of_one_stack_who_are_asked():

@@ -1,5 +1,6 @@
 """Cohorts: addressed, unbiased, of the stated size."""
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -22,14 +23,11 @@ def test_a_draw_depends_on_its_address_alone(cohort):
 
 
 def test_fixed_size_is_exact_and_every_client_is_as_likely():
-    counts = [0] * CLIENTS
-    for r in range(ROUNDS):
-        drawn = FixedSize(cohort_size=7).draw(CLIENTS, r, 0, SOURCE)
-        assert len(drawn) == 7
-        for i in drawn:
-            counts[i] += 1
+    drawn = [FixedSize(cohort_size=7).draw(CLIENTS, r, 0, SOURCE) for r in range(ROUNDS)]
+    assert {len(set(each)) for each in drawn} == {7}
+    counts = np.bincount(np.ravel(drawn), minlength=CLIENTS)
     rate = 7 / CLIENTS
-    spread = sum((c - ROUNDS * rate) ** 2 for c in counts) / (ROUNDS * rate * (1 - rate))
+    spread = ((counts - ROUNDS * rate) ** 2).sum() / (ROUNDS * rate * (1 - rate))
     assert 5e-7 < stats.chi2.cdf(spread * (CLIENTS - 1) / CLIENTS, CLIENTS - 1) < 1 - 5e-7
 
 

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +12,9 @@ import manifed
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import BudgetExhausted, ConfigError
-from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
+from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.federation.cohorts import FixedSize
-from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.manifolds.sphere import Sphere
 from manifed.plan import promise_of
@@ -24,10 +22,11 @@ from manifed.privacy.statement import audit_ledger
 from manifed.problems.frechet import FrechetMean
 from manifed.problems.linear import Logistic
 from manifed.runs.folder import RunFolder
+from tests.algorithms.gossip_runs import reports_of
 from tests.conformance.federated_loop import stacked
+from tests.conformance.manifold_cases import normals
+from tests.fresh import QUICKSTART
 
-ROOT = Path(__file__).resolve().parents[2]
-QUICKSTART = ROOT / "configs" / "quickstart.toml"
 PRIVATE = manifed.ExampleLevel(
     l2_norm_clip=1.0, noise=manifed.Multiplier(noise_multiplier=4.0), delta=1e-3
 )
@@ -35,24 +34,22 @@ STEPS = RSGD(step_size=0.2, local_steps=2)
 
 
 def points(clients=3, rows=40):
-    generator = torch.Generator().manual_seed(0)
-    near = torch.randn(clients, rows, 4, dtype=torch.float64, generator=generator)
+    near = normals(0, clients, rows, 4)
     near[..., 0] += 4.0
-    return list(near / near.norm(dim=-1, keepdim=True))
-
-
-def of_label(label, value=1.0):
-    return {"feature": torch.full((40, 3), value), "label": label}
+    return list(Sphere().projx(near))
 
 
 def fitted(**changes):
-    settings = {"privacy": PRIVATE, "rounds": 4, "algorithm": STEPS, "shards": points()}
-    return manifed.fit(**{"problem": FrechetMean(Sphere()), **settings, **changes})
+    settings = {
+        "problem": FrechetMean(Sphere()), "shards": points(), "algorithm": STEPS,
+        "privacy": PRIVATE, "rounds": 4,
+    }  # fmt: skip
+    return manifed.fit(**settings | changes)
 
 
 def test_the_program_of_the_readme_is_a_private_fit_on_ones_own_tensors_in_15_lines(capsys):
-    readme = (ROOT / "README.md").read_text()
-    (program,) = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    readme = QUICKSTART.parents[1] / "README.md"
+    (program,) = re.findall(r"^```python\n(.*?)^```$", readme.read_text(), re.M | re.S)
     assert len(program.splitlines()) < 15
     exec(program, namespace := {})
     found = namespace["found"]
@@ -65,7 +62,6 @@ def test_the_program_of_the_readme_is_a_private_fit_on_ones_own_tensors_in_15_li
 def test_the_door_gives_the_model_and_the_epsilon_of_the_application(way):
     config = load(QUICKSTART, ["federation.num_clients=4", "federation.num_rounds=3"])
     found = load_shards(config)
-    plan = plan_of(config)
     *_, last = manifed.federate(
         found.problem,
         found.examples,
@@ -77,8 +73,7 @@ def test_the_door_gives_the_model_and_the_epsilon_of_the_application(way):
         start=initial_point(config),
         transport=way,
     )
-    state = plan.server_update.start(initial_point(config))
-    *_, end = run_rounds(plan, state, StackTransport(client_side(config)), num_rounds=3)
+    *_, end = reports_of(config)
     torch.testing.assert_close(last.model, end.state["x"], rtol=0, atol=1e-12)
     promise = promise_of(config.setting, found.sizes)
     assert last.spending == pytest.approx(promise.headline(promise.odometer(3)))
@@ -159,7 +154,8 @@ NOTHING_FITS = {
     "an example off the sphere": (third(lambda z: 2 * z), "shards: client 2, record 0"),
     "no rounds": ({"rounds": 0}, "rounds: .* greater than or equal to 1, got 0"),
     "a gradient of another shape": (
-        {"problem": Logistic(), "shards": [of_label(torch.ones(40, 1))]},
+        {"problem": Logistic(),
+         "shards": [{"feature": torch.ones(40, 3), "label": torch.ones(40, 1)}]},
         "problem: expected gradients of the shape of a point",
     ),
 }  # fmt: skip
@@ -187,18 +183,17 @@ def test_importing_the_library_imports_neither_flower_nor_torch_and_a_fit_no_flo
 
 def test_a_transport_that_two_fits_share_draws_fresh_noise_for_each():
     made = {}
-
-    def shared(side):
-        return made.setdefault(0, stacked(side))
-
-    privacy = PRIVATE.model_copy(update={"noise_source": "os"})
-    one, two = (fitted(privacy=privacy, transport=shared, rounds=1) for _ in range(2))
+    settings = {
+        "privacy": PRIVATE.model_copy(update={"noise_source": "os"}), "rounds": 1,
+        "transport": lambda side: made.setdefault(0, stacked(side)),
+    }  # fmt: skip
+    one, two = (fitted(**settings) for _ in range(2))
     assert not torch.equal(one.model, two.model)
 
 
 def test_a_promise_speaks_of_what_its_releases_say():
-    config = load(QUICKSTART, [])
-    promise = promise_of(config.setting, tuple(load_shards(config).sizes))
+    config = load(QUICKSTART)
+    promise = promise_of(config.setting, load_shards(config).sizes)
     for fact in ({"neighboring_relation": "replace-one"}, {"unit": "client"}):
         with pytest.raises(ConfigError, match=f"expected releases with {next(iter(fact))}"):
             replace(promise, facts={**promise.facts, **fact})

@@ -1,7 +1,6 @@
 """Under client-level privacy a round goes the same way whatever one client replies, or does not."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,33 +11,30 @@ from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.federation.rounds import CLIP, run_rounds
 from manifed.flower.client import client_app_of
-from manifed.flower.inline import InlineGrid
 from manifed.flower.records import tensors_to_record
-from manifed.flower.transport import MessageTransport
+from manifed.flower.transport import InlineGrid, MessageTransport
 from manifed.privacy.mechanism import ClientMechanism
+from tests.fresh import QUICKSTART
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 VICTIM = 1
 PRIVATE = (
     "privacy={kind='client-level',l2_norm_clip=0.5,delta=1e-2,"
     "noise={kind='multiplier',noise_multiplier=0.1}}"
 )
 ADAPTIVE = PRIVATE.replace("delta", "adaptive={quantile_noise_multiplier=5.0},delta")
+POISSON = "federation.cohort={kind='poisson',sampling_probability=0.3}"
 COHORTS = {
     "all": ("federation.cohort={kind='all'}", PRIVATE),
-    "poisson": ("federation.cohort={kind='poisson',sampling_probability=0.3}", PRIVATE),
-    "an adapted clip norm": (
-        "federation.cohort={kind='poisson',sampling_probability=0.3}", ADAPTIVE,
-    ),
-}  # fmt: skip
+    "poisson": (POISSON, PRIVATE),
+    "an adapted clip norm": (POISSON, ADAPTIVE),
+}
 ROUNDS = 8
 
 
 def filled(value):
     def change(reply):
         record = reply.content["payload"]
-        shape = next(iter(record.values())).shape
-        u = torch.full(shape, value, dtype=torch.float64)
+        u = torch.full(next(iter(record.values())).shape, value, dtype=torch.float64)
         reply.content["payload"] = tensors_to_record(dict.fromkeys(record, u))
         return reply
 
@@ -72,11 +68,10 @@ class Tampering(InlineGrid):
 
     def send_and_receive(self, messages, *, timeout=None):
         for reply in super().send_and_receive(messages, timeout=timeout):
-            sent = reply
             about = reply.metadata
-            if about.src_node_id in self.nodes and about.message_type == "train":
-                self.asked += 1
-                sent = self.change(reply)
+            is_victims = about.src_node_id in self.nodes and about.message_type == "train"
+            self.asked += is_victims
+            sent = self.change(reply) if is_victims else reply
             if sent is not None:
                 yield sent
 
@@ -86,44 +81,37 @@ def config_of(*sets):
 
 
 def outsider_sees(config, change, plan=None, victims=(VICTIM,)):
-    """The broadcast models (and adapted clip norms) of a run, and the reports."""
+    """The broadcast models (and adapted clip norms) of a run, the reports, and the grid."""
     grid = Tampering(config, HOW.get(change, change), victims)
-    return watched(plan or plan_of(config), config, grid), grid
+    return *watched(plan or plan_of(config), config, grid), grid
 
 
 def watched(plan, config, grid, num_rounds=ROUNDS):
     """The same; the grid knows the state of the server."""
-    transport = grid
-    if isinstance(grid, InlineGrid):
-        transport = MessageTransport.meet(grid, plan)
     grid.state = plan.server_update.start(initial_point(config))
+    transport = MessageTransport.meet(grid, plan)
     reports = []
     for report in run_rounds(plan, grid.state, transport, num_rounds=num_rounds):
         grid.state = report.state
         reports.append(report)
-    seen = [(report.state["x"], report.state.get(CLIP)) for report in reports]
-    return seen, reports
+    return [(report.state["x"], report.state.get(CLIP)) for report in reports], reports
 
 
-def assert_equal_views(one, other, atol=0.0):
+def assert_equal_views(one, other):
     assert len(one) == len(other) == ROUNDS
-    for mine, theirs in zip(one, other, strict=True):
-        torch.testing.assert_close(
-            [t for t in mine if t is not None], [t for t in theirs if t is not None],
-            rtol=0, atol=atol,
-        )  # fmt: skip
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", COHORTS)
 def test_a_failed_reply_is_the_zero_vector_and_the_round_goes_on(name):
     config = config_of(*COHORTS[name])
-    (zero, _), _ = outsider_sees(config, "zero")
+    zero, *_ = outsider_sees(config, "zero")
     assert (zero[0][1] is not None) == (name == "an adapted clip norm")
     cohorts = [config.federation.cohort.draw(4, r, 0, plan_of(config).source) for r in range(1, 9)]
     assert any(VICTIM in drawn for drawn in cohorts)
     assert name == "all" or (VICTIM,) in cohorts
     for how in ("nan", "infinite", "missing", "error"):
-        (seen, reports), grid = outsider_sees(config, how)
+        seen, reports, grid = outsider_sees(config, how)
         assert_equal_views(zero, seen)
         assert grid.asked == sum(VICTIM in drawn for drawn in cohorts)
         for report, drawn in zip(reports, cohorts, strict=True):
@@ -146,10 +134,11 @@ def test_a_phase_of_several_exchanges_asks_everybody_in_each():
         "training={kind='rfedsvrg',step_size=0.1,local_steps=2}",
         COHORTS["all"][0],
     )
-    mechanism = ClientMechanism(l2_norm_clip=0.5, noise_multiplier=0.1)
-    plan = replace(plan_of(config), mechanism=mechanism)
-    (zero, _), _ = outsider_sees(config, "zero", plan)
-    (seen, reports), grid = outsider_sees(config, "nan", plan)
+    plan = replace(
+        plan_of(config), mechanism=ClientMechanism(l2_norm_clip=0.5, noise_multiplier=0.1)
+    )
+    zero, *_ = outsider_sees(config, "zero", plan)
+    seen, reports, grid = outsider_sees(config, "nan", plan)
     assert_equal_views(zero, seen)
     assert grid.asked == 2 * ROUNDS
     assert reports[-1].participants == (0, 2, 3)
@@ -164,18 +153,19 @@ def test_a_policy_that_would_show_a_failure_is_refused(policy):
 @pytest.mark.parametrize("said", ["os", "nonsense", None])
 def test_no_client_decides_what_is_said_of_the_servers_noise(said):
     def lies(reply):
-        del reply.content["header"]["noise-origin"]
+        header = reply.content["header"]
+        del header["noise-origin"]
         if said is not None:
-            reply.content["header"]["noise-origin"] = said
+            header["noise-origin"] = said
         return reply
 
-    (_, reports), _ = outsider_sees(config_of(PRIVATE), lies)
+    _, reports, _ = outsider_sees(config_of(PRIVATE), lies)
     assert {report.noise_origins for report in reports} == {frozenset({"seed"})}
 
 
 def test_an_adapted_clip_norm_stays_a_number():
     wild = ADAPTIVE.replace("=5.0}", "=1000.0,learning_rate=1000.0}")
-    (seen, _), _ = outsider_sees(config_of(wild), "zero")
+    seen, *_ = outsider_sees(config_of(wild), "zero")
     assert all(1e-100 <= float(clip) <= 1e100 for _, clip in seen)
 
 
@@ -223,9 +213,10 @@ def test_an_upload_that_overflows_the_step_is_that_clients_failure(name, length,
 
 
 def test_where_every_client_fails_the_sum_is_zero_and_the_round_goes_on():
-    (silent, reports), _ = outsider_sees(config_of(PRIVATE), "missing", victims=range(4))
+    (silent, reports, _), (zeros, *_) = (
+        outsider_sees(config_of(PRIVATE), how, victims=range(4)) for how in ("missing", "zero")
+    )
     assert all(report.participants == () for report in reports)
-    (zeros, _), _ = outsider_sees(config_of(PRIVATE), "zero", victims=range(4))
     assert_equal_views(silent, zeros)
 
 

@@ -4,14 +4,12 @@ import pytest
 import torch
 
 from manifed.algorithms.payloads import Displacement
-from manifed.federation.replies import Expectation, Replies
+from manifed.federation.exchange import Expectation, Replies
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from tests.conformance.manifold_cases import lorentz_of_radius, spd_of_condition
-
-HUGE = [1e150, 1e200, 1e308, 1.7e308]
 
 
 def taken(manifold, x, stacked, space="tangent"):
@@ -27,20 +25,18 @@ def tangents(manifold, x, count=5):
     return manifold.from_coords(x, torch.randn(size, generator=generator, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("index", range(4), ids=["5", "12", "18", "25"])
-def test_honest_uploads_on_hyperbolic_space_are_taken_at_every_radius(index):
-    x = lorentz_of_radius(3)[index]
+def test_honest_uploads_on_hyperbolic_space_are_taken_at_every_radius():
     m = Lorentz()
-    u = tangents(m, x)
-    for stacked in (u, 1e-6 * u, m.logmap(x, m.expmap(x, u)), m.egrad2rgrad(x, u)):
-        assert taken(m, x, stacked).failures == {}
+    for x in lorentz_of_radius(3):
+        u = tangents(m, x)
+        for stacked in (u, 1e-6 * u, m.logmap(x, m.expmap(x, u)), m.egrad2rgrad(x, u)):
+            assert taken(m, x, stacked).failures == {}
 
 
-@pytest.mark.parametrize("index", range(3), ids=["1e3", "1e8", "1e12"])
-def test_honest_uploads_at_ill_conditioned_matrices_are_taken(index):
-    x = spd_of_condition(3)[index]
+def test_honest_uploads_at_ill_conditioned_matrices_are_taken():
     m = SPD()
-    assert taken(m, x, tangents(m, x)).failures == {}
+    for x in spd_of_condition(3):
+        assert taken(m, x, tangents(m, x)).failures == {}
 
 
 def test_a_normal_part_is_refused_with_its_size():
@@ -56,7 +52,7 @@ def test_a_normal_part_is_refused_with_its_size():
 
 
 @pytest.mark.parametrize("space", ["tangent", "ambient"])
-@pytest.mark.parametrize("size", HUGE)
+@pytest.mark.parametrize("size", [1e150, 1e200, 1e308, 1.7e308])
 @pytest.mark.parametrize("manifold", [Sphere(), Stiefel(), Lorentz(), SPD()], ids=str)
 def test_huge_uploads_are_refused_and_their_neighbours_taken(manifold, size, space):
     shape = (5, 5) if manifold.ndim == 2 else (5,)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Memory
 from manifed.federation import memory
+from manifed.federation.exchange import Header
 from manifed.federation.memory import Kept, MemoryStore, remembered
-from manifed.federation.replies import Header
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,9 @@ class Two(Memory):
     seen: Tensor
 
 
-def two(scale=1.0):
-    return Two(scale * torch.tensor([[-0.0, 1e-310], [2.0, -3.5]]).double(), torch.tensor([7]))
-
-
-KEPT = Kept(Header("c" * 64, 4, 1, "train", 2), two().tensors())
+MINE = Two(torch.tensor([[-0.0, 1e-310], [2.0, -3.5]]).double(), torch.tensor([7]))
+BLANK = Two(0.0 * MINE.u, MINE.seen)
+KEPT = Kept(Header("c" * 64, 4, 1, "train", 2), MINE.tensors())
 HEADER = Header("c" * 64, 5, 0, "train", 2, last_accepted_round=4)
 RUN = "../run\n/1"
 CLIENT = 2
@@ -52,13 +50,10 @@ def mode(path):
 def test_what_was_kept_comes_back_bit_for_bit_and_only_to_its_owner(store):
     found = store.read(RUN, CLIENT)
     assert replace(found, tensors={}) == replace(KEPT, tensors={})
-    for name, tensor in KEPT.tensors.items():
-        back = found.tensors[name]
-        assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
-        assert bytes(back.numpy()) == bytes(tensor.numpy())
+    assert save(found.tensors) == save(KEPT.tensors)
     assert (mode(store.folder), mode(store.path(RUN, CLIENT))) == (0o700, 0o600)
     assert [path.parent for path in store.folder.iterdir()] == [store.folder]
-    assert isinstance(remembered(two(0.0), found, HEADER), Two)
+    assert isinstance(remembered(BLANK, found, HEADER), Two)
 
 
 def test_a_folder_that_others_could_enter_is_closed_before_anything_is_written(store):
@@ -67,10 +62,6 @@ def test_a_folder_that_others_could_enter_is_closed_before_anything_is_written(s
     assert mode(store.folder) == 0o700
     assert store.read(RUN, CLIENT).header.server_round == 5
     assert len(list(store.folder.iterdir())) == 1
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-1])
 
 
 def flip_at(place):
@@ -125,7 +116,7 @@ DAMAGE = {
         '["run", {"config_sha256": "", "server_round": Infinity}]'
     ),
     "empty": lambda path: path.write_bytes(b""),
-    "cut": cut,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "a bit of the numbers": flip_at(-1),
     "a bit of the tag": flip_at(100),
     "a bit of the checksum": flip_at(20),
@@ -176,8 +167,7 @@ def test_a_full_disk_leaves_the_old_file_and_a_line_in_the_log(full, caplog):
     assert "not written: [Errno 28] No space left" in caplog.text
     old = full.read(RUN, CLIENT)
     assert old.header.server_round == 4
-    blank = two(0.0)
-    assert remembered(blank, old, replace(HEADER, last_accepted_round=5)) is blank
+    assert remembered(BLANK, old, replace(HEADER, last_accepted_round=5)) is BLANK
 
 
 def test_memory_that_lasts_is_on_disk_or_nothing_is_sent(full, caplog):
@@ -193,41 +183,34 @@ def test_a_folder_that_cannot_be_made_leaves_a_line_in_the_log(tmp_path, caplog)
     assert "not written: " in caplog.text
 
 
-WRONG = {
-    "there is none": None,
-    "it is of another config": kept(config_sha256="d" * 64),
-    "it is of round 3, attempt 0": kept(server_round=3, attempt=0),
-    "it is of round 5, attempt 1": kept(server_round=5, attempt=1),
-}
-LAYOUTS = [
-    {"u": KEPT.tensors["u"]},
-    {**KEPT.tensors, "u": torch.zeros(2).double()},
-    {**KEPT.tensors, "u": torch.zeros(2, 2)},
-    {"v": KEPT.tensors["u"], "seen": KEPT.tensors["seen"]},
-]
+def laid_out(**tensors):
+    return "its tensors are not those", replace(KEPT, tensors=tensors)
 
 
 @pytest.mark.parametrize(
     ("why", "kept"),
     [
-        *WRONG.items(),
-        *(("its tensors are not those", replace(KEPT, tensors=t)) for t in LAYOUTS),
+        ("there is none", None),
+        ("it is of another config", kept(config_sha256="d" * 64)),
+        ("it is of round 3, attempt 0", kept(server_round=3, attempt=0)),
+        ("it is of round 5, attempt 1", kept(server_round=5, attempt=1)),
+        laid_out(u=KEPT.tensors["u"]),
+        laid_out(**KEPT.tensors | {"u": torch.zeros(2).double()}),
+        laid_out(**KEPT.tensors | {"u": torch.zeros(2, 2)}),
+        laid_out(v=KEPT.tensors["u"], seen=KEPT.tensors["seen"]),
     ],
 )
 def test_memory_that_the_server_does_not_count_on_is_not_used_and_the_log_says_why(
     why, kept, caplog
 ):
-    blank = two(0.0)
-    assert remembered(blank, kept, HEADER) is blank
+    assert remembered(BLANK, kept, HEADER) is BLANK
     assert "client 2 starts round 5, attempt 0 from its initial memory" in caplog.text
     assert f"that of round 4, and {why}" in caplog.text
 
 
 def test_memory_of_this_attempt_is_used_and_a_client_that_was_never_accepted_says_nothing(caplog):
-    mine = kept(server_round=5, attempt=0)
-    blank = two(0.0)
-    assert remembered(blank, mine, HEADER).u is KEPT.tensors["u"]
-    assert remembered(blank, None, replace(HEADER, last_accepted_round=0)) is blank
+    assert remembered(BLANK, kept(server_round=5, attempt=0), HEADER).u is KEPT.tensors["u"]
+    assert remembered(BLANK, None, replace(HEADER, last_accepted_round=0)) is BLANK
     assert not caplog.messages
 
 

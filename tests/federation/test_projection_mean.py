@@ -5,11 +5,12 @@ import torch
 
 from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.payloads import Displacement
-from manifed.algorithms.projected import Projected, ProjectedPartial, corrections
+from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.load import parse
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
+from tests.algorithms.test_projected_partial import of_server
 
 
 def collected(u, partitions, num_clients):
@@ -19,22 +20,17 @@ def collected(u, partitions, num_clients):
 @pytest.mark.parametrize("radius", [None, 0.25])
 def test_leaving_the_tube_is_an_error_that_says_what_to_do(radius):
     x = Stiefel().origin(4, 2)
-    u = -0.9 * x.unsqueeze(0) if radius is None else -0.2 * x.unsqueeze(0)
+    u = (-0.9 if radius is None else -0.2) * x.unsqueeze(0)
     server = Projected(step_size=1.0, tube_radius=radius)
     with pytest.raises(RoundFailed) as caught:
         server.step(server.start(x), "train", collected(u, (0,), 1), 7, Stiefel())
     for word in ("Round 7", "|x - P(x)| <", "training.step_size", f"{radius or 1:g}"):
         assert word in str(caught.value)
+    nowhere = Projected(step_size=1.0, tube_radius=1e9)
+    with pytest.raises(RoundFailed, match="nan"):
+        nowhere.step(server.start(x), "train", collected(u * torch.nan, (0,), 1), 1, Stiefel())
     inside = server.step(server.start(x), "train", collected(u / 10, (0,), 1), 7, Stiefel())
     assert float((server.model(inside, Stiefel()) - x).norm()) <= 1e-14
-
-
-def test_not_a_number_is_outside_every_tube():
-    x = Stiefel().origin(4, 2)
-    u = torch.full((1, 4, 2), torch.nan, dtype=torch.float64)
-    server = Projected(step_size=1.0, tube_radius=1e9)
-    with pytest.raises(RoundFailed, match="nan"):
-        server.step(server.start(x), "train", collected(u, (0,), 1), 1, Stiefel())
 
 
 # -- the config -------------------------------------------------------------------------------
@@ -45,10 +41,6 @@ TABLE = {
     "federation": {"num_clients": 4, "num_rounds": 2, "partition": {"kind": "natural"}},
     "training": {"kind": "projected", "step_size": 1e-3},
 }
-PARTIAL = {"kind": "projected-partial", "step_size": 1.0}
-SOME = {"kind": "fixed-size", "cohort_size": 2}
-PUBLISHED = {"kind": "published", "local_epsilon": 1.0, "local_delta": 1e-5}
-EXAMPLE = {"kind": "example-level", "l2_norm_clip": 1.0, "noise": PUBLISHED, "delta": 1e-5}
 PROX = {"kind": "rfedprox", "step_size": 1.0, "penalty_weight": 1.0, "maps": "retraction"}
 
 
@@ -56,21 +48,32 @@ PROX = {"kind": "rfedprox", "step_size": 1.0, "penalty_weight": 1.0, "maps": "re
     ("changes", "words"),
     [
         (
-            {"federation": TABLE["federation"] | {"cohort": SOME}},
-            ["federation.cohort.kind", "'all'", "'fixed-size'", "'projected-partial'"],
+            {
+                "federation": TABLE["federation"]
+                | {"cohort": {"kind": "fixed-size", "cohort_size": 2}}
+            },
+            "federation.cohort.kind.*'all'.*'fixed-size'.*'projected-partial'",
         ),
         (
             {"training": PROX, "strategy": {"kind": "tangent-mean", "maps": "exact"}},
-            ["strategy.maps", "training.maps", "'exact'"],
+            "strategy.maps.*training.maps.*'exact'",
         ),
-        ({"privacy": EXAMPLE}, ["privacy.noise.kind", "'published'", "'projected'"]),
+        (
+            {
+                "privacy": {
+                    "kind": "example-level",
+                    "l2_norm_clip": 1.0,
+                    "delta": 1e-5,
+                    "noise": {"kind": "published", "local_epsilon": 1.0, "local_delta": 1e-5},
+                }
+            },
+            "privacy.noise.kind.*'published'.*'projected'",
+        ),
     ],
 )
 def test_parts_that_do_not_belong_together_are_refused(changes, words):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=words):
         parse(TABLE | changes)
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_the_server_moves_by_the_maps_of_the_client_update():
@@ -101,6 +104,6 @@ def test_the_control_variates_are_the_last_displacement_of_each_client():
     state = server.step(state, "train", collected(u[2:], (1,), 5), 2, sphere)
     torch.testing.assert_close(state["displacements"][1], u[2])
     torch.testing.assert_close(state["mean_displacement"], (u[0] + u[2]) / 2)
-    c = corrections(state["mean_displacement"], state["displacements"], state["is_known"])
+    c = of_server(state)
     assert float(c.sum(0).abs().max()) <= 1e-14
     assert not bool(c[[0, 2, 4]].any())

@@ -8,56 +8,41 @@ from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import pca_shards, start
 from tests.conformance.federated_loop import federate, last
 
+UPDATE = Projected(step_size=2e-3, local_steps=5)
+
+
+def played(update, rounds, noise=None):
+    """The start, and what comes of the rounds from there; ``noise``: (clip, multiplier)."""
+    problem = KPCA(3)
+    shards = pca_shards()
+    x = start(problem, shards)
+    server = noise and ClientMechanism(l2_norm_clip=noise[0], noise_multiplier=noise[1])
+    return x, federate(problem, shards, update, update, x, rounds, client_mechanism=server)
+
 
 def test_client_level_noise_and_clip_act_on_ambient_uploads():
-    problem = KPCA(3)
-    shards = pca_shards()
-    x = start(problem, shards)
-    update = Projected(step_size=2e-3, local_steps=5)
-    plain = last(federate(problem, shards, update, update, x, 4)).state["x"]
-    wide = ClientMechanism(l2_norm_clip=1e3, noise_multiplier=0.0)
-    silent = last(federate(problem, shards, update, update, x, 4, client_mechanism=wide))
-    torch.testing.assert_close(silent.state["x"], plain, rtol=0, atol=1e-13)
-    tight = ClientMechanism(l2_norm_clip=0.01, noise_multiplier=0.0)
-    for played in federate(problem, shards, update, update, x, 4, client_mechanism=tight):
-        assert float((played.state["x"] - x).norm()) <= 0.01 + 1e-12
-        x = played.state["anchor"]
-
-
-def test_plain_uploads_are_algorithm_1():
-    problem = KPCA(3)
-    shards = pca_shards()
-    x = start(problem, shards)
-    update = Projected(step_size=2e-3, local_steps=5)
-    plain = update.model_copy(update={"upload": "plain"})
-    one = last(federate(problem, shards, update, update, x, 10)).state["x"]
-    two = last(federate(problem, shards, plain, plain, x, 10)).state["x"]
-    torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+    plain, silent = (last(played(UPDATE, 4, noise)[1]).state for noise in (None, (1e3, 0.0)))
+    torch.testing.assert_close(silent["x"], plain["x"], rtol=0, atol=1e-13)
+    x, rounds = played(UPDATE, 4, (0.01, 0.0))
+    for one in rounds:
+        assert float((one.state["x"] - x).norm()) <= 0.01 + 1e-12
+        x = one.state["anchor"]
 
 
 def test_plain_uploads_are_algorithm_1_and_forget_the_servers_noise():
-    problem = KPCA(3)
-    shards = pca_shards()
-    x = start(problem, shards)
-    rounds = 40
-    update = Projected(step_size=2e-3, local_steps=5)
-    plain = update.model_copy(update={"upload": "plain"})
-    one = last(federate(problem, shards, update, update, x, 10)).state["x"]
-    two = last(federate(problem, shards, plain, plain, x, 10)).state["x"]
+    plain = UPDATE.model_copy(update={"upload": "plain"})
+    one, two = (last(played(update, 10)[1]).state["x"] for update in (UPDATE, plain))
     torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
-    noisy = ClientMechanism(l2_norm_clip=1e3, noise_multiplier=1e-8)
 
     def imbalance(training):
         """Size of the mean correction in the first and in the last rounds."""
         sizes = [
             float(training.correction(p.state["x"], p.memory).mean(0).norm())
-            for p in federate(
-                problem, shards, training, training, x, rounds, client_mechanism=noisy
-            )
+            for p in played(training, 40, (1e3, 1e-8))[1]
         ]
         return sizes[0], sum(sizes[-10:]) / 10
 
-    first, late = imbalance(update)
+    first, late = imbalance(UPDATE)
     assert late > 3 * first
     first, late = imbalance(plain)
     assert 0.3 * first < late < 2 * first

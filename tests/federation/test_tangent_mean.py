@@ -8,14 +8,12 @@ from manifed.algorithms.tangent_mean import TangentMean
 from manifed.federation.rounds import weighted_mean
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.sphere import Sphere
+from tests.conformance.manifold_cases import float64, generator, normals
 
 
 def points(count, dim=5, spread=0.3, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = Sphere().random(dim, generator=generator)
-    u = torch.randn(count, dim, generator=generator, dtype=torch.float64)
-    u = spread * (u - (u @ x).unsqueeze(1) * x)
-    return x, Sphere().expmap(x, u)
+    x = Sphere().projx(normals(seed, dim))
+    return x, Sphere().expmap(x, spread * Sphere().proju(x, normals(seed + 1000, count, dim)))
 
 
 def moved(x, mean, manifold):
@@ -24,10 +22,9 @@ def moved(x, mean, manifold):
 
 
 def test_on_flat_space_it_is_the_weighted_mean():
-    generator = torch.Generator().manual_seed(1)
-    y = torch.randn(4, 3, generator=generator, dtype=torch.float64)
-    weights = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
-    x = torch.zeros(3, dtype=torch.float64)
+    y = normals(1, 4, 3)
+    weights = float64([1.0, 2.0, 3.0, 4.0])
+    x = torch.zeros(3).double()
     flat = Euclidean(ndim=1)
     mean = weighted_mean(Displacement(flat.logmap(x, y)), weights)["u"]
     expected = (weights[:, None] * y).sum(0) / 10
@@ -55,26 +52,22 @@ def collected(x, y, uniform):
 def test_option_2_returns_each_round_with_equal_probability():
     mean = TangentMean(output_rule="uniform")
     sphere = Sphere()
-    rounds = 4
     counts = [0] * 4
-    x, y = points(rounds + 1, seed=2)
-    generator = torch.Generator().manual_seed(0)
-    trials = 1000
-    for _ in range(trials):
+    x, y = points(4, seed=2)
+    drawn = generator(0)
+    for _ in range(1000):
         state = mean.start(x)
-        for r in range(1, rounds + 1):
-            uniform = float(torch.rand((), generator=generator))
-            state = mean.step(state, "train", collected(state["x"], y[r], uniform), r, sphere)
-        gaps = [float((mean.output(state, sphere) - y[r]).norm()) for r in range(1, rounds + 1)]
-        counts[gaps.index(min(gaps))] += 1
-    statistic = sum((c - trials / rounds) ** 2 / (trials / rounds) for c in counts)
-    assert statistic < 31.0  # chi-square with 3 degrees of freedom: 1e-6 of the mass lies above
+        for r, target in enumerate(y, 1):
+            uniform = float(torch.rand((), generator=drawn))
+            state = mean.step(state, "train", collected(state["x"], target, uniform), r, sphere)
+        counts[int((mean.output(state, sphere) - y).norm(dim=1).argmin())] += 1
+    # chi-square with 3 degrees of freedom: 1e-6 of the mass lies above
+    assert sum((c - 250) ** 2 / 250 for c in counts) < 31.0
 
 
 def test_the_mean_is_that_of_who_replied_whoever_was_asked():
-    generator = torch.Generator().manual_seed(0)
-    u = torch.randn(7, 3, dtype=torch.float64, generator=generator)
-    weights = torch.arange(1.0, 8.0, dtype=torch.float64)
-    found = weighted_mean(Displacement(u), weights, torch.tensor(30.0, dtype=torch.float64))["u"]
+    u = normals(0, 7, 3)
+    weights = torch.arange(1.0, 8.0).double()
+    found = weighted_mean(Displacement(u), weights, float64(30.0))["u"]
     whole = weighted_mean(Displacement(u), weights)["u"]
     torch.testing.assert_close(found, whole, rtol=1e-14, atol=0)

@@ -23,28 +23,28 @@ STEP = 0.1
 class GeooptStep(RSGD):
     """One step by geoopt's optimizer, from the oracle's gradient."""
 
-    def update(self, phase, down, memory, oracle, manifold, draws):
-        x = geoopt.ManifoldParameter(down.x.clone(), manifold=down.x.manifold)
+    def client(self, x, oracle, here):
+        start = here.down.x
+        x = geoopt.ManifoldParameter(start.clone(), manifold=start.manifold)
         x.grad = oracle.gradient(x)  # Riemannian, and egrad2rgrad of the sphere leaves it alone
         geoopt.optim.RiemannianSGD([x], lr=self.step_size).step()
-        return Displacement(down.x.manifold.invretr(down.x, x)), memory
+        return Displacement(start.manifold.invretr(start, x))
 
 
-def updated(training, mechanism=PRIVATE, is_cohort=False, phase="train", down=None, memory=None):
+def updated(training, mechanism=PRIVATE, is_cohort=False, phase="train", memory=None):
     everybody = shards()
     x = start()
-    setup = ClientSetup(PrincipalEigenvector(), training, mechanism)
     examples = everybody[0]
-    sizes = len(everybody[0])
+    sizes = len(examples)
     who = 0
     if is_cohort:
         examples = Examples.stack(everybody)
-        sizes = [len(shard) for shard in everybody]
+        sizes = list(map(len, everybody))
         who = tuple(range(len(everybody)))
         x = x.expand(len(everybody), -1)
+    setup = ClientSetup(PrincipalEigenvector(), training, mechanism)
     seat = Seat(who, 1, 0, phase)
-    source = NoiseSource.from_seed(3)
-    return run_update(setup, seat, down or Point(x), memory, examples, sizes, source)
+    return run_update(setup, seat, Point(x), memory, examples, sizes, NoiseSource.from_seed(3))
 
 
 @pytest.mark.parametrize("mechanism", [ExampleMechanism(), PRIVATE], ids=["plain", "private"])
@@ -63,6 +63,10 @@ def test_uploads_and_memory_are_plain():
     memory = projected.initial_memory(start())
     svrg = RFedSVRG(step_size=STEP, local_steps=2, minibatch=Full())
     first = updated(svrg, phase="gradient", memory=svrg.initial_memory(start()))
-    made = [updated(RSGD(step_size=STEP, minibatch=Full())).up]
-    made += [updated(projected, ExampleMechanism(), memory=memory).up, first.up, first.memory]
+    made = (
+        updated(RSGD(step_size=STEP, minibatch=Full())).up,
+        updated(projected, ExampleMechanism(), memory=memory).up,
+        first.up,
+        first.memory,
+    )
     assert {type(t) for each in made for t in each.tensors().values()} == {torch.Tensor}

@@ -4,7 +4,6 @@ tests/federation/test_workers_on_ray.py has the real one.
 """
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,24 +12,25 @@ from manifed.algorithms import rsgd
 from manifed.cli.launch import check_parts
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment import assembly
-from manifed.experiment.assembly import client_side, initial_point, outlined_side, plan_of
+from manifed.experiment.assembly import client_side, outlined_side
 from manifed.experiment.load import load, parse
 from manifed.federation import workers
-from manifed.federation.rounds import free, run_rounds
+from manifed.federation.rounds import free
 from manifed.federation.stack import Chunking
 from manifed.privacy.noise import Stream
 from manifed.problems.own_files import FileData
 from manifed.problems.pca import KPCA
 from manifed.problems.problem import InvalidRecord
 from manifed.runs.driver import cohort_transport
+from tests.algorithms.gossip_runs import reports_of
 from tests.conformance.federated_loop import broken
 from tests.federation.pretended_ray import Pretended
+from tests.fresh import QUICKSTART
 
 PRIVATE = {
     "kind": "example-level", "l2_norm_clip": 1.0, "delta": 1e-3,
     "noise": {"kind": "multiplier", "noise_multiplier": 2.0},
 }  # fmt: skip
-CLIENT = {**PRIVATE, "kind": "client-level"}
 RSGD = {"kind": "rsgd", "step_size": 0.05, "local_steps": 2, "minibatch": {"kind": "full"}}
 PROJECTED = {"kind": "projected", "step_size": 1e-3, "local_steps": 2}
 SOME = {"cohort": {"kind": "fixed-size", "cohort_size": 7}}
@@ -40,8 +40,8 @@ LINES = {
 }
 FAR = {**RSGD, "step_size": 1e-3}
 HELD_OUT = {
-    "problem": {"kind": "least-squares"},
-    "data": {"kind": "synthetic-least-squares", "num_clients": 13, "rows": 10},
+    **LINES,
+    "data": {**LINES["data"], "rows": 10},
     "evaluation": {"kind": "private", "hold_out": 0.4, "loss_range": [0.0, 10.0]},
 }
 FRAMES = {
@@ -76,23 +76,18 @@ CASES = {
     ),
     "two exchanges": (FRAMES, {"kind": "rfedsvrg", "step_size": 1e-3, "local_steps": 2}),
     "at client level": (
-        LINES, RSGD, CLIENT, {"cohort": {"kind": "poisson", "sampling_probability": 0.5}},
+        LINES, RSGD, PRIVATE | {"kind": "client-level"},
+        {"cohort": {"kind": "poisson", "sampling_probability": 0.5}},
     ),
     "what hold-outs say": (HELD_OUT, RSGD, PRIVATE),
     "gossip": (LINES, {"kind": "gossip", "graph": {"kind": "ring"}, "step_size": 0.02}),
 }  # fmt: skip
 
 
-def reports_of(config, transport, charge=free, num_rounds=3):
-    plan = plan_of(config)
-    start = plan.server_update.start(initial_point(config))
-    return list(run_rounds(plan, start, transport, charge, num_rounds=num_rounds))
-
-
-def played(given, charge=free):
-    config = parse(given)
+def played(*case, charge=free, **engine):
+    config = parse(table(*case, **engine))
     with cohort_transport(config) as transport:
-        return reports_of(config, transport, charge)
+        return reports_of(config, transport=transport, charge=charge)
 
 
 @pytest.fixture
@@ -102,57 +97,55 @@ def ray(monkeypatch):
     return found
 
 
+def told(report):
+    """(what it says in numbers, all else)."""
+    return (report.state, report.held_out), report._replace(state={}, held_out=None)
+
+
 def assert_same(found, expected):
-    for mine, theirs in zip(found, expected, strict=True):
-        for name, tensor in theirs.state.items():
-            assert torch.equal(mine.state[name], tensor), name
-        assert mine.participants == theirs.participants
-        assert mine.failures == theirs.failures
-        assert (mine.bytes_up, mine.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
-        assert mine.noise_origins == theirs.noise_origins
-        assert (mine.held_out is None) == (theirs.held_out is None)
-        if mine.held_out is not None:
-            assert torch.equal(mine.held_out[0], theirs.held_out[0])
+    for mine, theirs in zip(map(told, found), map(told, expected), strict=True):
+        torch.testing.assert_close(mine[0], theirs[0], rtol=0, atol=0)
+        assert mine[1] == theirs[1]
 
 
 @pytest.mark.usefixtures("ray")
 @pytest.mark.parametrize("case", CASES)
 def test_one_two_and_four_workers_give_the_bits_of_one_process(case):
-    expected = played(table(*CASES[case]))
+    expected = played(*CASES[case])
     for count in (1, 2, 4):
-        assert_same(played(table(*CASES[case], workers=count)), expected)
+        assert_same(played(*CASES[case], workers=count), expected)
 
 
 @pytest.mark.usefixtures("ray")
 def test_an_upload_that_cannot_be_used_and_one_that_fails_are_their_clients_failures(monkeypatch):
     broken(monkeypatch, rsgd.RSGD, {3, 4, 11})
     broken(monkeypatch, rsgd.RSGD, {8}, RuntimeError("no factor"))
-    expected = played(table(LINES, RSGD))
+    expected = played(LINES, RSGD)
     assert {i: f.kind for i, f in expected[-1].failures.items()} == {
         3: "unusable", 4: "unusable", 8: "absent", 11: "unusable"
     }  # fmt: skip
     for count in (1, 2, 4):
-        assert_same(played(table(LINES, RSGD, workers=count)), expected)
+        assert_same(played(LINES, RSGD, workers=count), expected)
 
 
 @pytest.mark.usefixtures("ray")
 def test_in_a_release_every_worker_draws_a_key_of_its_own_for_every_exchange(monkeypatch):
-    plain = rsgd.RSGD.update
+    plain = rsgd.RSGD.client
     drawn = set()
     at = {"stream": Stream.COHORT, "partition": 3, "server_round": 1, "attempt": 0}
 
-    def update(self, phase, down, memory, oracle, manifold, draws):
-        drawn.add(tuple(draws.source.uniforms((2,), **at).tolist()))
-        return plain(self, phase, down, memory, oracle, manifold, draws)
+    def client(*given):
+        drawn.add(tuple(given[-1].draws.source.uniforms((2,), **at).tolist()))
+        return plain(*given)
 
-    monkeypatch.setattr(rsgd.RSGD, "update", update)
-    reports = played(table(LINES, RSGD, {**PRIVATE, "noise_source": "os"}, workers=2))
+    monkeypatch.setattr(rsgd.RSGD, "client", client)
+    reports = played(LINES, RSGD, PRIVATE | {"noise_source": "os"}, workers=2)
     assert all(report.noise_origins == {"os"} for report in reports)
     assert len(drawn) == 2 * 3  # one key an exchange and worker, one number of it
 
 
-def with_policy(how):
-    return {"replies": {"on_failure": how, "min_fraction": 0.3}}
+def with_policy(how, **more):
+    return {"replies": {"on_failure": how, "min_fraction": 0.3, **more}}
 
 
 @pytest.mark.parametrize(
@@ -164,8 +157,11 @@ def test_a_worker_that_dies_is_its_clients_failure_and_is_started_anew(
     ray.dies[0] = ("exchange", 2)
     charged = []
     found = played(
-        table(FRAMES, PROJECTED if how == "retry" else FAR, federation=with_policy(how), workers=2),
-        lambda *attempt: charged.append(attempt[:2]),
+        FRAMES,
+        PROJECTED if how == "retry" else FAR,
+        federation=with_policy(how),
+        charge=lambda *attempt: charged.append(attempt[:2]),
+        workers=2,
     )
     assert charged == [(1, 0), (2, 0), *[(2, 1)] * (how == "retry"), (3, 0)]
     assert [actor.starts for actor in ray.actors] == [2, 1]
@@ -183,9 +179,8 @@ def test_a_worker_without_room_is_waited_for_once_and_asked_when_it_is_up(ray):
         if server_round == 5:
             ray.stuck.clear()
 
-    config = parse(table(LINES, RSGD, federation=with_policy("proceed"), workers=2))
-    with cohort_transport(config) as transport:
-        found = reports_of(config, transport, charge, num_rounds=5)
+    five = with_policy("proceed") | {"num_rounds": 5}
+    found = played(LINES, RSGD, federation=five, charge=charge, workers=2)
     assert [len(report.participants) for report in found] == [13, 7, 7, 7, 13]
     for report in found[1:4]:
         assert {f.kind for f in report.failures.values()} == {"unavailable"}
@@ -205,11 +200,8 @@ def test_a_policy_that_aborts_ends_the_run_when_a_worker_is_late_or_dies(
     ray, happens, replies, words
 ):
     vars(ray).update(happens)
-    given = table(
-        LINES, RSGD, federation={"replies": {"on_failure": "abort", **replies}}, workers=2
-    )
     with pytest.raises(RoundFailed, match=words):
-        played(given)
+        played(LINES, RSGD, federation=with_policy("abort", **replies), workers=2)
 
 
 @pytest.mark.parametrize(
@@ -224,23 +216,23 @@ def test_a_policy_that_aborts_ends_the_run_when_a_worker_is_late_or_dies(
 @pytest.mark.usefixtures("ray")
 def test_what_cannot_be_shared_out_is_refused_in_one_line(engine, words):
     with pytest.raises(ConfigError, match=words):
-        played(table(LINES, RSGD, **engine))
+        played(LINES, RSGD, **engine)
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'flwr\[simulation\]'"):
-        played(table(LINES, RSGD, workers=2))
+    with pytest.raises(ImportError, match=r'^ray is not installed: pip install "manifed\[ray\]"$'):
+        played(LINES, RSGD, workers=2)
 
 
 # -- what the driver reads -----------------------------------------------------------------------
-SITES = Path(__file__).parents[2] / "configs" / "examples" / "three_sites.toml"
 OFF = {"evaluation": {"is_enabled": False}}
 
 
 def at_sites(**federation):
     sets = ["engine.execution=cohort", "engine.workers=3", "engine.chunk_clients=1"]
-    config = load(SITES, [*sets, "evaluation.is_enabled=false"])
+    sites = QUICKSTART.parent / "examples" / "three_sites.toml"
+    config = load(sites, [*sets, "evaluation.is_enabled=false"])
     changed = config.federation.model_copy(update=federation)
     return config.model_copy(update={"federation": changed})
 
@@ -258,7 +250,7 @@ def test_files_are_opened_by_workers_and_once_more_where_nobody_says_how_long_th
     assembly.facts_of.cache_clear()
     check_parts(config)
     with cohort_transport(config) as transport:
-        assert len(reports_of(config, transport)) == 3
+        assert len(reports_of(config, transport=transport)) == 3
     assert sorted(read) == sorted(times * ["north.csv", "middle.csv", "south.csv"])
 
 
@@ -272,11 +264,11 @@ CHUNKED = {name: OFF | table(*case, workers=2) for name, case in CASES.items()} 
 @pytest.mark.parametrize("case", [*CHUNKED, "three sites"])
 def test_sizes_alone_say_the_same_chunks_as_the_data(case):
     config = at_sites() if case == "three sites" else parse(CHUNKED[case])
-    known = outlined_side(config)
-    full = client_side(config)
     for budget in (1, 4, 64):
-        found = Chunking.of(known, "cpu", budget, None)
-        assert found == Chunking.of(full, "cpu", budget, None)
+        known, full = (
+            Chunking.of(side(config), "cpu", budget, None) for side in (outlined_side, client_side)
+        )
+        assert known == full
 
 
 @pytest.mark.usefixtures("ray")
@@ -285,10 +277,6 @@ def test_a_record_that_nothing_may_be_computed_from_is_found_by_its_worker(monke
         raise InvalidRecord("record 3: no number")
 
     monkeypatch.setattr(KPCA, "check_records", check_records)
-    config = parse(table(FRAMES, PROJECTED, workers=2))
-    check_parts(config)
-    with (
-        pytest.raises(ConfigError, match="client 0, record 3: no number"),
-        cohort_transport(config),
-    ):
-        pass
+    check_parts(parse(table(FRAMES, PROJECTED, workers=2)))
+    with pytest.raises(ConfigError, match="client 0, record 3: no number"):
+        played(FRAMES, PROJECTED, workers=2)

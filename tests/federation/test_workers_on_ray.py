@@ -7,19 +7,20 @@ import warnings
 from contextlib import suppress
 
 import pytest
-import torch
 
 from manifed.experiment.load import parse
 from manifed.federation import workers
 from manifed.runs.driver import cohort_transport
+from tests.algorithms.gossip_runs import reports_of
 from tests.federation.test_workers import (
+    FAR,
     FRAMES,
     PRIVATE,
     PROJECTED,
     RSGD,
     SOME,
+    assert_same,
     played,
-    reports_of,
     table,
 )
 
@@ -54,25 +55,19 @@ class Others:
         return True
 
 
-STEPS = {**RSGD, "step_size": 1e-3}
-
-
 @pytest.mark.usefixtures("cluster")
 def test_the_bits_are_those_of_one_process():
-    case = (FRAMES, STEPS, PRIVATE, SOME)
-    expected = played(table(*case))
+    case = (FRAMES, FAR, PRIVATE, SOME)
+    expected = played(*case)
     for count in (1, 2, 4):
-        found = played(table(*case, workers=count, address="auto"))
-        for mine, theirs in zip(found, expected, strict=True):
-            assert torch.equal(mine.state["x"], theirs.state["x"])
-            assert mine.participants == theirs.participants
+        assert_same(played(*case, workers=count, address="auto"), expected)
 
 
 @pytest.mark.usefixtures("cluster")
 def test_a_worker_holds_no_more_than_its_share_of_the_budget():
     import ray
 
-    def held_mb(_) -> float:  # of all tensors in the process: the same on every machine
+    def held_mb(_):  # of all tensors in the process: the same on every machine
         import gc
 
         import torch
@@ -84,12 +79,10 @@ def test_a_worker_holds_no_more_than_its_share_of_the_budget():
         "problem": {"kind": "least-squares"},
         "data": {"kind": "synthetic-least-squares", "num_clients": 4000, "rows": 100},
     }
-    given = table(many, RSGD, workers=2, address="auto", memory_budget_mb=42)
-    given["engine"]["chunk_clients"] = 100
-    given["federation"] |= {"num_clients": 4000, "num_rounds": 1}
-    config = parse(given)
+    engine = {"workers": 2, "address": "auto", "memory_budget_mb": 42, "chunk_clients": 100}
+    config = parse(table(many, RSGD, federation={"num_clients": 4000, "num_rounds": 1}, **engine))
     with cohort_transport(config) as transport:
-        (report,) = reports_of(config, transport, num_rounds=1)
+        (report,) = reports_of(config, transport=transport)
         held = ray.get([each.__ray_call__.remote(held_mb) for each in transport.actors])
     assert len(report.participants) == 4000
     assert 15 < min(held) <= max(held) <= 42 / 2
@@ -122,12 +115,10 @@ def test_a_node_that_dies_in_mid_run_fails_its_attempt_and_its_worker_starts_els
                 os.kill(transport.processes[nodes.index(second.node_id)], signal.SIGKILL)
 
     retry = {"replies": {"on_failure": "retry", "timeout": 120.0}}
-    given = table(FRAMES, PROJECTED, None, retry, workers=2, address="auto")
-    config = parse(given)
+    config = parse(table(FRAMES, PROJECTED, None, retry, workers=2, address="auto"))
     with cohort_transport(config) as transport:
-        found = reports_of(config, transport, charge)
-    kinds = {failure.kind for failure in found[1].failures.values()}
+        found = reports_of(config, transport=transport, charge=charge)
     assert charged == [(1, 0), (2, 0), (2, 1), (3, 0)]
-    assert kinds == {"unavailable"}
+    assert {failure.kind for failure in found[1].failures.values()} == {"unavailable"}
     assert found[2].participants == tuple(range(13))
     assert len(transport.processes) == 2

@@ -1,20 +1,17 @@
 """What a node says of itself, and what its errors carry to the server."""
 
-from pathlib import Path
-
 import pytest
 from flwr.app import Context, RecordDict
-from flwr.clientapp import ClientApp
 
-from manifed.experiment.assembly import own_node
+from manifed.experiment.assembly import initial_point, own_node, plan_of
 from manifed.experiment.load import load
+from manifed.federation.rounds import run_rounds
 from manifed.flower import client
-from manifed.flower.client import client_app_of
-from manifed.flower.handshake import HandshakeFailed, meet
-from manifed.flower.inline import InlineGrid
-from manifed.flower.transport import MessageTransport
+from manifed.flower.handshake import meet
+from manifed.flower.transport import InlineGrid, MessageTransport
+from tests.algorithms.gossip_runs import grid_of
+from tests.fresh import QUICKSTART
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 MARKER = "8675309.125"
 
 
@@ -27,7 +24,7 @@ def test_a_node_without_a_place_among_the_shards_says_so(partition):
     node = {} if partition is None else {"partition-id": partition}
     context = Context(run_id=1, node_id=2, node_config=node, state=RecordDict(), run_config={})
     with pytest.raises(ValueError, match=r"partition-id of this node in .* 0\.\.2, got"):
-        client.node_of(context, config_of())
+        client.node_of(lambda _: config_of(), context)
 
 
 def quoting(*arguments, **keywords):
@@ -40,39 +37,32 @@ PLACES = {
     "validating": "manifed.experiment.assembly.own_examples",
     "the turn": "manifed.federation.client.run_update",
     "packing": "manifed.flower.clients.local_training.pack",
-    "memory": "manifed.flower.client.keep",
-    "introducing": "manifed.flower.client.code_sha256",
+    "memory": "manifed.flower.client.Memory.keep",
+    "introducing": "manifed.flower.clients.local_training.code_sha256",
 }
 
 
 def replies_of(config):
     """The error texts that the server gets in a handshake and in a round."""
-    from manifed.experiment.assembly import initial_point, plan_of
-    from manifed.federation.rounds import run_rounds
+    texts = []
 
     class Listening(InlineGrid):
-        def __init__(self, app: ClientApp, *arguments):
-            super().__init__(app, *arguments)
-            self.texts = []
+        def _deliver(self, message):
+            reply = super()._deliver(message)
+            texts.extend([reply.error.reason] if reply.has_error() else [])
+            return reply
 
-        def pull_messages(self, message_ids):
-            found = super().pull_messages(message_ids)
-            self.texts += [reply.error.reason for reply in found if reply.has_error()]
-            return found
-
-    grid = Listening(client_app_of(lambda _: config), 3, {})
     plan = plan_of(config)
-    sha = plan.config_sha256
-    try:
-        nodes = meet(grid, sha, plan.num_examples, timeout=5.0, patience=0.0)
-    except HandshakeFailed as failed:
-        return [*grid.texts, str(failed)]
     start = plan.server_update.start(initial_point(config))
-    try:
+    grid = grid_of(config, Listening)
+
+    def one_round():
+        nodes = meet(grid, plan.config_sha256, plan.num_examples, timeout=5.0, patience=0.0)
         next(run_rounds(plan, start, MessageTransport(grid, nodes, 5.0), num_rounds=1))
-    except RuntimeError as failed:
-        grid.texts.append(str(failed))
-    return grid.texts
+
+    with pytest.raises(RuntimeError) as failed:
+        one_round()
+    return [*texts, str(failed.value)]
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -4,7 +4,10 @@ import sys
 
 import pytest
 
+from benchmarks.common.cases import CASES
 from benchmarks.engines import memory_of_a_round
+from manifed.experiment.load import parse, save
+from tests.command import invoke
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,14 +26,6 @@ def test_shards_and_a_round_stay_under_the_budget(case, clients, budget):
 
 
 def test_a_budget_that_cannot_hold_the_data_is_refused_in_one_line(tmp_path):
-    from benchmarks.common.cases import CASES
-    from manifed.cli.main import main
-    from manifed.experiment.load import parse, save
-
-    table = CASES["kpca_784x5"](100, 1) | {
-        "engine": {"execution": "cohort", "memory_budget_mb": 16}
-    }
-    save(parse(table), tmp_path / "x.toml")
-    with pytest.raises(SystemExit) as stopped:
-        main(["run", str(tmp_path / "x.toml"), "--out", str(tmp_path / "run")])
-    assert stopped.value.code == 2
+    engine = {"execution": "cohort", "memory_budget_mb": 16}
+    save(parse(CASES["kpca_784x5"](100, 1) | {"engine": engine}), tmp_path / "x.toml")
+    assert invoke("run", tmp_path / "x.toml", "--out", tmp_path / "run").exit_code == 2

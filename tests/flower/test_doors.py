@@ -2,14 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
-from tests import fresh
+from tests.fresh import ROOT, python
 
-ROOT = Path(__file__).parents[2]
 LIBRARY = (
     "from manifed.flower.strategies.tangent_mean import TangentMean as library\n"
     "from manifed.flower.clients.local_training import client_app as own\n"
@@ -37,7 +35,7 @@ def ran(code, cwd):
 
 @pytest.mark.parametrize("order", [LIBRARY + CHECKOUT, CHECKOUT + LIBRARY])
 def test_an_editable_install_has_one_class_by_either_name(order):
-    done = fresh.python("-c", order + SAME)
+    done = python("-c", order + SAME)
     assert done.returncode == 0, done.stderr
 
 
@@ -69,8 +67,7 @@ def test_a_wheel_from_the_tree_and_from_an_sdist_has_the_library_s_door(tmp_path
 def test_a_bundle_of_flower_has_both_doors(tmp_path):
     from flwr.cli.build import build_fab_from_disk
 
-    data = build_fab_from_disk(ROOT)
-    (tmp_path / "app.fab").write_bytes(data)
+    (tmp_path / "app.fab").write_bytes(build_fab_from_disk(ROOT))
     ZipFile(tmp_path / "app.fab").extractall(tmp_path / "app")
     place = tmp_path / "app"
     here = f"import manifed\nassert manifed.__file__.startswith({str(place)!r})\n"

@@ -1,10 +1,8 @@
 """The app on the inline engine: equal to a loop a reader can check by eye."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from manifed.algorithms import rsgd
@@ -14,23 +12,23 @@ from manifed.errors import RoundFailed
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.federation.client import ClientSetup, Seat, run_update
-from manifed.flower import inline
-from manifed.flower.inline import InlineGrid
+from manifed.flower import transport
+from manifed.flower.transport import InlineGrid
 from manifed.plan import example_mechanism
 from manifed.privacy.noise import NoiseSource
 from tests.conformance.federated_loop import broken
+from tests.fresh import QUICKSTART
+from tests.tensors import assert_near
 
-QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml")
 SMALL = (
     "federation.num_clients=4",
     "federation.num_rounds=3",
     "training.local_steps=2",
-    "output.plots=false",
 )
 
 
 def run(tmp_path, *sets, name="run"):
-    return launch(Request(QUICKSTART, (*SMALL, *sets), out=tmp_path / name, plain=True))
+    return launch(Request(str(QUICKSTART), (*SMALL, *sets), out=tmp_path / name, plain=True))
 
 
 def reference_loop(config):
@@ -39,21 +37,19 @@ def reference_loop(config):
     setup = ClientSetup(
         found.problem, config.training, example_mechanism(config.setting, found.sizes)
     )
-    manifold = found.problem.manifold
     source = NoiseSource.from_seed(config.federation.seed)
     x = initial_point(config)
     for t in range(1, config.federation.num_rounds + 1):
-        cohort = config.federation.cohort.draw(len(found.examples), t, 0, source)
         total = torch.zeros_like(x)
         weight = 0
-        for i in cohort:
+        for i in config.federation.cohort.draw(len(found.examples), t, 0, source):
             shard = found.examples[i]
             seat = Seat(i, t, 0, "train")
             done = run_update(setup, seat, Point(x), None, shard, len(shard), source)
-            total = total + len(shard) * done.up.tensors()["u"]
-            weight = weight + len(shard)
-        if cohort:
-            x = manifold.expmap(x, total / weight)
+            total += len(shard) * done.up.tensors()["u"]
+            weight += len(shard)
+        if weight:
+            x = found.problem.manifold.expmap(x, total / weight)
     return x
 
 
@@ -63,28 +59,28 @@ def test_the_app_is_the_reference_loop(tmp_path, execution):
     folder = run(tmp_path, cohort, f"engine.execution={execution}")
     config = load(QUICKSTART, [*SMALL, cohort])
     model = folder.load_tensors("model")["x"]
-    torch.testing.assert_close(model, reference_loop(config), rtol=0, atol=1e-12)
+    assert_near(model, reference_loop(config), 1e-12)
 
 
-def delivered(message, trained):
-    """The reply of one node whose handler does this, and what the node then holds."""
+def delivered(content, trained):
+    """The reply of a node whose handler does this, what it answers, and what the node holds."""
     app = ClientApp()
     app.train()(trained)
     grid = InlineGrid(app, 1, {})
+    message = Message(content, dst_node_id=2, message_type="train")
     (reply,) = grid.send_and_receive([message])
-    return reply, grid._contexts[2].state
+    return reply, message, grid._contexts[2].state
 
 
 @pytest.mark.parametrize("breaks", [False, True])
 def test_state_is_rolled_back_when_a_handler_raises(breaks):
-    def train(message: Message, context: Context) -> Message:
+    def train(message, context):
         context.state["count"] = ConfigRecord({"n": 1})
         if breaks:
             raise ValueError("client boom")
         return Message(message.content, reply_to=message)
 
-    message = Message(RecordDict(), dst_node_id=2, message_type="train")
-    reply, state = delivered(message, train)
+    reply, message, state = delivered(RecordDict(), train)
     assert reply.has_error() == breaks
     assert reply.metadata.reply_to_message_id == message.metadata.message_id
     assert ("count" in state) == (not breaks)
@@ -93,25 +89,25 @@ def test_state_is_rolled_back_when_a_handler_raises(breaks):
 
 
 def test_a_receiver_cannot_write_into_the_senders_records():
-    def train(message: Message, context: Context) -> Message:
+    def train(message, context):
         message.content["shared"]["n"] = 2
         return Message(RecordDict(), reply_to=message)
 
     content = RecordDict({"shared": ConfigRecord({"n": 1})})
-    delivered(Message(content, dst_node_id=2, message_type="train"), train)
+    delivered(content, train)
     assert content["shared"]["n"] == 1
 
 
 def test_a_slow_client_costs_the_others_nothing_and_the_folder_names_it(tmp_path, monkeypatch):
-    plain = rsgd.RSGD.update
+    plain = rsgd.RSGD.client
     now = [0.0]
 
-    def takes_a_minute_at_client_1(self, phase, down, memory, oracle, manifold, draws):
-        now[0] += 60.0 if draws.partition == 1 else 4.0
-        return plain(self, phase, down, memory, oracle, manifold, draws)
+    def takes_a_minute_at_client_1(self, x, oracle, here):
+        now[0] += 60.0 if here.draws.partition == 1 else 4.0
+        return plain(self, x, oracle, here)
 
-    monkeypatch.setattr(rsgd.RSGD, "update", takes_a_minute_at_client_1)
-    monkeypatch.setattr(inline.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(rsgd.RSGD, "client", takes_a_minute_at_client_1)
+    monkeypatch.setattr(transport.time, "monotonic", lambda: now[0])
     folder = run(tmp_path, "federation.replies.timeout=5", "privacy={kind='none'}")
     assert folder.manifest()["replies"] == {
         "participants": 9,
@@ -129,8 +125,7 @@ def test_a_client_that_diverges_is_left_out_or_ends_the_run_as_the_policy_says(
 ):
     broken(monkeypatch, rsgd.RSGD, {1})
     sets = (f"engine.execution={execution}",)
-    folder = run(tmp_path, *sets, name="proceed")
-    assert folder.metrics()["bytes_up"][-1] == 3 * 64 * 8
+    assert run(tmp_path, *sets, name="proceed").metrics()["bytes_up"][-1] == 3 * 64 * 8
     with pytest.raises(RoundFailed, match=r"client 1: Expected finite entries in u"):
         run(tmp_path, *sets, "federation.replies.on_failure=abort", name="abort")
     assert "final" not in (tmp_path / "abort" / "manifest.json").read_text()

@@ -1,22 +1,15 @@
 """A run's messages under Flower, read as an adversary who knows everything but the noise does."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord
 
-from manifed.experiment.assembly import initial_point, load_shards, plan_of
-from manifed.experiment.load import parse
-from manifed.federation.rounds import run_rounds
-from manifed.flower.client import client_app_of
-from manifed.flower.handshake import meet
-from manifed.flower.inline import InlineGrid
+from manifed.experiment.assembly import load_shards, plan_of
 from manifed.flower.records import tensors_from_record
-from manifed.flower.transport import MessageTransport
+from manifed.flower.transport import InlineGrid, MessageTransport
 from manifed.privacy.secldp import Correlated
-from manifed.setting import CorrelatedNoise
+from tests.algorithms.gossip_runs import experiment, grid_of, reports_of
 from tests.attacks.transcript import Heard, read
 
 NODES = 6
@@ -24,52 +17,18 @@ ROUNDS = 20
 D = 5
 
 
-def config_of(**training):
-    return parse(
-        {
-            "name": "log",
-            "problem": {"kind": "least-squares", "scaling": "sum"},
-            "data": {"kind": "scaled-identities", "num_clients": NODES, "dimension": D},
-            "federation": {
-                "num_clients": NODES, "num_rounds": ROUNDS, "partition": {"kind": "natural"},
-            },
-            "training": {
-                "kind": "decor", "graph": {"kind": "ring"}, "step_size": 0.01,
-                "minibatch": {"kind": "full"}, **training,
-            },
-            "privacy": {
-                "kind": "correlated", "l2_norm_clip": 1.0, "noise_stddev": 2.0,
-                "mask_stddev": 7.0, "delta": 1e-5,
-            },
-        }
-    )  # fmt: skip
+class Listening(InlineGrid):
+    """Keeps every message of a run, down and up, in order."""
 
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.heard = []
 
-@dataclass
-class Log:
-    """Every message of a run, down and up, in order, and what nodes hold at its end."""
-
-    messages: list[tuple[Message, Message]]
-    grid: InlineGrid
-
-
-def played(config):
-    class Listening(InlineGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            messages = list(messages)
-            replies = list(super().send_and_receive(messages, timeout=timeout))
-            heard.extend(zip(messages, replies, strict=True))
-            return replies
-
-    heard: list[tuple[Message, Message]] = []
-    grid = Listening(client_app_of(lambda _: config), NODES, {})
-    plan = plan_of(config)
-    nodes = meet(grid, plan.config_sha256, plan.num_examples, timeout=5.0, patience=0.0)
-    heard.clear()
-    start = plan.server_update.start(initial_point(config))
-    for _ in run_rounds(plan, start, MessageTransport(grid, nodes, 60.0), num_rounds=ROUNDS):
-        pass
-    return Log(heard, grid)
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        self.heard += zip(messages, replies, strict=True)
+        return replies
 
 
 def arrays(message):
@@ -77,17 +36,15 @@ def arrays(message):
     return tensors_from_record(record)
 
 
-def heard_in(log, config):
+def heard_in(messages, config):
     """The rounds, from the bytes on the wire."""
-    last = log.messages[-NODES * ROUNDS :]
-    rounds = [last[r * NODES : (r + 1) * NODES] for r in range(ROUNDS)]
     return [
         Heard(
             torch.stack([arrays(down)["x"] for down, _ in turn]),
             torch.stack([arrays(up)["x"] for _, up in turn]),
             config.training.step_size,
         )
-        for turn in rounds
+        for turn in (messages[r : r + NODES] for r in range(0, NODES * ROUNDS, NODES))
     ]
 
 
@@ -108,36 +65,42 @@ def clean(config):
 @pytest.mark.statistical
 @pytest.mark.parametrize("keys", ["seeded", "exchanged"])
 def test_nothing_un_masked_is_in_the_message_log_of_a_run(keys):
-    config = config_of(pair_keys=keys)
-    assert isinstance(config.privacy, CorrelatedNoise)
-    log = played(config)
-    noise = Correlated(2.0, 7.0)
-    for _, up in log.messages[-NODES * ROUNDS :]:
+    privacy = {
+        "kind": "correlated", "l2_norm_clip": 1.0, "noise_stddev": 2.0, "mask_stddev": 7.0,
+        "delta": 1e-5,
+    }  # fmt: skip
+    config = experiment(
+        NODES, ROUNDS, D, privacy, kind="decor", step_size=0.01, pair_keys=keys,
+        minibatch={"kind": "full"},
+    )  # fmt: skip
+    grid = grid_of(config, Listening)
+    reports_of(config, transport=MessageTransport.meet(grid, plan_of(config)))
+    rounds = grid.heard[-NODES * ROUNDS :]
+    for _, up in rounds:
         assert set(arrays(up)) == {"x"}
         assert not list(up.content.metric_records)
-    heard = heard_in(log, config)
-    graph = config.training.network.graph
-    for reading in read(heard, clean(config), graph, noise):
+    heard = heard_in(rounds, config)
+    for reading in read(heard, clean(config), config.training.network.graph, Correlated(2.0, 7.0)):
         assert reading.is_as_charged, reading
     left = torch.stack([(h.had - h.sent) / h.step_size - clean(config)(h.had) for h in heard])
     total = float(left.sum(1).square().mean()) / (NODES * 2.0**2)
     assert 0.4 < total < 2.0, "masks did not cancel in the sum over all nodes"
     if keys == "exchanged":
-        _no_secret_travelled(log)
+        _no_secret_travelled(grid)
 
 
-def _no_secret_travelled(log):
+def _no_secret_travelled(grid):
     """Of every 32 bytes that a node holds as a secret, none are in a message."""
     wire = b"".join(
         np.ascontiguousarray(tensor.numpy()).tobytes()
-        for pair in log.messages
+        for pair in grid.heard
         for message in pair
         if any(isinstance(r, ArrayRecord) for r in message.content.values())
         for tensor in arrays(message).values()
     )
     held = [
         row.tobytes()
-        for context in log.grid._contexts.values()
+        for context in grid._contexts.values()
         for record in context.state.values()
         if isinstance(record, ArrayRecord)
         for name, array in record.items()

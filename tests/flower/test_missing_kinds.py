@@ -8,11 +8,9 @@ from flwr.common.constant import ErrorCode
 from clients.local_training import app_of
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
-from manifed.federation.replies import Header
-from manifed.federation.stack import Asked
-from manifed.flower.inline import InlineGrid
+from manifed.federation.exchange import Asked, Header
 from manifed.flower.polling import UNREADABLE_REPLY
-from manifed.flower.transport import MessageTransport
+from manifed.flower.transport import InlineGrid, MessageTransport
 
 ANSWERS = {
     "none": (None, "late", "no reply within 7 s"),
@@ -29,12 +27,10 @@ ANSWERS = {
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_each_way_to_be_missing_has_its_kind(answer):
     said, kind, text = ANSWERS[answer]
-    grid = InlineGrid(app_of(lambda _: None), 1, {})
-    transport = MessageTransport(grid, {0: 2}, 7.0)
+    transport = MessageTransport(InlineGrid(app_of(lambda _: None), 1, {}), {0: 2}, 7.0)
     header = Header("c", 1, 0, "train", -1)
     phase = RSGD(step_size=0.1).phases[0]
-    down = Point(torch.ones(3, dtype=torch.float64))
-    asked = Asked(header, phase, down, (0,), {})
+    asked = Asked(header, phase, Point(torch.ones(3).double()), (0,), {})
     (message,) = transport.messages(asked)
     message.metadata.__dict__["_message_id"] = "named"
     content = Error(said, "said") if isinstance(said, int) else said

@@ -17,7 +17,6 @@ name = "run"
 problem = { kind = "kpca", num_components = 2 }
 data = { kind = "synthetic-pca", num_clients = 4, rows = 6, dimension = 7 }
 federation = { num_clients = 4, num_rounds = 4, partition = { kind = "natural" } }
-output = { plots = false }
 """
 STEPS = 'step_size = 0.02, local_steps = 3, minibatch = { kind = "full" }'
 ALGORITHMS = {"projected": STEPS, "rfedsvrg": f'{STEPS}, maps = "retraction"'}

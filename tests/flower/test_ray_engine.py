@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from app import deployment
 from benchmarks.engines_agree import compare_engines
@@ -14,24 +13,17 @@ from manifed.errors import EngineFailed
 from manifed.experiment.plugins import VARIABLE
 from manifed.problems.data import FOLDERS
 from tests.deployment.conftest import TINY_PROJECT, leaves_nothing  # noqa: F401 - a fixture
-from tests.deployment.interrupt import all_gone, interrupted
+from tests.deployment.interrupt import interrupted
+from tests.deployment.kills import gone
 from tests.deployment.tiny_run_config import tiny_run_config
 from tests.experiment import own_nets
 from tests.experiment.test_own_module import CONFIG as OWN_MODULE
+from tests.fresh import QUICKSTART
+from tests.tensors import assert_near
 
-QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 EVALUATED = "evaluation={kind='private',hold_out=0.25,loss_range=[-1.0,0.0]}"
-QUIET = ("output.plots=false",)
+QUIET = ()
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-
-
-def _run(out, *overrides, timeout=600.0):
-    lines: list[str] = []
-    deployment.run(
-        run_config=tiny_run_config(4, out, *overrides), num_supernodes=4,
-        project=TINY_PROJECT, timeout=timeout, on_line=lines.append, is_simulation=True,
-    )  # fmt: skip
-    return lines
 
 
 @pytest.mark.usefixtures("leaves_nothing")
@@ -45,7 +37,7 @@ def test_own_files_and_their_private_evaluation_are_those_of_inline(tmp_path):
         for engine in ("inline", "ray")
     ]
     models = [folder.load_tensors("model")["x"] for folder in ran]
-    torch.testing.assert_close(*models, rtol=0, atol=1e-10)
+    assert_near(*models, atol=1e-10)
     losses = [folder.metrics()["held_out_loss"] for folder in ran]
     assert sum(loss is not None for loss in losses[0]) == 3
     assert losses[1] == pytest.approx(losses[0], abs=1e-10)
@@ -70,7 +62,10 @@ def test_a_module_of_a_package_outside_has_one_trajectory_on_every_engine(tmp_pa
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_run_that_takes_too_long_is_ended(tmp_path):
     with pytest.raises(EngineFailed, match="not finished after 6 s") as caught:
-        _run(tmp_path / "out", "rounds=100000", timeout=6.0)
+        deployment.run(
+            run_config=tiny_run_config(4, tmp_path / "out", "rounds=100000"), num_supernodes=4,
+            project=TINY_PROJECT, timeout=6.0, on_line=lambda _: None, is_simulation=True,
+        )  # fmt: skip
     assert caught.value.status == "timeout"
 
 
@@ -78,6 +73,6 @@ def test_sigterm_ends_ray_and_everything_else_and_removes_the_home(tmp_path):
     code, started, lines = interrupted("ray", TINY_PROJECT, tmp_path / "out", signal.SIGTERM)
     assert code == 128 + signal.SIGTERM
     assert len(started) >= 6  # SuperLink, SuperExec, simulation, gcs, raylet, actors
-    assert all_gone(started, 1.0)
+    gone(started, 1.0)
     (home,) = set(re.findall(r"(\S*/mf-[^/]+)/flwr/apps", "".join(lines)))
     assert not Path(home).exists()

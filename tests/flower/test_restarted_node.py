@@ -1,7 +1,6 @@
 """A node whose process is new in every round goes on with what its client remembered."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,12 +8,11 @@ from flwr.app import Context, RecordDict
 
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load
-from manifed.federation.rounds import free, run_rounds
-from manifed.flower.client import client_app_of
-from manifed.flower.inline import InlineGrid
-from manifed.flower.transport import MessageTransport
+from manifed.federation.rounds import RoundFailed, free, run_rounds
+from manifed.flower.transport import InlineGrid, MessageTransport
+from tests.algorithms.gossip_runs import grid_of
+from tests.fresh import QUICKSTART
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 PROJECTED = (
     "federation.num_clients=2",
     "training={kind='projected',step_size=0.001,local_steps=2}",
@@ -37,7 +35,7 @@ def model(grid, node_config=lambda _: {}, *, before_last=None):
     """The point after three rounds of projected learning with memory."""
     config = load(QUICKSTART, PROJECTED)
     plan = plan_of(config)
-    made = grid(client_app_of(lambda _: config), 2, {}, node_config)
+    made = grid_of(config, grid, node_config=node_config)
     start = plan.server_update.start(initial_point(config))
     reports = run_rounds(plan, start, MessageTransport.meet(made, plan), free, num_rounds=3)
     next(reports), next(reports)
@@ -78,8 +76,7 @@ def test_a_node_whose_file_is_damaged_goes_on_from_its_initial_memory(tmp_path, 
         (path,) = (tmp_path / "1" / "memory").iterdir()
         path.write_bytes(path.read_bytes()[:-1])
 
-    damaged = model(RestartedNodes, folders(tmp_path), before_last=cut)
-    assert not torch.equal(damaged, lived)
+    assert not torch.equal(model(RestartedNodes, folders(tmp_path), before_last=cut), lived)
     assert "does not match its SHA-256" in caplog.text
     assert "client 1 starts round 3" in caplog.text
     assert "client 0 starts" not in caplog.text
@@ -87,8 +84,6 @@ def test_a_node_whose_file_is_damaged_goes_on_from_its_initial_memory(tmp_path, 
 
 @pytest.mark.parametrize("named", ["relative", 3, ""])
 def test_a_state_dir_that_is_no_absolute_path_is_in_the_nodes_own_log(named, caplog):
-    from manifed.federation.rounds import RoundFailed
-
     with pytest.raises(RoundFailed, match="this node is absent") as failed:
         model(InlineGrid, lambda _: {"state-dir": named})
     assert "state-dir" not in str(failed.value)

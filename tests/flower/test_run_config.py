@@ -3,27 +3,25 @@
 import shutil
 import sys
 import tomllib
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG
 
 from app.client_app import app as client_app
+from clients import local_training as node
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
-from manifed.flower import client as node
 from manifed.flower import handshake
 from manifed.flower.handshake import HandshakeFailed, meet
-from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import FIELDS, experiment_of
+from manifed.flower.transport import InlineGrid
 from manifed.problems.data import source_sha256
 from manifed.runs.manifest import LIBRARY, code_sha256
+from tests.fresh import QUICKSTART, ROOT
 
-ROOT = Path(__file__).parents[2]
-QUICKSTART = ROOT / "configs" / "quickstart.toml"
 DEFAULT = ROOT / "configs" / "flwr_run.toml"
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 
@@ -41,14 +39,12 @@ def test_the_default_is_the_quickstart_with_as_many_clients_as_flower_simulates(
 
 
 def test_each_key_sets_its_field():
-    given = {"num-server-rounds": 5, "num-clients": 3, "seed": 7, "epsilon": 4, "delta": 1e-6}
-    found = experiment_of({**DECLARED, **given, "step-size": 0.1})
-    names = [*given, "step-size"]
-    wanted = load(
-        DEFAULT,
-        settings=dict(zip((FIELDS[n] for n in names), (*given.values(), 0.1), strict=True)),
-    )
-    assert found == wanted
+    given = {
+        "num-server-rounds": 5, "num-clients": 3, "seed": 7, "epsilon": 4, "delta": 1e-6,
+        "step-size": 0.1,
+    }  # fmt: skip
+    found = experiment_of({**DECLARED, **given})
+    assert found == load(DEFAULT, settings={FIELDS[key]: value for key, value in given.items()})
     assert (found.federation.num_rounds, found.federation.num_clients) == (5, 3)
 
 
@@ -109,14 +105,14 @@ def test_a_node_that_runs_other_code_refuses_the_server_and_both_hashes_are_name
     grid = InlineGrid(client_app, 2, run_config)
     sizes = tuple(load_shards(config).sizes)
     assert meet(grid, sha256(config), sizes, 1.0) == {0: 2, 1: 3}
-    check = node.check_server
+    check = node.check_code
 
-    def other_code(message):
+    def other_code(*said):
         with monkeypatch.context() as planted:
             planted.setattr(handshake, "code_sha256", lambda: "e" * 64)
-            check(message)
+            check(*said)
 
-    monkeypatch.setattr(node, "check_server", other_code)
+    monkeypatch.setattr(node, "check_code", other_code)
     said = f"the server runs manifed '{code_sha256()[:12]}', this process 'eeeeeeeeeeee'"
     with pytest.raises(HandshakeFailed, match=rf"node 2: error 2: BadMessage: {said}"):
         meet(grid, sha256(config), sizes, 1.0, patience=0.0)

@@ -62,6 +62,10 @@ def kinds(releases):
     return {r["sampling"]["kind"] for r in releases}
 
 
+def is_laplace(release):
+    return release.get("kind") == "laplace"
+
+
 def exact(releases, times, delta):
     mu2 = sum(r["count"] * times / r["noise_multiplier"] ** 2 for r in releases)
     return gaussian_mechanism.get_epsilon_gaussian(1 / math.sqrt(mu2), delta)
@@ -70,10 +74,9 @@ def exact(releases, times, delta):
 def loss(releases):
     total = pld.identity(INTERVAL)
     for r in releases:
+        of = pld.from_laplace_mechanism if is_laplace(r) else pld.from_gaussian_mechanism
         q = r["sampling"].get("sampling_probability", 1.0)
-        one = pld.from_gaussian_mechanism(
-            r["noise_multiplier"], sampling_prob=q, value_discretization_interval=INTERVAL
-        )
+        one = of(r["noise_multiplier"], sampling_prob=q, value_discretization_interval=INTERVAL)
         total = total.compose(one.self_compose(r["count"]))
     return total
 
@@ -96,7 +99,7 @@ def divergences(releases):
 
 def composed(releases, times, delta):
     """Epsilon of ``times`` turns."""
-    if kinds(releases) == {"unsampled"}:
+    if kinds(releases) == {"unsampled"} and not any(map(is_laplace, releases)):
         return exact(releases, times, delta)
     if "without-replacement" in kinds(releases):
         return rdp.compute_epsilon(rdp.DEFAULT_RDP_ORDERS, times * divergences(releases), delta)[0]
@@ -127,20 +130,12 @@ def cases():
 
 
 def main():
+    names = ("adversary", "name", "releases", "rate", "times", "delta")
     rows = [
-        dict(
-            zip(
-                ("adversary", "name", "releases", "rate", "times", "delta", "epsilon"),
-                row,
-                strict=True,
-            )
-        )
-        for row in cases()
+        json.dumps(dict(zip(names, row, strict=True)) | {"epsilon": float(epsilon)})
+        for *row, epsilon in cases()
     ]
-    for row in rows:
-        row["epsilon"] = float(row["epsilon"])
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    TARGET.write_text(f"[\n{lines}\n]\n")
+    TARGET.write_text("[\n" + ",\n".join(rows) + "\n]\n")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from reproduction.checks_002.settings import (
     releases,
     schedules,
 )
+from reproduction.decor_reference import clipped
 from reproduction.endless import Releases
-from reproduction.time_varying_reference import Setting, clipped, last_models, run
+from reproduction.time_varying_reference import Setting, last_models, run
 
 pytestmark = pytest.mark.golden
 VERDICTS = {

@@ -1,7 +1,5 @@
 """The plain numpy of DECOR's learning tasks against the library, and its Figures 2 and 3."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,8 @@ from manifed.oracles.minibatch import Ask, Query
 from manifed.oracles.oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.noise import NoiseSource
-from manifed.problems.examples import Examples
+from manifed.privacy.secldp import Correlated, Worst, worst
+from manifed.problems.data import build
 from reproduction import decor_curves
 from reproduction.checks_004.learning import local_stddev
 from reproduction.decor_learning import Logistic, Method, Network, curves, train
@@ -32,13 +31,9 @@ def test_clipped_sums_of_the_network_are_the_librarys():
     mechanism = ExampleMechanism(l2_norm_clip=clip)
     source = NoiseSource.from_seed(0)
     for i in range(3):
-        shard = Examples(
-            {"z": torch.tensor(z[i]), "label": torch.tensor(labels[i].astype(float))},
-            {"z": 1, "label": 0},
-        )
-        oracle = Oracle(
-            problem, shard, [(Query.of(mechanism, Ask(), 8),)], Draws(source, 0, 1)
-        )  # fmt: skip
+        arrays = {"z": z[i], "label": labels[i].astype(float)}
+        shard = build(arrays).examples
+        oracle = Oracle(problem, shard, [(Query.of(mechanism, Ask(), 8),)], Draws(source, 0, 1))
         expected = oracle.gradient(torch.tensor(x[0, i]))
         assert np.allclose(found[i], expected.numpy(), rtol=1e-10, atol=1e-12)
 
@@ -49,9 +44,8 @@ def test_masks_leave_complete_mixing_as_it_is_and_methods_share_their_draws():
     task = Logistic(shards, 5, 20)
     graphs = {"ring": Ring().build(4), "complete": Complete().build(4)}
     methods = [
-        Method(("a", 1.0), "complete", 0.1, 0.0, 0.1, 1.0),
-        Method(("b", 1.0), "ring", 0.1, 0.0, 0.1, 1.0),
-        Method(("c", 1.0), "complete", 0.1, 5.0, 0.1, 1.0),
+        Method((graph, 1.0), graph, 0.1, masks, 0.1, 1.0)
+        for graph, masks in (("complete", 0.0), ("ring", 0.0), ("complete", 5.0))
     ]
     first, other, masked = train(methods, graphs, task, 0)
     assert np.allclose(first, masked, atol=1e-12)
@@ -62,8 +56,6 @@ def test_masks_leave_complete_mixing_as_it_is_and_methods_share_their_draws():
 
 def test_every_curve_of_a_comparison_meets_its_budget():
     """DECOR's worst effective noise is LDP's, and never less."""
-    from manifed.privacy.secldp import Correlated, worst
-
     graphs = {"ring": Ring().build(8), "complete": Complete().build(8)}
     for method in curves(graphs, {3.0: 2.0}, 1.25, [(0.1, 0.5)]):
         if method.curve[0] == "CDP":
@@ -76,12 +68,8 @@ def test_every_curve_of_a_comparison_meets_its_budget():
 
 @pytest.mark.slow
 def test_noise_of_a_network_meets_its_budget_from_the_private_side():
-    from manifed.privacy.secldp import Rounds, Worst
-
     stddev = local_stddev(2.0, 50, 8, 100)
-    spent = Rounds(50, 1 / 8, 8 / 100).epsilon(
-        Worst(1 / stddev**2, None, None, is_exact=True), 1e-5
-    )
+    spent = Worst(1 / stddev**2, None, None, is_exact=True).epsilon(1e-5, 50, 1 / 8, 8 / 100)
     assert 1.99 < spent <= 2.0
 
 
@@ -99,10 +87,8 @@ def test_figures_2_and_3_are_the_recovered_numbers():
 
 @pytest.mark.slow
 def test_a_curve_of_the_accountant_is_drawn_with_its_table(tmp_path):
-    drawn = decor_curves.draw("004-2", tmp_path)
-    (picture,) = [path for path in drawn if path.suffix == ".png"]
-    (table,) = [path for path in drawn if path.suffix == ".csv"]
+    picture, _, table = decor_curves.draw("004-2", tmp_path)
     assert picture.read_bytes()[:4] == b"\x89PNG"
-    head, *rows = Path(table).read_text().splitlines()
+    head, *rows = table.read_text().splitlines()
     assert head == "sigma_cor,as printed,exact"
     assert len(rows) == len(decor_curves.FIGURES["004-2"].masks)

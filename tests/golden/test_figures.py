@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,12 +15,12 @@ from manifed.runs.folder import RunFolder
 from manifed.runs.report import read
 from reproduction import pictures
 from reproduction.__main__ import PAPERS, main
-from reproduction.figure_files import FIGURES, curve_path, read_figure
+from reproduction.figure_files import FIGURES, read_figure
 from reproduction.figures import DOWNLOADED, Asked, runs_wanted
-from reproduction.pictures import draw_panels, passes_a_round, values_of
+from reproduction.pictures import draw_panels, values_of
+from tests.fresh import ROOT
 from tests.runs.test_report import write_run
 
-ROOT = Path(__file__).parents[2]
 SMALL = """
 title = "Two steps"
 paper = "-"
@@ -182,17 +181,6 @@ def test_panels_are_drawn_of_what_is_there(tmp_path, small, monkeypatch):
     assert drawn[0].axes[1].get_ylim()[0] == 0.5
     x, rows = values_of(runs["steps-long"], figure.file.axes[1])
     assert rows.shape == (2, len(x))
-
-
-@pytest.mark.slow
-def test_gradients_are_counted_in_passes_over_the_records():
-    """IFO calls of spec 003: n a step of DP-RGD, n + 2 m an epoch of DP-RSVRG; b a step else."""
-    counts = {"rgd": 1.0, "rsgd": 0.1, "rsvrg": 1.2}
-    for curve, count in counts.items():
-        config = load(curve_path(f"003_3c_tree_eps0.1_{curve}")).model_dump(mode="json")
-        assert passes_a_round(SimpleNamespace(manifest={"config": config})) == pytest.approx(
-            count, rel=1e-6
-        )
 
 
 @pytest.mark.slow

@@ -16,14 +16,12 @@ import subprocess
 import sys
 import tokenize
 import tomllib
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HOUSE = ("manifed", "app", "strategies", "clients")
 REST = ("extras/manifed_extras", "extras/benchmarks", "reproduction", "benchmarks")
+TOOLS = ("tools",)
 TESTS = ("tests", "extras/tests")
 OURS = (*HOUSE, "manifed_extras", "extras", "reproduction", "benchmarks", "tests")
 LONG_STRING = 200
@@ -35,40 +33,22 @@ import sys, tempfile
 from manifed.cli.main import main
 try:
     main(["run", "configs/quickstart.toml", "--set", "federation.num_rounds=2", "--set",
-          "output.plots=false", "--set", "output.quiet=true", "--out", tempfile.mkdtemp() + "/run"])
+          "output.quiet=true", "--out", tempfile.mkdtemp() + "/run"])
 except SystemExit as end:
     assert not end.code, end.code
 print(sum(name.split(".")[0] == "manifed" for name in sys.modules))
 """
 
 
-@dataclass(frozen=True)
-class Size:
-    """What a package, or all of the house, comes to."""
-
-    tokens: int = 0
-    modules: int = 0
-    names: int = 0
-    public: int = 0
-    largest: int = 0
-    """Tokens of its largest module."""
-
-    def with_module(self, tokens: int, names: list[str]) -> "Size":
-        """The same with one module more."""
-        return Size(
-            self.tokens + tokens,
-            self.modules + 1,
-            self.names + len(names),
-            self.public + sum(not name.startswith("_") for name in names),
-            max(self.largest, tokens),
-        )
+COUNTED = ("tokens", "modules", "names", "public", "largest")
+"""What is counted of a module and of a package; the last are the tokens of its largest module."""
 
 
-def tokens_of(source: str) -> int:
+def tokens_of(source):
     """Of a module, without docstrings."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        body: list[ast.stmt] = getattr(node, "body", [])
+        body = getattr(node, "body", [])
         if isinstance(body, list):
             node.body = [one for one in body if not _is_text(one)] or [ast.Pass()]
     found = list(tokenize.generate_tokens(io.StringIO(ast.unparse(tree)).readline))
@@ -80,7 +60,7 @@ def tokens_of(source: str) -> int:
     return long + sum(one.type not in SILENT for one in found)
 
 
-def _is_text(statement: ast.stmt) -> bool:
+def _is_text(statement):
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)
@@ -88,9 +68,9 @@ def _is_text(statement: ast.stmt) -> bool:
     )
 
 
-def names_of(source: str) -> list[str]:
+def names_of(source):
     """What a module defines at its top: functions, classes and variables."""
-    found: list[str] = []
+    found = []
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.append(node.name)
@@ -102,7 +82,7 @@ def names_of(source: str) -> list[str]:
     return found
 
 
-def files_of(folder: str) -> Iterator[Path]:
+def files_of(folder):
     """What git would ship of it."""
     shown = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", folder],
@@ -111,31 +91,35 @@ def files_of(folder: str) -> Iterator[Path]:
     yield from (ROOT / line for line in shown.stdout.splitlines() if (ROOT / line).is_file())
 
 
-def sizes_of(folders: tuple[str, ...]) -> dict[str, Size]:
+def sizes_of(folders):
     """By package: a folder of ``manifed``, or one beside it."""
-    found: dict[str, Size] = {}
+    found = {}
     for path in (one for folder in folders for one in files_of(folder)):
         parts = path.relative_to(ROOT).parts
         package = "/".join(parts[:2]) if parts[0] == "manifed" and len(parts) > 2 else parts[0]
-        before = found.get(package, Size())
+        of_files = found.setdefault(package, [])
         if path.suffix == ".py":
-            source = path.read_text()
-            found[package] = before.with_module(tokens_of(source), names_of(source))
+            of_files.append(size_of(path.read_text()))
         elif folders == HOUSE:
             text = len(path.read_bytes()) // CHARACTERS
-            found[package] = Size(**{**asdict(before), "tokens": before.tokens + text})
-    return found
+            of_files.append(dict.fromkeys(COUNTED, 0) | {"tokens": text})
+    return {package: together(of_files) for package, of_files in found.items() if of_files}
 
 
-def together(sizes: dict[str, Size]) -> Size:
-    """All packages as one."""
-    total: Counter[str] = Counter()
-    for one in sizes.values():
-        total.update(asdict(one))
-    return Size(**{**total, "largest": max(one.largest for one in sizes.values())})
+def size_of(source):
+    """Of a module."""
+    tokens = tokens_of(source)
+    names = names_of(source)
+    public = sum(not name.startswith("_") for name in names)
+    return dict(zip(COUNTED, (tokens, 1, len(names), public, tokens), strict=True))
 
 
-def imported() -> int:
+def together(sizes):
+    """All as one."""
+    return {key: (max if key == "largest" else sum)(one[key] for one in sizes) for key in COUNTED}
+
+
+def imported():
     """Modules of ours that a quickstart of two rounds imports."""
     done = subprocess.run(
         [sys.executable, "-c", QUICKSTART], cwd=ROOT, capture_output=True, text=True, check=True
@@ -143,10 +127,10 @@ def imported() -> int:
     return int(done.stdout.split()[-1])
 
 
-def private_imports() -> list[str]:
+def private_imports():
     """Names with an underscore that another module imports, a line each."""
-    found: list[str] = []
-    for path in (one for folder in (*HOUSE, *REST) for one in files_of(folder)):
+    found = []
+    for path in (one for folder in (*HOUSE, *REST, *TOOLS) for one in files_of(folder)):
         if path.suffix == ".py":
             found += [
                 f"{path.relative_to(ROOT)}: {node.module}.{name.name}"
@@ -158,11 +142,10 @@ def private_imports() -> list[str]:
     return found
 
 
-def excesses(totals: dict[str, Size], count: int) -> list[str]:
+def excesses(totals, count):
     """Where the ceilings of budget.toml are passed, a line each."""
     ceilings = tomllib.loads(Path(__file__).with_name("budget.toml").read_text())
-    found = {name: asdict(one) for name, one in totals.items()}
-    found["house"]["imported"] = count
+    found = totals | {"house": totals["house"] | {"imported": count}}
     return [
         f"{name}.{what}: expected at most {most} (tests/house/budget.toml), got {found[name][what]}"
         for name, most_of in ceilings.items()
@@ -171,7 +154,7 @@ def excesses(totals: dict[str, Size], count: int) -> list[str]:
     ] + [f"{line}: expected no import of a private name" for line in private_imports()]
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments=None):
     """Print it; with --check print what is too much, and return 1 if anything is."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -181,9 +164,13 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     house = sizes_of(HOUSE)
     rest = sizes_of(REST)
-    tests = together(sizes_of(TESTS))
-    totals = {"house": together(house), "rest": together(rest), "tests": tests}
-    totals["house and rest"] = together({"house": totals["house"], "rest": totals["rest"]})
+    totals = {
+        "house": together(house.values()),
+        "rest": together(rest.values()),
+        "tests": together(sizes_of(TESTS).values()),
+        "tools": together(sizes_of(TOOLS).values()),
+        "house and rest": together([*house.values(), *rest.values()]),
+    }
     count = imported()
     if given.check:
         lines = excesses(totals, count)
@@ -191,13 +178,11 @@ def main(arguments: list[str] | None = None) -> int:
         return bool(lines)
     lines = {**house, **rest, **totals}
     if given.json:
-        print(json.dumps({name: asdict(one) for name, one in lines.items()} | {"imported": count}))
+        print(json.dumps(lines | {"imported": count}))
         return 0
-    print(f"{'':28s}{'tokens':>9s}{'modules':>9s}{'names':>8s}{'public':>8s}{'largest':>9s}")
+    print(f"{'':28s}", *(f"{key:>8s}" for key in COUNTED))
     for name, one in lines.items():
-        print(
-            f"{name:28s}{one.tokens:9d}{one.modules:9d}{one.names:8d}{one.public:8d}{one.largest:9d}"
-        )
+        print(f"{name:28s}", *(f"{one[key]:8d}" for key in COUNTED))
     print(f"the quickstart imports {count} modules of manifed")
     return 0
 

@@ -9,15 +9,14 @@ keys of a config with type and default, and the formats of files that outlive a 
 """
 
 import argparse
+import difflib
 import importlib
 import inspect
 import json
 import re
 import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from manifed.privacy.ledger import FORMAT as LEDGER_FORMAT
 from manifed.privacy.ledger import Entry
@@ -43,9 +42,9 @@ CLASSES = (
 """Classes that are derived from, or used by name, outside of this repository."""
 
 
-def parameters(function: Any) -> list[str]:
+def parameters(function):
     """Each parameter of a function, with ``*`` for one that is given by name and its default."""
-    found: list[str] = []
+    found = []
     for one in inspect.signature(function).parameters.values():
         star = "*" if one.kind is one.KEYWORD_ONLY else ""
         default = (
@@ -55,9 +54,9 @@ def parameters(function: Any) -> list[str]:
     return found
 
 
-def members(cls: type) -> dict[str, Any]:
+def members(cls):
     """What a class takes, and its public methods and properties that are ours."""
-    found: dict[str, Any] = {"__init__": parameters(cls)}
+    found = {"__init__": parameters(cls)}
     for owner in reversed(cls.__mro__):
         if owner.__module__.split(".")[0] != "manifed":
             continue
@@ -70,31 +69,31 @@ def members(cls: type) -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
-def api() -> dict[str, Any]:
+def api():
     """Names of the stable API."""
     manifed = importlib.import_module("manifed")
     places = [*(f"manifed:{name}" for name in sorted(manifed.__all__)), *CLASSES, *FUNCTIONS]
     return {place.replace(":", "."): shape(object_at(place)) for place in places}
 
 
-def object_at(place: str) -> Any:
+def object_at(place):
     """What ``module:name`` names."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
-def shape(value: Any) -> Any:
+def shape(value):
     """The members of a class, the parameters of a function."""
     return members(value) if isinstance(value, type) else parameters(value)
 
 
-def config_keys() -> dict[str, str]:
+def config_keys():
     """Type and default of each key of a config, from the reference page that the schema writes."""
     page = runpy.run_path(str(ROOT / "docs" / "reference" / "write_config.py"))["page"]()
     return dict(_keys(page))
 
 
-def _keys(page: str) -> Iterator[tuple[str, str]]:
+def _keys(page):
     table = kind = ""
     for line in page.splitlines():
         if heading := re.match(r"##+ (.*)", line):
@@ -108,52 +107,55 @@ def _keys(page: str) -> Iterator[tuple[str, str]]:
             yield f"{table}{kind}.{key[1]}", f"{key[2]} = {key[3]}"
 
 
-def formats() -> dict[str, Any]:
+def formats():
     """Formats of ledgers and run folders: numbers, and the fields of a ledger's line."""
     from manifed.runs import folder
 
     return {
         "ledger": LEDGER_FORMAT,
         "run folder": folder.FORMAT,
-        "ledger entry": Entry.model_json_schema(),
+        "ledger entry": without_words(Entry.model_json_schema()),
     }
 
 
-def everything() -> dict[str, Any]:
+def without_words(value):
+    """A JSON schema without its descriptions, which are docstrings and may change."""
+    if isinstance(value, list):
+        return [without_words(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: without_words(part)
+        for key, part in value.items()
+        if not (key == "description" and isinstance(part, str))
+    }
+
+
+def everything():
     """The snapshot, as JSON holds it."""
     said = {"api": api(), "config": config_keys(), "formats": formats()}
     return json.loads(json.dumps(said))
 
 
-def flat(value: Any, place: str = "") -> dict[str, str]:
-    """Leaves of nested tables by their path."""
-    if not isinstance(value, dict):
-        return {place: json.dumps(value)}
-    found: dict[str, str] = {}
-    for key, part in value.items():
-        found |= flat(part, f"{place} / {key}" if place else key)
-    return found
+def written(snapshot):
+    """The snapshot as it stands in the file."""
+    return json.dumps(snapshot, indent=1, sort_keys=True)
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """A line for each leaf that went, came or changed."""
-    old = flat(before)
-    new = flat(now)
-    gone = [f"gone:    {key} = {old[key]}" for key in old.keys() - new.keys()]
-    fresh = [f"new:     {key} = {new[key]}" for key in new.keys() - old.keys()]
-    both = [key for key in old.keys() & new.keys() if old[key] != new[key]]
-    changed = [f"changed: {key}: {old[key]} -> {new[key]}" for key in both]
-    return sorted(gone) + sorted(changed) + sorted(fresh)
+def differences(before, now):
+    """Lines of the file that went (-) or came (+), with the lines around them."""
+    both = (written(one).splitlines() for one in (before, now))
+    return list(difflib.unified_diff(*both, "promised", "found", lineterm="", n=12))
 
 
-def main() -> int:
+def main():
     """Print the differences, or write the snapshot."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true", help="take what is now as promised")
     given = parser.parse_args()
     now = everything()
     if given.write:
-        SNAPSHOT.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
+        SNAPSHOT.write_text(written(now) + "\n")
         return 0
     lines = differences(json.loads(SNAPSHOT.read_text()), now)
     print("\n".join(lines) or "The stable API, the config keys and the formats are as promised.")

@@ -20,6 +20,5 @@ def test_a_parameter_a_key_and_a_field_that_go_are_noticed():
     now["api"]["manifed.fit"].pop()
     del now["config"]["federation.num_rounds"]
     now["formats"]["ledger"] += 1
-    assert [line.split(" ")[0] for line in differences(promised, now)] == [
-        "gone:", "changed:", "changed:"
-    ]  # fmt: skip
+    signs = [line[0] for line in differences(promised, now)[2:]]
+    assert (signs.count("@"), signs.count("-"), signs.count("+")) == (3, 4, 2)

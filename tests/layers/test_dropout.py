@@ -13,6 +13,7 @@ from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.module_problem import ModuleProblem
 from tests.layers.test_layers import labelled, normals
+from tests.tensors import assert_near, float64
 
 SOURCE = NoiseSource.from_seed(3)
 FULL = Full()
@@ -40,14 +41,14 @@ def oracle(examples, partition, minibatch=FULL, clip=0.5):
 
 def test_entries_are_dropped_with_the_probability_and_the_others_keep_the_mean():
     layer = KeyedDropout(0.3)
-    entries = torch.ones(200_000, dtype=torch.float64)
-    with keyed([layer], torch.tensor(0.618, dtype=torch.float64)):
+    entries = torch.ones(200_000).double()
+    with keyed([layer], float64(0.618)):
         first = layer(entries)
         second = layer(entries)
     for found in (first, second):  # 6 standard deviations
-        assert abs(float((found == 0).double().mean()) - 0.3) < 6 * (0.21 / 200_000) ** 0.5
+        assert abs((found == 0).double().mean() - 0.3) < 6 * (0.21 / 200_000) ** 0.5
         assert set(found.unique().tolist()) == {0.0, 1 / 0.7}
-    both = float(((first == 0) & (second == 0)).double().mean())
+    both = ((first == 0) & (second == 0)).double().mean()
     assert abs(both - 0.09) < 6 * (0.09 * 0.91 / 200_000) ** 0.5
     assert torch.equal(layer(entries), entries)
     with pytest.raises(ValueError, match="p: expected 0 <= p < 1"):
@@ -64,7 +65,7 @@ def test_a_step_drops_anew_and_repeats_from_its_address():
     assert not torch.allclose(oracle(shard(5), 1).gradient(x), steps[0])
 
 
-@pytest.mark.parametrize("minibatch", [FULL, Poisson(batch_size=2)], ids=str)
+@pytest.mark.parametrize("minibatch", [FULL, Poisson(batch_size=2)])
 def test_draws_do_not_depend_on_who_is_stacked_with_whom(minibatch):
     problem = ModuleProblem(model())
     shards = [shard(5, 5), shard(5, 6)]
@@ -74,7 +75,7 @@ def test_draws_do_not_depend_on_who_is_stacked_with_whom(minibatch):
     for _ in range(2):
         found = stacked.gradient(points)
         alone = torch.stack([o.gradient(x) for o, x in zip(each, points, strict=True)])
-        torch.testing.assert_close(found, alone, rtol=0, atol=1e-12)
+        assert_near(found, alone, 1e-12)
 
 
 def test_a_model_is_judged_without_dropping():

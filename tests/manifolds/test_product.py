@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.grassmann import Grassmann
-from manifed.manifolds.hyperbolic import PoincareBall
-from manifed.manifolds.product import Product
+from manifed.manifolds import Euclidean, Grassmann, PoincareBall, Product
 from manifed_extras.fixed_rank import FixedRank
 from reproduction.bures_wasserstein import SPDBuresWasserstein
+from tests.tensors import generator, normals
 
 PARTS = {
     "basis": (Grassmann(), (6, 2)),
@@ -18,35 +16,25 @@ PARTS = {
 M = Product(PARTS)
 
 
-def draw(seed: int, *lead: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return M.random(*lead, *M.point_shape, generator=generator)
-
-
-def tangent(x: torch.Tensor, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    size = (*x.shape[:-1], *M.coords_shape(M.point_shape))
-    return 0.3 * M.from_coords(x, torch.randn(size, generator=generator, dtype=torch.float64))
+def draw(seed, *lead):
+    return M.random(*lead, *M.point_shape, generator=generator(seed))
 
 
 def test_every_operation_is_the_factors_own():
-    x = draw(2, 3)
-    y = draw(3, 3)
-    u = tangent(x, 4)
-    before = M.unpack(x)
-    after = M.unpack(y)
-    step = M.unpack(u)
-    exp, log, moved = (M.unpack(t) for t in (M.expmap(x, u), M.logmap(x, y), M.transp(x, y, u)))
-    squared_length = torch.zeros(3).double()
-    squared_dist = torch.zeros(3).double()
+    x, y = draw(2, 3), draw(3, 3)
+    u = 0.3 * M.from_coords(x, normals(4, 3, *M.coords_shape(M.point_shape)))
+    squares = []
     for name, (factor, _) in PARTS.items():
-        assert torch.equal(exp[name], factor.expmap(before[name], step[name]))
-        assert torch.equal(log[name], factor.logmap(before[name], after[name]))
-        assert torch.equal(moved[name], factor.transp(before[name], after[name], step[name]))
-        squared_length += factor.inner(before[name], step[name])
-        squared_dist += factor.dist(before[name], after[name]) ** 2
-    assert torch.allclose(M.inner(x, u), squared_length)
-    assert torch.allclose(M.dist(x, y) ** 2, squared_dist)
+        a, b, v = (M.unpack(t)[name] for t in (x, y, u))
+        for found, own in (
+            (M.expmap(x, u), factor.expmap(a, v)),
+            (M.logmap(x, y), factor.logmap(a, b)),
+            (M.transp(x, y, u), factor.transp(a, b, v)),
+        ):
+            assert torch.equal(M.unpack(found)[name], own)
+        squares.append(torch.stack([factor.inner(a, v), factor.dist(a, b) ** 2]))
+    expected = torch.stack(squares).sum(0)
+    assert torch.allclose(torch.stack([M.inner(x, u), M.dist(x, y) ** 2]), expected)
 
 
 def test_capabilities_hold_where_every_factor_has_them():

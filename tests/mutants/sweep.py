@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -69,12 +68,12 @@ class Fault:
     after: str
     tests: tuple[str, ...]
 
-    def places(self, tree: Path) -> int:
+    def places(self, tree):
         """How often ``before`` stands in the file: once, or the catalogue is stale."""
         path = tree / self.file
         return path.read_text(encoding="utf-8").count(self.before) if path.is_file() else 0
 
-    def plant(self, tree: Path, number: int) -> None:
+    def plant(self, tree, number):
         """Change the one file of ``tree``; its time is its own, so no other's bytecode fits it."""
         path = tree / self.file
         text = path.read_text(encoding="utf-8")
@@ -93,13 +92,13 @@ class Outcome:
     said: str
 
 
-def catalogue(path: Path = CATALOGUE) -> tuple[Fault, ...]:
+def catalogue(path=CATALOGUE):
     """All faults, in order."""
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     return tuple(Fault(**(row | {"tests": tuple(row["tests"])})) for row in table["fault"])
 
 
-def copy_tree(source: Path, target: Path) -> None:
+def copy_tree(source, target):
     """The files of a checkout that git knows or would know."""
     listed = subprocess.run(
         ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -124,7 +123,7 @@ class Benches:
     free: queue.SimpleQueue[Path] = field(default_factory=queue.SimpleQueue)
 
     @contextmanager
-    def tree(self) -> Generator[Path, None, None]:
+    def tree(self):
         """A copy of the sound tree; it shares its files, so that a change replaces one."""
         bench = self.free.get()
         shutil.copytree(self.sound, bench / "tree", copy_function=os.link)
@@ -134,7 +133,7 @@ class Benches:
             shutil.rmtree(bench, ignore_errors=True)
             self.free.put(bench)
 
-    def run(self, tree: Path, tests: Sequence[str]) -> tuple[int, str]:
+    def run(self, tree, tests):
         """The exit code (pytest's and ``VERDICT``, or what it ended with) and the last line."""
         log = tree.parent / "log"
         context = multiprocessing.get_context("forkserver")
@@ -152,7 +151,7 @@ class Benches:
         return process.exitcode or 0, (said or lines or ["it said nothing"])[-1]
 
 
-def run_in(tree: Path, bytecode: Path, log: Path, tests: Sequence[str]) -> None:
+def run_in(tree, bytecode, log, tests):
     """In a process of its own, which has imported nothing of the checkout: pytest in ``tree``."""
     if ours := {name.split(".")[0] for name in sys.modules} & OURS:
         sys.exit(f"error: expected a process without the checkout's modules, got {sorted(ours)}")
@@ -176,7 +175,7 @@ def run_in(tree: Path, bytecode: Path, log: Path, tests: Sequence[str]) -> None:
     sys.exit(VERDICT + pytest.main(["-q", "-x", *plugins, scratch, *tests]))
 
 
-def judge(fault: Fault, number: int, benches: Benches) -> Outcome:
+def judge(fault, number, benches):
     """Plant one fault in a copy of its own and run its tests there."""
     began = time.monotonic()
     with benches.tree() as tree:
@@ -185,14 +184,14 @@ def judge(fault: Fault, number: int, benches: Benches) -> Outcome:
     return Outcome(fault, code == FAILED, time.monotonic() - began, said)
 
 
-def pass_unchanged(tests: Sequence[str], benches: Benches) -> str | None:
+def pass_unchanged(tests, benches):
     """None, or what the tests say that do not pass without a fault."""
     with benches.tree() as tree:
         code, said = benches.run(tree, tests)
     return None if code == PASSED else f"exit code {code}: {said}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv=None):
     """0 when every fault was caught."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="only these faults")
@@ -225,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if said is not None:
                     print(f"error: the tests must pass without a fault first, got {said}")
                     return 2
-            outcomes: list[Outcome] = []
+            outcomes = []
             numbers = range(1, len(faults) + 1)
             for outcome in pool.map(lambda f, n: judge(f, n, benches), faults, numbers):
                 outcomes.append(outcome)

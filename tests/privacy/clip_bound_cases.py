@@ -3,25 +3,22 @@
 The judge evaluates the metric from its formula in mpmath; it shares no code with what it judges.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Any, get_args
+from typing import get_args
 
 import mpmath as mp
 import torch
-from torch import Tensor
 
 from manifed.experiment.schema import PROBLEMS
-from manifed.manifolds.base import Manifold
-from manifed.manifolds.product import Power, Product, Scaled
-from manifed.manifolds.stiefel import Stiefel
+from manifed.manifolds import Power, Product, Scaled, Stiefel
 from manifed.problems.class_means import ClassMeans
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import MANIFOLDS, FrechetMean, HyperbolicPrediction
 from manifed.problems.module_problem import ModuleSpec
-from manifed.problems.problem import Problem, ProblemSource
+from manifed.problems.problem import ProblemSource
+from tests.tensors import float64
 
 DIGITS = 50
 SCALES = (1e-300, 1e-160, 1e-30, 1e-8, 1.0, 1e4, 1e8, 1e30, 1e153, 1e160, 1e300)
@@ -32,21 +29,20 @@ K = 2
 
 
 # -- the judge -----------------------------------------------------------------------------------
-def exact(t: Tensor) -> mp.matrix:
+frobenius = mp.norm
+
+
+def exact(t):
     """The stored numbers as an mpmath matrix (a vector becomes one column)."""
-    return mp.matrix([[mp.mpf(v) for v in row] for row in t.reshape(len(t), -1).tolist()])
+    return mp.matrix(t.reshape(len(t), -1).tolist())
 
 
-def frobenius(a: mp.matrix) -> mp.mpf:
-    return mp.sqrt(sum((v * v for v in a), mp.mpf(0)))
-
-
-def symmetric(x: Tensor) -> mp.matrix:
+def symmetric(x):
     """The matrix whose lower triangle is that of x: all that a factorisation reads."""
     return exact(torch.tril(x) + torch.tril(x, -1).mT)
 
 
-def judge(manifold: Manifold, x: Tensor) -> Callable[[Tensor], mp.mpf]:
+def judge(manifold, x):
     """The metric norm at x of a vector of float64 numbers."""
     if isinstance(manifold, Power):
         blocks = [judge(manifold.base, point) for point in x]
@@ -64,7 +60,7 @@ def judge(manifold: Manifold, x: Tensor) -> Callable[[Tensor], mp.mpf]:
     return judge_of_one(manifold, x)
 
 
-def judge_of_one(manifold: Manifold, x: Tensor) -> Callable[[Tensor], mp.mpf]:
+def judge_of_one(manifold, x):
     match manifold.name:
         case "Euclidean" | "Sphere" | "Stiefel" | "Grassmann":
             return lambda u: frobenius(exact(u))
@@ -77,7 +73,7 @@ def judge_of_one(manifold: Manifold, x: Tensor) -> Callable[[Tensor], mp.mpf]:
             return lambda u: 2 * frobenius(exact(u)) / gap
         case "SPD":
             inverse = symmetric(x) ** -1
-            return lambda u: mp.sqrt(trace_of_square(inverse * exact(u)))
+            return lambda u: mp.sqrt(max(mp.fdot(inverse * exact(u), (inverse * exact(u)).T), 0))
         case "SPDLogEuclidean":
             w, v = mp.eigsy(symmetric(x))
             size = len(w)
@@ -85,7 +81,7 @@ def judge_of_one(manifold: Manifold, x: Tensor) -> Callable[[Tensor], mp.mpf]:
             for i, j in product(range(size), repeat=2):
                 near = abs(w[i] - w[j]) < mp.mpf(10) ** -30 * abs(w[i])
                 d[i, j] = 1 / w[i] if near else (mp.log(w[i]) - mp.log(w[j])) / (w[i] - w[j])
-            return lambda u: frobenius(entrywise(d, v.T * exact(u) * v))
+            return lambda u: mp.norm([a * b for a, b in zip(d, v.T * exact(u) * v, strict=True)])
         case "SPDLogCholesky":
             factor = mp.cholesky(symmetric(x))
             inverse = factor**-1
@@ -93,20 +89,11 @@ def judge_of_one(manifold: Manifold, x: Tensor) -> Callable[[Tensor], mp.mpf]:
     raise AssertionError(f"no metric written down for {manifold.name}")
 
 
-def lorentz(space: mp.matrix, above: mp.mpf, u: mp.matrix) -> mp.mpf:
-    along = sum((a * b for a, b in zip(space, u, strict=True)), mp.mpf(0))
-    return mp.sqrt(max(frobenius(u) ** 2 - along**2 / above, mp.mpf(0)))
+def lorentz(space, above, u):
+    return mp.sqrt(max(frobenius(u) ** 2 - mp.fdot(space, u) ** 2 / above, 0))
 
 
-def trace_of_square(a: mp.matrix) -> mp.mpf:
-    return max(sum((a[i, j] * a[j, i] for i, j in product(range(a.rows), repeat=2))), mp.mpf(0))
-
-
-def entrywise(a: mp.matrix, b: mp.matrix) -> mp.matrix:
-    return mp.matrix([[a[i, j] * b[i, j] for j in range(a.cols)] for i in range(a.rows)])
-
-
-def log_cholesky_velocity(factor: mp.matrix, inverse: mp.matrix, u: mp.matrix) -> mp.matrix:
+def log_cholesky_velocity(factor, inverse, u):
     white = inverse * u * inverse.T
     size = factor.rows
     for i in range(size):
@@ -119,7 +106,7 @@ def log_cholesky_velocity(factor: mp.matrix, inverse: mp.matrix, u: mp.matrix) -
     return velocity
 
 
-def normal_part(manifold: Manifold, x: Tensor, u: Tensor) -> mp.mpf:
+def normal_part(manifold, x, u):
     """The length of what is normal to the manifold at x, in the ambient space; 0 if none can be."""
     a = exact(x)
     v = exact(u)
@@ -132,11 +119,11 @@ def normal_part(manifold: Manifold, x: Tensor, u: Tensor) -> mp.mpf:
 
 
 # -- points --------------------------------------------------------------------------------------
-def normal(generator: torch.Generator, *shape: int) -> Tensor:
+def normal(generator, *shape):
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def points(problem: Problem, shape: tuple[int, ...], seed: int) -> list[Tensor]:
+def points(problem, shape, seed):
     """Random points, drifted as a long chain of maps drifts, near borders, ill conditioned."""
     generator = torch.Generator().manual_seed(seed)
     manifold = problem.manifold
@@ -164,38 +151,33 @@ def points(problem: Problem, shape: tuple[int, ...], seed: int) -> list[Tensor]:
     return [x, 1e3 * x]
 
 
-def _at_radius(v: Tensor, radius: float) -> Tensor:
+def _at_radius(v, radius):
     space = float64(radius).sinh() * v[1:] / v[1:].norm()
     return torch.cat([(1 + space.square().sum()).sqrt().unsqueeze(0), space])
 
 
 # -- records -------------------------------------------------------------------------------------
-def hostile_rows(x: Tensor, generator: torch.Generator) -> Tensor:
+def hostile_rows(x, generator):
     """Rows of every length at every angle to x (to the span of its columns), mixed and broken."""
     frame = x.reshape(len(x), -1)
     axis = frame @ normal(generator, frame.shape[1])
     axis = axis / axis.norm()
     away = normal(generator, len(x))
     away = away / away.norm()
-    rows = [s * (axis + t * away) for s, t in product(SCALES, TILTS)]
-    rows += [s * away for s in SCALES] + [torch.zeros_like(away)]
     mixed = float64(SCALES[: len(x)])
-    rows += [mixed * away, mixed.flip(0) * away]
+    rows = [s * (axis + t * away) for s, t in product(SCALES, TILTS)]
+    rows += [s * away for s in (*SCALES, 0.0, mixed, mixed.flip(0))]
     for bad in BAD:
         rows.append(away.clone())
         rows[-1][0] = bad
     return torch.stack(rows)
 
 
-def float64(numbers: object) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float64)
+def examples_of(**tensors):
+    return Examples(tensors)
 
 
-def examples_of(**tensors: Tensor) -> Examples:
-    return Examples(tensors, {key: t.ndim - 1 for key, t in tensors.items()})
-
-
-def crossed(**parts: Tensor) -> Examples:
+def crossed(**parts):
     """Every row of the first with every row of the second."""
     (first, a), (second, b) = parts.items()
     each = b.repeat(len(a), *[1] * (b.ndim - 1))
@@ -206,36 +188,27 @@ OTHERS = float64([0.0, 1e-300, -1e-160, 1e-8, 1.0, -1e8, 1e160, 1e300, float("na
 LABELS = float64([0.0, 1.0, 0.5, -7.0, 1e300, *BAD])
 
 
-def _rows(x: Tensor, generator: torch.Generator) -> Examples:
-    return examples_of(z=hostile_rows(x, generator))
-
-
-def _sphere_points(x: Tensor, generator: torch.Generator) -> Examples:
-    z = hostile_rows(x, generator)
-    opposite = [-s * (x + t * normal(generator, len(x))) for s, t in product((1.0, 1e8), TILTS)]
-    return examples_of(z=torch.cat([z, torch.stack(opposite)]))
-
-
-def _regression(x: Tensor, generator: torch.Generator) -> Examples:
-    a = hostile_rows(x, generator)
-    ends = {"feature": a, "target": a @ x}  # residuals of rounding alone
-    pairs = crossed(feature=a, target=OTHERS)
-    return examples_of(**{key: torch.cat([pairs[key], end]) for key, end in ends.items()})
-
-
-def _classification(x: Tensor, generator: torch.Generator) -> Examples:
-    return crossed(feature=hostile_rows(x, generator), label=OTHERS)
-
-
-def _columns(x: Tensor, generator: torch.Generator) -> Examples:
+def _sphere_points(x, generator):
     rows = hostile_rows(x, generator)
-    one = torch.eye(len(x), dtype=torch.float64)[0]
-    masks = [value * torch.ones_like(one) for value in (1, 0, -1, 1e5, 1e200)]
-    some = (normal(generator, len(x)) > 0).to(torch.float64)
+    opposite = [-s * (x + t * normal(generator, len(x))) for s, t in product((1.0, 1e8), TILTS)]
+    return torch.cat([rows, torch.stack(opposite)])
+
+
+def _regression(x, generator):
+    a = hostile_rows(x, generator)
+    ends = examples_of(feature=a, target=a @ x)  # residuals of rounding alone
+    return Examples.concatenate([crossed(feature=a, target=OTHERS), ends])
+
+
+def _columns(x, generator):
+    rows = hostile_rows(x, generator)
+    one, *_ = torch.eye(len(x)).double()
+    some = (normal(generator, len(x)) > 0).double()
+    masks = [torch.full_like(one, value) for value in (1, 0, -1, 1e5, 1e200)]
     return crossed(column=rows, mask=torch.stack([*masks, some, one]))
 
 
-def _on_hyperboloid(x: Tensor, generator: torch.Generator) -> Tensor:
+def _on_hyperboloid(x, generator):
     size = len(x)
     rows = [_at_radius(normal(generator, size), r) for r in (1e-9, 1.0, 8.0, 20.0, 30.0)]
     rows += [x, x * (1 + 1e-9)]
@@ -243,66 +216,58 @@ def _on_hyperboloid(x: Tensor, generator: torch.Generator) -> Tensor:
     return torch.cat([torch.stack(rows), hostile_rows(x, generator)])
 
 
-def _lorentz(x: Tensor, generator: torch.Generator) -> Examples:
-    return examples_of(z=_on_hyperboloid(x, generator))
-
-
-def _poincare(x: Tensor, generator: torch.Generator) -> Examples:
+def _poincare(x, generator):
     unit = normal(generator, len(x))
     unit = unit / unit.norm()
     lengths = (0.0, 1e-300, 0.5, 1 - 1e-12, 1 - 1e-16, 1.0, 1.00016, 2.0, 1e8)
     rows = [r * unit for r in lengths] + [x, -x, x / x.norm(), x * (1 + 1e-9)]
-    return examples_of(z=torch.cat([torch.stack(rows), hostile_rows(x, generator)]))
+    return torch.cat([torch.stack(rows), hostile_rows(x, generator)])
 
 
-def _prediction(x: Tensor, generator: torch.Generator) -> Examples:
+def _prediction(x, generator):
     weights = float64([1.0, -1e-300, 1e8, 1e300, float("nan")])
     return crossed(target=_on_hyperboloid(x, generator), weight=weights)
 
 
-def _matrices(x: Tensor, generator: torch.Generator) -> Examples:
+def _matrices(x, generator):
     size = len(x)
     g = normal(generator, size, size)
-    eye = torch.eye(size, dtype=torch.float64)
+    eye = torch.eye(size).double()
     spread = torch.diag(torch.logspace(-12, 12, size, dtype=torch.float64))
     shapes = [eye, g @ g.mT, g[:, :1] @ g[:, :1].mT, g, -eye, x, x + 1e-9 * g, spread, 0 * eye]
     scaled = [s * z for s, z in product((*SCALES, 1e-320, 1e308), shapes)]
-    return examples_of(z=torch.stack([*scaled, *(eye * bad for bad in BAD)]))
+    return torch.stack([*scaled, *(eye * bad for bad in BAD)])
 
 
-def _labelled(z: Tensor) -> Examples:
+def _labelled(z):
     """Each twice, with labels in turn."""
     labels = LABELS.repeat(len(z))[: 2 * len(z)]
     return examples_of(z=z.repeat_interleave(2, 0), label=labels)
 
 
-def _labelled_matrices(x: Tensor, generator: torch.Generator) -> Examples:
-    return _labelled(_matrices(x[0], generator)["z"])
-
-
-def _labelled_rows(x: Tensor, generator: torch.Generator) -> Examples:
-    """Of three numbers each, the inputs of a network with as many weights as x has entries."""
-    return _labelled(hostile_rows(x[:3], generator))
-
-
-def records(spec: ProblemSource, x: Tensor, seed: int) -> Examples:
-    """Hostile examples for the problem, as its ``prepare`` would leave them."""
+def records(spec, x, seed):
+    """Hostile examples for the problem."""
     generator = torch.Generator().manual_seed(100 + seed)
     name = spec.build().manifold.name
-    makers = {
-        "rows": _rows,
+    if isinstance(spec, HyperbolicPrediction):
+        return _prediction(x, generator)
+    match spec.needs:
+        case "regression":
+            return _regression(x, generator)
+        case "classification":
+            return crossed(feature=hostile_rows(x, generator), label=OTHERS)
+        case "columns":
+            return _columns(x, generator)
+        case "labelled-spd-matrices" | "labelled-rows":  # a network takes three numbers
+            made = _matrices(x[0], generator) if x.ndim > 1 else hostile_rows(x[:3], generator)
+            return _labelled(made)
+    rows = {
+        "rows": hostile_rows,
         "sphere-points": _sphere_points,
-        "regression": _regression,
-        "classification": _classification,
-        "columns": _columns,
         "spd-matrices": _matrices,
-        "labelled-spd-matrices": _labelled_matrices,
-        "labelled-rows": _labelled_rows,
-        "hyperbolic-pairs": _poincare if name == "PoincareBall" else _lorentz,
+        "hyperbolic-pairs": _poincare if name == "PoincareBall" else _on_hyperboloid,
     }
-    is_prediction = isinstance(spec, HyperbolicPrediction)
-    made = (_prediction if is_prediction else makers[spec.needs])(x, generator)
-    return spec.prepare(made, {}) if isinstance(spec, ModuleSpec) else made
+    return examples_of(z=rows[spec.needs](x, generator))
 
 
 # -- cases ---------------------------------------------------------------------------------------
@@ -314,43 +279,34 @@ class Case:
     spec: ProblemSource
     shape: tuple[int, ...]
 
-    def __str__(self) -> str:
-        return self.name
 
-
-def _variants(model: type[ProblemSource]) -> Iterator[ProblemSource]:
+def _variants(model):
     """Every combination of a specification's choices; penalties off and on."""
-    choices: dict[str, tuple[object, ...]] = {}
+    choices = {}
     for name, field in model.model_fields.items():
-        if name in {"on", "manifold", "center"}:
+        if name in {"on", "manifold"}:
             choices[name] = get_args(field.annotation) or tuple(MANIFOLDS)
         elif name in {"num_classes", "hidden"}:
             choices[name] = (K,)
-        elif name == "model":
-            choices[name] = ("tests.experiment.own_nets:three_to_two",)
         elif name in {"ridge", "penalty"} and field.default == 0.0:
             choices[name] = (0.0, 0.3)
     for values in product(*choices.values()):
-        chosen: dict[str, Any] = dict(zip(choices, values, strict=True))
-        yield model(**chosen)
+        yield model(**dict(zip(choices, values, strict=True)))
 
 
 @lru_cache
-def cases() -> tuple[Case, ...]:
+def cases():
     """Every problem of a config."""
-    found: list[Case] = []
+    found = []
+    shapes = {
+        "spd-matrices": (3, 3), "labelled-spd-matrices": (K, 2, 2),
+        "labelled-rows": (K * 4 + K * (K + 1),),
+    }  # fmt: skip
     for model in map(PROBLEMS.model, PROBLEMS.homes):
-        if model is ModuleSpec:  # no loss of ours: tests/problems/test_module_problem.py
-            continue
-        for spec in _variants(model):
-            ndim = spec.build().manifold.ndim
-            shapes = {
-                "spd-matrices": (3, 3), "labelled-spd-matrices": (K, 2, 2),
-                "labelled-rows": (K * 4 + K * (K + 1),),
-            }  # fmt: skip
-            shape = shapes.get(spec.needs, (D, K)[:ndim])
-            chosen = spec.model_dump(include={"on", "manifold", "center", "ridge", "penalty"})
-            kind = model.model_fields["kind"].default
-            label = "-".join(str(v) for v in (kind, *chosen.values()))
+        # a module has no loss of ours: tests/problems/test_module_problem.py
+        for spec in _variants(model) if model is not ModuleSpec else ():
+            shape = shapes.get(spec.needs, (D, K)[: spec.build().manifold.ndim])
+            chosen = spec.model_dump(include={"on", "manifold", "ridge", "penalty"})
+            label = "-".join(map(str, (spec.kind, *chosen.values())))
             found.append(Case(label, spec, shape))
     return tuple(found)

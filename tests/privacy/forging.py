@@ -3,8 +3,13 @@
 import hashlib
 import json
 
-from manifed.privacy.ledger import Head, Ledger, head_file
+from manifed.privacy.ledger import Head, Ledger
 from manifed.privacy.odometer import Odometer
+
+
+def head_file(path):
+    """Where the head of a ledger lies."""
+    return path.with_name(f"{path.name}.head")
 
 
 def rewritten(path, change, *, keep_tags=False):

@@ -1,5 +1,7 @@
 """Releases as the tests of prices state them."""
 
+from manifed.privacy import accountant
+from manifed.privacy.accountant import external_epsilon
 from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement, Unsampled
 
 
@@ -25,3 +27,12 @@ def poisson(z, q, count=1, **more):
 def subset(z, size, population, count=1, relation="replace-one"):
     sampling = SampledWithoutReplacement(sample_size=size, population=population)
     return release(z, sampling, count, relation)
+
+
+def outside(update, rate, rounds, delta=1e-5):
+    """What an update costs that was made by a coin in so many rounds."""
+    return external_epsilon(((tuple(update), rate, rounds),), delta)
+
+
+def cost(*releases, delta=1e-5):
+    return accountant.epsilon(releases, delta)

@@ -4,20 +4,16 @@ import json
 import math
 from pathlib import Path
 
-import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import pld_privacy_accountant
-from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
-from manifed.privacy import accountant
-from manifed.privacy.accountant import NoValidBound, external_epsilon
-from manifed.privacy.composition import gaussian_epsilon
-from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement, repeated
-from tests.privacy.releases import laplace, poisson, release, subset
+from manifed.privacy.composition import NoValidBound, gaussian_epsilon
+from manifed.privacy.events import Release, repeated
+from tests.golden.make_privacy_epsilons import composed
+from tests.privacy.releases import cost, laplace, outside, poisson, release, subset
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "privacy_epsilons.json").read_text())
 
@@ -38,41 +34,14 @@ def test_the_golden_table_covers_every_adversary_and_sampling():
 def test_epsilon_agrees_with_dp_accounting(case):
     releases = [Release.model_validate(r) for r in case["releases"]]
     if case["adversary"] == "external":
-        found = external_epsilon(((tuple(releases), case["rate"], case["times"]),), case["delta"])
+        found = outside(releases, case["rate"], case["times"], case["delta"])
     else:
-        found = accountant.epsilon(repeated(releases, case["times"]), case["delta"])
+        found = cost(*repeated(releases, case["times"]), delta=case["delta"])
     assert found == pytest.approx(case["epsilon"], rel=1e-3)
 
 
-def dp_event(releases):
-    """The releases as dp-accounting states them."""
-    events = []
-    for one in releases:
-        noise = (
-            dp_accounting.LaplaceDpEvent if one.kind == "laplace" else dp_accounting.GaussianDpEvent
-        )
-        event = noise(one.noise_multiplier)
-        sampling = one.sampling
-        if isinstance(sampling, PoissonSampled):
-            event = dp_accounting.PoissonSampledDpEvent(sampling.sampling_probability, event)
-        elif isinstance(sampling, SampledWithoutReplacement):
-            event = dp_accounting.SampledWithoutReplacementDpEvent(
-                sampling.population, sampling.sample_size, event
-            )
-        events.append(dp_accounting.SelfComposedDpEvent(event, one.count))
-    return dp_accounting.ComposedDpEvent(events)
-
-
-RELATIONS = dp_accounting.NeighboringRelation
-
-
-def by_dp_accounting(releases, delta=1e-5):
-    if any(isinstance(one.sampling, SampledWithoutReplacement) for one in releases):
-        relation = RELATIONS.REPLACE_ONE
-        theirs = rdp_privacy_accountant.RdpAccountant(neighboring_relation=relation)
-    else:
-        theirs = pld_privacy_accountant.PLDAccountant(RELATIONS.ADD_OR_REMOVE_ONE, 1e-3)
-    return theirs.compose(dp_event(releases)).get_epsilon(delta)
+def by_dp_accounting(releases):
+    return composed([one.model_dump() for one in releases], 1, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +57,7 @@ def by_dp_accounting(releases, delta=1e-5):
     ],
 )
 def test_releases_cost_the_same_at_dp_accounting(releases):
-    found = accountant.epsilon(releases, 1e-5)
+    found = cost(*releases)
     assert found == pytest.approx(by_dp_accounting(releases), rel=1e-3)
 
 
@@ -109,12 +78,7 @@ def test_releases_cost_the_same_at_dp_accounting(releases):
 )
 def test_a_combination_without_a_bound_is_refused_by_name(releases, words):
     with pytest.raises(NoValidBound, match=words):
-        accountant.epsilon(releases, 0.5)
-
-
-def test_nothing_released_costs_nothing():
-    for releases in ([], [release(0.0, count=0)], [poisson(0.0, 0.5, 0)]):
-        assert accountant.epsilon(releases, 0.0) == 0.0
+        cost(*releases, delta=0.5)
 
 
 @pytest.mark.parametrize("z", [0.3, 1.0, 8.0])
@@ -122,73 +86,74 @@ def test_one_laplace_release_costs_its_closed_form_and_many_at_most_their_sum(z)
     """delta(epsilon) = 1 - exp((epsilon - 1/z) / 2), by its hockey-stick divergence."""
     for delta in (1e-2, 1e-5):
         exact = 1 / z + 2 * math.log1p(-delta)
-        found = accountant.epsilon([laplace(z)], delta)
+        found = cost(laplace(z), delta=delta)
         assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-4)
-    half = accountant.epsilon([laplace(z)], -math.expm1(-0.25 / z))
+    half = cost(laplace(z), delta=-math.expm1(-0.25 / z))
     assert half == pytest.approx(0.5 / z, rel=1e-4)
-    assert accountant.epsilon([laplace(z, 7)], 0.0) == pytest.approx(7 / z, rel=1e-9)
-    assert accountant.epsilon([laplace(z, 7)], 1e-9) <= 7 / z * SLACK
+    assert cost(laplace(z, 7), delta=0.0) == pytest.approx(7 / z, rel=1e-9)
+    assert cost(laplace(z, 7), delta=1e-9) <= 7 / z * SLACK
 
 
 def test_laplace_noise_composes_with_whatever_else_was_released():
     both = [laplace(9.0, 30), release(4.0, count=3)]
     for part in ([both[0]], [both[1]]):
-        assert accountant.epsilon(part, 1e-5) < accountant.epsilon(both, 1e-5)
-    assert accountant.epsilon(both, 0.0) == math.inf
+        assert cost(*part) < cost(*both)
+    assert cost(*both, delta=0.0) == math.inf
     subsets = [subset(2.0, 3, 300, 5), laplace(9.0, 30, "replace-one")]
-    most = accountant.epsilon([release(2.0, count=5), laplace(9.0, 30)], 1e-5)
-    assert accountant.epsilon(subsets[:1], 1e-5) < accountant.epsilon(subsets, 1e-5) <= most * SLACK
+    most = cost(release(2.0, count=5), laplace(9.0, 30))
+    assert cost(*subsets[:1]) < cost(*subsets) <= most * SLACK
     rare = [poisson(2.0, 1e-8, 9), laplace(9.0, 30)]
-    assert accountant.epsilon(rare, 1e-5) < 1.05 * accountant.epsilon([laplace(9.0, 30)], 1e-6)
-    seen = accountant.epsilon([laplace(9.0, 20)], 1e-5)
-    assert 0 < external_epsilon((((laplace(9.0),), 0.1, 20),), 1e-5) < seen
+    assert cost(*rare) < 1.05 * cost(laplace(9.0, 30), delta=1e-6)
+    seen = cost(laplace(9.0, 20))
+    assert 0 < outside([laplace(9.0)], 0.1, 20) < seen
 
 
 @pytest.mark.parametrize(
     "bare", [release(0.0), poisson(0.0, 0.01), subset(0.0, 1, 9), laplace(0.0), laplace(1e-3)]
 )
 def test_no_noise_is_an_infinite_epsilon(bare):
-    assert accountant.epsilon([bare], 1e-5) == math.inf
-    assert accountant.epsilon([bare], 0.0) == math.inf
+    assert cost(bare) == math.inf
+    assert cost(bare, delta=0.0) == math.inf
     noised = release(5.0, relation=bare.neighboring_relation)
-    assert accountant.epsilon([noised, bare], 1e-5) == math.inf
+    assert cost(noised, bare) == math.inf
 
 
 @pytest.mark.parametrize("z", [1e-3, 1e-9, 1e-160, 5e-324, 1e9, 1e300])
 def test_extreme_noise_has_a_price(z):
     for bare in (release(z), poisson(z, 0.5, 3), subset(z, 3, 9)):
-        epsilon = accountant.epsilon([bare], 1e-5)
+        epsilon = cost(bare)
         assert epsilon > 1e5 if z < 1 else epsilon < 1e-3
 
 
 @pytest.mark.parametrize("rate", [9e-7, 1e-9, 1e-12, 5e-324])
 def test_a_tiny_sampling_rate_costs_little_and_no_more_than_more(rate):
-    found = accountant.epsilon([poisson(1.0, rate, 600)], 1e-5)
-    assert 0 <= found <= accountant.epsilon([poisson(1.0, 1e-6, 600)], 1e-5) + 0.3
-    sure = accountant.epsilon([poisson(0.01, rate, 600)], 1e-5)
-    assert found <= sure <= accountant.epsilon([release(0.01, count=600)], 1e-5)
+    found = cost(poisson(1.0, rate, 600))
+    assert 0 <= found <= cost(poisson(1.0, 1e-6, 600)) + 0.3
+    sure = cost(poisson(0.01, rate, 600))
+    assert found <= sure <= cost(release(0.01, count=600))
     seen = [poisson(2.0, rate, 600), release(3.0)]
-    assert accountant.epsilon(seen, 1e-5) >= accountant.epsilon(seen[1:], 1e-5)
+    assert cost(*seen) >= cost(*seen[1:])
 
 
-def test_the_ends_of_delta():
+def test_the_ends_of_delta_and_of_counts():
+    for releases in ([], [release(0.0, count=0)], [poisson(0.0, 0.5, 0)]):
+        assert cost(*releases, delta=0.0) == 0.0
     for releases in ([release(1.0)], [poisson(1.0, 0.1, 9)], [subset(1.0, 1, 10)]):
-        assert accountant.epsilon(releases, 0.0) == math.inf
-        assert accountant.epsilon(releases, 1.0) == 0.0
-        assert math.isfinite(accountant.epsilon(releases, 1e-200))
+        assert cost(*releases, delta=0.0) == math.inf
+        assert cost(*releases, delta=1.0) == 0.0
+        assert math.isfinite(cost(*releases, delta=1e-200))
 
 
 @pytest.mark.parametrize("delta", [-1e-9, 1.1, math.nan])
 def test_a_delta_that_is_no_probability_is_refused(delta):
     with pytest.raises(ValueError, match="0 <= delta <= 1"):
-        accountant.epsilon([release(1.0)], delta)
+        cost(release(1.0), delta=delta)
 
 
 def test_sampling_everybody_is_no_sampling():
-    exact = accountant.epsilon([release(2.0, count=5)], 1e-5)
-    assert accountant.epsilon([poisson(2.0, 1.0, 5)], 1e-5) == exact
-    whole = [subset(2.0, 7, 7, 5)]
-    assert accountant.epsilon(whole, 1e-5) == exact
+    exact = cost(release(2.0, count=5))
+    assert cost(poisson(2.0, 1.0, 5)) == exact
+    assert cost(subset(2.0, 7, 7, 5)) == exact
 
 
 @pytest.mark.parametrize(("size", "epsilon_of_everybody"), [(200, 1.0), (600, 4.0), (1190, 12.0)])
@@ -198,10 +163,10 @@ def test_sampling_never_costs_more_than_taking_everybody(size, epsilon_of_everyb
     z = math.sqrt(60) / optimize.brentq(price, 0.01, 10)
     sampled = [subset(z, size, 1200, 60), release(3 * z, relation="replace-one")]
     whole = [release(z, count=60, relation="replace-one"), sampled[1]]
-    most = accountant.epsilon(whole, 1e-5)
-    assert accountant.epsilon(sampled, 1e-5) <= most * SLACK
+    most = cost(*whole)
+    assert cost(*sampled) <= most * SLACK
     least = min(map(by_dp_accounting, (whole, sampled)))
-    assert accountant.epsilon(sampled, 1e-5) == pytest.approx(least, rel=2e-3)
+    assert cost(*sampled) == pytest.approx(least, rel=2e-3)
 
 
 @pytest.mark.parametrize("size", [1, 300, 700, 999])
@@ -214,7 +179,7 @@ def test_a_price_of_a_subset_is_not_below_what_one_record_gives_away(size, z):
     for epsilon in (0.01, 0.1, 0.5, 1.0):
         least = np.trapezoid(np.maximum(one - math.exp(epsilon) * other, 0.0), x)
         if least > 0:
-            priced = accountant.epsilon([subset(z, size, 1000)], least * (1 - 1e-6))
+            priced = cost(subset(z, size, 1000), delta=least * (1 - 1e-6))
             assert priced >= epsilon * (1 - 1e-6)
 
 
@@ -235,25 +200,25 @@ def test_prices_are_monotone_in_every_parameter(kind, z, q, count, delta):
     def price(z, count=count, delta=delta, rate=q):
         made = {"unsampled": release(z, count=count), "poisson": poisson(z, rate, count),
                 "laplace": laplace(10 * z, count)}  # fmt: skip
-        return accountant.epsilon([made[kind]], delta)
+        return cost(made[kind], delta=delta)
 
     base = price(z)
     assert price(1.05 * z) <= base * SLACK
     for dearer in (price(z, count + 1), price(z, delta=delta / 2), price(z, rate=1.05 * q)):
         assert dearer * SLACK >= base
     if kind == "poisson":
-        assert base <= accountant.epsilon([release(z, count=count)], delta) * (1 + 1e-4)
+        assert base <= cost(release(z, count=count), delta=delta) * (1 + 1e-4)
         more = [poisson(z, q, count), release(9.0)]
-        assert accountant.epsilon(more, delta) * SLACK >= base
+        assert cost(*more, delta=delta) * SLACK >= base
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("z", "size", "count"), [(1.0, 1, 300), (2.5, 50, 30), (4.0, 20, 1)])
 def test_subset_prices_are_monotone_in_every_parameter(z, size, count):
-    base = accountant.epsilon([subset(z, size, 1000, count)], 1e-5)
-    assert accountant.epsilon([subset(1.05 * z, size, 1000, count)], 1e-5) <= base
+    base = cost(subset(z, size, 1000, count))
+    assert cost(subset(1.05 * z, size, 1000, count)) <= base
     for dearer in (subset(z, size + 1, 1000, count), subset(z, size, 1000, count + 1)):
-        assert accountant.epsilon([dearer], 1e-5) >= base
+        assert cost(dearer) >= base
 
 
 def test_a_run_that_asks_after_every_round_is_not_slow():
@@ -262,5 +227,5 @@ def test_a_run_that_asks_after_every_round_is_not_slow():
 
     began = time.process_time()
     for count in range(1, 201):
-        accountant.epsilon([poisson(1.07, 0.053, 3 * count)], 1e-5)
+        cost(poisson(1.07, 0.053, 3 * count))
     assert time.process_time() - began < 10.0

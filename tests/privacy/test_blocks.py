@@ -22,7 +22,7 @@ TARGET = {**PRIVATE, "noise": {"kind": "target", "epsilon": 2.0, "delta": DELTA}
 def growing(tmp_path, reserve=20, privacy=TARGET, name="run", **output):
     config = experiment("gradient", ROUNDS, privacy, on_exhausted="recycle")
     federation = config.federation.model_copy(update={"reserve_rounds": reserve})
-    given = {"directory": str(tmp_path / name), "plots": False, "quiet": True} | output
+    given = {"directory": str(tmp_path / name), "quiet": True} | output
     found = config.output.model_copy(update=given)
     evaluation = config.evaluation.model_copy(update={"every": ROUNDS})
     return config.model_copy(

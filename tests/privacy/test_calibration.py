@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifed.privacy import accountant
-from manifed.privacy.accountant import external_epsilon, least_multiplier
+from manifed.privacy.accountant import least_multiplier
 from manifed.privacy.composition import gaussian_delta
-from tests.privacy.releases import poisson, release, subset
+from tests.privacy.releases import outside, poisson, release, subset
 
 STEPS = {
     "unsampled": lambda z, n: release(z, count=n),
@@ -46,10 +46,8 @@ def test_subsets_are_calibrated_too():
 
 
 def test_any_price_can_be_the_target():
-    def external(z):
-        return external_epsilon((((poisson(z, 0.05, 3),), 0.1, 50),), 1e-5)
-
-    assert check(external, 2.0) < check(lambda z: price("poisson", z, 150), 2.0)
+    external = check(lambda z: outside([poisson(z, 0.05, 3)], 0.1, 50), 2.0)
+    assert external < check(lambda z: price("poisson", z, 150), 2.0)
 
 
 @pytest.mark.parametrize(("target", "delta"), [(1e-3, 1e-9), (1.0, 1e-5), (50.0, 0.3)])

@@ -6,15 +6,14 @@ import pytest
 import torch
 
 from manifed.privacy.mechanism import clip_factors, clipped
+from tests.tensors import float64
 
 INF = math.inf
 NAN = math.nan
-NORMS = torch.tensor(
-    [0.0, 1e-300, 0.5, 2.0, math.nextafter(2.0, 3.0), 4.0, 1e308], dtype=torch.float64
-)
+NORMS = float64([0.0, 1e-300, 0.5, 2.0, math.nextafter(2.0, 3.0), 4.0, 1e308])
 
 
-@pytest.mark.parametrize("bound", [2.0, torch.tensor(2.0, dtype=torch.float64)])
+@pytest.mark.parametrize("bound", [2.0, float64(2.0)])
 def test_norms_inside_the_bound_keep_factor_one_and_the_rest_reach_it(bound):
     factors = clip_factors(NORMS, bound)
     assert (factors[:4] == 1.0).all()
@@ -25,8 +24,8 @@ def test_norms_inside_the_bound_keep_factor_one_and_the_rest_reach_it(bound):
 
 @pytest.mark.parametrize("bad", [NAN, INF])
 def test_a_norm_that_is_not_finite_has_factor_zero(bad):
-    assert clip_factors(torch.tensor([1.0, bad]), 3.0).tolist() == [1.0, 0.0]
-    assert clip_factors(torch.tensor([1.0, bad]), INF).tolist() == [1.0, 0.0]
+    for bound in (3.0, INF):
+        assert clip_factors(torch.tensor([1.0, bad]), bound).tolist() == [1.0, 0.0]
 
 
 def test_vectors_that_are_not_finite_become_zero():
@@ -43,11 +42,11 @@ def test_vectors_are_clipped_in_the_metric_of_the_norms_and_not_in_place():
     result = clipped(vectors, norms, 7.0)
     assert torch.equal(vectors, before)
     again = 5.0 * torch.linalg.matrix_norm(result)
-    assert torch.allclose(again, torch.minimum(norms, torch.tensor(7.0, dtype=torch.float64)))
+    assert torch.allclose(again, torch.minimum(norms, float64(7.0)))
 
 
 def test_a_bound_per_vector_broadcasts():
-    factors = clip_factors(torch.tensor([2.0, 2.0], dtype=torch.float64), torch.tensor([1.0, 4.0]))
+    factors = clip_factors(float64([2.0, 2.0]), torch.tensor([1.0, 4.0]))
     assert factors.tolist() == [0.5, 1.0]
 
 

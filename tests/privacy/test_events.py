@@ -11,21 +11,16 @@ from tests.privacy.releases import laplace, poisson
 STEP = poisson(1.5, 0.1, 4)
 
 
-def test_an_event_is_read_by_its_kind_and_sampled_laplace_noise_is_none():
+def test_an_event_is_read_by_its_kind_repeated_by_its_count_and_no_laplace_noise_is_sampled():
     event = TypeAdapter(Release)
     once = laplace(3.0, 2, "replace-one")
     for one in (STEP, once):
         assert event.validate_json(event.dump_json(one)) == one
-    assert repeated([STEP, once], 5)[1].count == 10
+    twelve = STEP.model_copy(update={"count": 12})
+    assert repeated([STEP, once], 3) == (twelve, laplace(3.0, 6, "replace-one"))
     for change in ({"kind": "cauchy"}, {"sampling": STEP.sampling.model_dump()}):
         with pytest.raises(ValidationError):
             event.validate_python({**once.model_dump(), **change})
-
-
-def test_repeating_multiplies_counts_and_nothing_else():
-    (more,) = repeated([STEP], 3)
-    assert more == STEP.model_copy(update={"count": 12})
-    assert repeated([STEP], 0)[0].count == 0
 
 
 @pytest.mark.parametrize(

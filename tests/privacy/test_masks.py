@@ -50,7 +50,7 @@ def test_masks_cancel_and_each_is_a_normal_of_its_own(graph):
     shape = (40, 50)
     at = [masks(sources[i], i, shape, server_round=3) for i in range(N)]
     size = max(float(m.abs().max()) for m in at)
-    assert float(sum(at).abs().max()) <= 1e-14 * N * size
+    assert sum(at).abs().max() <= 1e-14 * N * size
     again = masks(sources[0], 0, shape, server_round=3)
     assert torch.equal(again, at[0])
     one, other = (masks({j: sources[i][j]}, i, (7,), server_round=1) for i, j in ((0, 1), (1, 0)))
@@ -129,15 +129,11 @@ def test_keys_without_a_secret_are_refused():
         side.source(Offer(0, federation()[1].offer().public))
 
 
-def test_secrets_are_never_shown():
+def test_secrets_are_never_shown_and_a_source_says_whose_it_is():
     side = federation()[0]
-    assert "secret" not in repr(side)
-    assert "signing" not in repr(side)
-    assert "key" not in repr(side.source(federation()[1].offer()))
-
-
-def test_the_stand_in_of_a_seeded_run_says_that_it_is_one():
-    real = federation()[0].source(federation()[1].offer())
+    real = side.source(federation()[1].offer())
+    for secret, shown in (("secret", side), ("signing", side), ("key", real)):
+        assert secret not in repr(shown)
     assert (seeded_pairs(NoiseSource.from_seed(1)).origin, real.origin) == ("seed", "os")
 
 

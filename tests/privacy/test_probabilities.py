@@ -1,7 +1,6 @@
 """Cohorts whose clients take part with different probabilities: each is amplified by its own."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +14,8 @@ from manifed.cli.launch import Request, launch
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.federation.cohorts import PoissonEach
-from manifed.manifolds.euclidean import Euclidean
+from manifed.manifolds import Euclidean
 from manifed.plan import promise_of
-from manifed.privacy import accountant
-from manifed.privacy.accountant import external_epsilon
 from manifed.privacy.events import (
     EXTERNAL,
     SERVER,
@@ -30,11 +27,12 @@ from manifed.privacy.noise import NoiseSource
 from manifed.privacy.statement import audit_ledger
 from manifed.privacy.tariff import ClientReleases, Tariff, Terms
 from manifed.problems.frechet import FrechetMean
+from tests.fresh import QUICKSTART
+from tests.privacy.releases import cost, outside
 from tests.privacy.test_spending import DELTA, LARGE, SMALL, odometer_of
 
 ROUNDS = 20
 SOURCE = NoiseSource.from_seed(0)
-QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml"
 EACH = "federation.cohort={kind='poisson-each',probabilities=[0.2,0.9,0.4]}"
 
 
@@ -61,10 +59,6 @@ def spent(of, rounds=ROUNDS, adversary=EXTERNAL):
     return odometer_of([(0,)] * rounds, of).epsilon(adversary, DELTA)
 
 
-def amplified(update, probability, rounds=ROUNDS):
-    return external_epsilon(((tuple(update), probability, rounds),), DELTA)
-
-
 # -- prices ----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("probabilities", "updates"),
@@ -78,15 +72,15 @@ def amplified(update, probability, rounds=ROUNDS):
 )
 def test_each_client_is_priced_by_its_own_probability_and_release(probabilities, updates):
     named = (*updates, *[updates[-1]] * 3)
-    own = [amplified(*each) for each in zip(named, probabilities, strict=False)]
+    own = [outside(*each, ROUNDS) for each in zip(named, probabilities, strict=False)]
     assert spent(terms(probabilities, updates)) == pytest.approx(max(own), rel=1e-9)
 
 
 def test_draws_that_are_planned_count_although_one_client_is_in_all_of_them():
     planned = terms((0.95, 1.0), planned_draws=3 * ROUNDS)
     assert planned.is_drawn
-    assert spent(planned) >= amplified(SMALL, 0.95, 3 * ROUNDS)
-    assert spent(planned) > accountant.epsilon(repeated(SMALL, ROUNDS), DELTA)
+    assert spent(planned) >= outside(SMALL, 0.95, 3 * ROUNDS)
+    assert spent(planned) > cost(*repeated(SMALL, ROUNDS))
 
 
 @pytest.mark.parametrize("probabilities", [(0.1, 0.9), (0.5, 1.0), (1.0, 1.0), (0.3, 0.3)])
@@ -97,13 +91,13 @@ def test_the_filter_never_promises_less_than_is_charged(probabilities, adversary
     charged = spent(of) if adversary is EXTERNAL else priced
     assert priced >= charged
     assert priced >= max(
-        amplified(u, p) for u, p in zip((SMALL, LARGE), probabilities, strict=True)
+        outside(u, p, ROUNDS) for u, p in zip((SMALL, LARGE), probabilities, strict=True)
     ) * (1 - 1e-9)
 
 
 def test_a_schedule_reckons_with_all_attempts_while_any_client_may_miss_a_round():
     tariff = Tariff((terms((0.95, 1.0)),) * 2, attempts=3)
-    assert tariff.ahead(EXTERNAL, (1, 1), DELTA) >= amplified(SMALL, 0.95, 6)
+    assert tariff.ahead(EXTERNAL, (1, 1), DELTA) >= outside(SMALL, 0.95, 6)
 
 
 # -- on disk ---------------------------------------------------------------------------------
@@ -189,7 +183,7 @@ def test_a_ledger_proves_what_a_run_states_and_streams_are_divided_by_their_own_
     streams = "training={kind='rfedags',step_size=0.1,local_steps=1,minibatch={kind='full'}}"
     sets = (
         "federation.num_rounds=6", "federation.num_clients=3", EACH, streams,
-        "output.plots=false", f"privacy={{kind='example-level',l2_norm_clip=1.0,{NOISE}}}",
+        f"privacy={{kind='example-level',l2_norm_clip=1.0,{NOISE}}}",
     )  # fmt: skip
     launch(Request(str(QUICKSTART), sets, out=tmp_path / "run", plain=True))
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
@@ -200,14 +194,14 @@ def test_a_ledger_proves_what_a_run_states_and_streams_are_divided_by_their_own_
     (update,) = {
         u.releases for u in promise_of(load(QUICKSTART, sets).setting, (599,) * 3).terms.updates
     }
-    assert stated["external"] == pytest.approx(amplified(update, 0.9, 6), rel=1e-6)
+    assert stated["external"] == pytest.approx(outside(update, 0.9, 6), rel=1e-6)
 
 
 def test_probabilities_of_other_clients_draw_nobody():
     cohort = PoissonEach(probabilities=(0.5,))
     with pytest.raises(ConfigError, match="num_clients = 3, got 1"):
         cohort.draw(3, 1, 0, SOURCE)
-    shards = [torch.ones(2, 3, dtype=torch.float64)] * 3
+    shards = [torch.ones(2, 3).double()] * 3
     private = manifed.ExampleLevel(epsilon=2, delta=1e-3)
     for privacy in (None, private):
         with pytest.raises(ConfigError, match="num_clients = 3, got 1"):

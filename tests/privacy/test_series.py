@@ -18,6 +18,7 @@ from reproduction import endless
 from reproduction.endless import Releases, epsilon_of_rho, printed_sum
 from reproduction.powers import EXAMPLES, polynomial
 from tests.command import invoke
+from tests.runs.running import refused
 
 TERMS = 20_000
 SHORT = 200
@@ -180,9 +181,7 @@ def test_the_command_prices_schedules_and_refuses_in_one_line(tmp_path):
     for arguments in (
         [], [path, "--delta", "2"], [path, "--delta", "nan"], [tmp_path], [empty], [falling],
     ):  # fmt: skip
-        bad = invoke("privacy", "series", *arguments)
-        assert bad.exit_code == 2
-        assert len(bad.stderr.strip().splitlines()) == 1
+        refused("privacy", "series", *arguments)
 
 
 def test_the_script_of_infinitely_many_rounds_judges_conditions_and_budgets(

@@ -6,8 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from manifed.privacy import accountant
-from manifed.privacy.accountant import external_epsilon
 from manifed.privacy.events import (
     CLIENT_LEVEL,
     EXTERNAL,
@@ -20,8 +18,8 @@ from manifed.privacy.events import (
 )
 from manifed.privacy.ledger import Entry, Reserves, Settles
 from manifed.privacy.odometer import Odometer
-from manifed.privacy.tariff import ClientReleases, Terms, encode, members
-from tests.privacy.releases import release
+from manifed.privacy.tariff import ClientReleases, Terms, encode
+from tests.privacy.releases import cost, outside, release
 
 DELTA = 1e-5
 
@@ -34,12 +32,11 @@ UPDATES = (
 )
 PAIRS = SampledWithoutReplacement(sample_size=2, population=5)
 TERMS = Terms(population=5, updates=UPDATES, sampling=PAIRS)
+KNOWS = Adversary("cohorts", "one who sees cohorts", "aggregate", sees_cohorts=True)
 
 
 def reserved(first, cohort, *, last=None, attempt=0, terms=None, settles=None):
-    reserves = Reserves(
-        first=first, last=last or first, attempt=attempt, cohort=encode(members(cohort))
-    )
+    reserves = Reserves(first=first, last=last or first, attempt=attempt, cohort=encode(cohort))
     return Entry(terms=terms, reserves=reserves, settles=settles)
 
 
@@ -58,24 +55,22 @@ def spent(odometer):
 def test_a_client_pays_for_the_rounds_it_was_asked_in_and_only_for_those():
     found = spent(odometer_of([(0, 3), (0, 1), (3, 4)]))
     assert list(found) == ["server", "external"]
-    assert found["server"]["epsilon"] == accountant.epsilon(repeated(SMALL, 2), DELTA)
+    assert found["server"]["epsilon"] == cost(*repeated(SMALL, 2))
     assert found["server"]["unit"] == "example"
     assert found["server"]["neighboring_relation"] == "add-or-remove"
     large = spent(odometer_of([(3,), (0, 3), (3, 4), (4, 3)]))["server"]["epsilon"]
-    assert large == accountant.epsilon(repeated(LARGE, 4), DELTA)
+    assert large == cost(*repeated(LARGE, 4))
 
 
 def test_an_outsider_prices_every_client_for_every_draw_whoever_was_in_it():
-    expected = max(
-        external_epsilon(((tuple(update), 0.4, 10),), DELTA) for update in (SMALL, LARGE)
-    )
+    expected = max(outside(update, 0.4, 10) for update in (SMALL, LARGE))
     found = odometer_of([(3, 4)] * 10).epsilon(EXTERNAL, DELTA)
     assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_with_everybody_in_every_round_all_pay_the_exact_composition():
     terms = TERMS.model_copy(update={"sampling": Unsampled()})
-    exact = accountant.epsilon(repeated(SMALL, 7), DELTA)
+    exact = cost(*repeated(SMALL, 7))
     found = spent(odometer_of([range(5)] * 7, terms))
     assert [one["epsilon"] for one in found.values()] == [exact, exact]
 
@@ -87,8 +82,10 @@ def test_a_client_whose_terms_change_pays_for_both():
     )
     odometer = odometer_of([(0, 3), (1,)])
     odometer.feed(reserved(3, (0, 4), terms=TERMS.model_copy(update={"updates": turned})))
-    both = accountant.epsilon((*SMALL, *LARGE), DELTA)
+    both = cost(*SMALL, *LARGE)
     assert odometer.epsilon(SERVER, DELTA) == pytest.approx(both, rel=1e-12)
+    with pytest.raises(ValueError, match="terms of 5 clients, got 6"):
+        odometer.declare(Terms(population=6))
 
 
 def test_client_level_releases_have_an_adversary_of_their_own_and_cohorts_that_are_seen_cost_more():
@@ -98,10 +95,9 @@ def test_client_level_releases_have_an_adversary_of_their_own_and_cohorts_that_a
     odometer = odometer_of([(r % 2,) for r in range(21)], terms)
     ((name, found),) = spent(odometer).items()
     assert (name, found["unit"]) == ("client-level", "client")
-    assert found["epsilon"] == accountant.epsilon(repeated((upload,), 21), DELTA)
-    knows = Adversary("cohorts", "one who sees cohorts", "aggregate", sees_cohorts=True)
-    seen = odometer.epsilon(knows, DELTA)
-    assert seen == accountant.epsilon([release(1.2, count=11, unit="client")], DELTA)
+    assert found["epsilon"] == cost(*repeated((upload,), 21))
+    seen = odometer.epsilon(KNOWS, DELTA)
+    assert seen == cost(release(1.2, count=11, unit="client"))
     assert seen > odometer.epsilon(CLIENT_LEVEL, DELTA)
 
 
@@ -113,6 +109,11 @@ def test_spending_only_grows_and_ignores_the_order(cohorts):
     )
     assert turned == total
     assert all(before[name] <= total[name] for name in before)
+
+
+def test_a_reservation_of_clients_outside_the_terms_is_refused():
+    with pytest.raises(ValueError, match="clients < 5"):
+        Odometer().after(reserved(1, (7,), terms=TERMS))
 
 
 # -- what is settled -----------------------------------------------------------------------------
@@ -157,30 +158,11 @@ def test_a_lost_reservation_counts_for_ever_and_cannot_be_settled_later():
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        (reserved(1, (0,)), "terms before or in the first"),
-        (reserved(1, (5,), terms=TERMS), "clients < 5"),
-        (Entry(settles=Settles(upto=1)), "open reservation"),
-    ],
+    "updates",
+    [UPDATES[:1], (*UPDATES, UPDATES[0]), (ClientReleases(partitions=range(6), releases=SMALL),)],
 )
-def test_an_entry_that_cannot_be_counted_is_refused(entry, message):
-    with pytest.raises(ValueError, match=message):
-        Odometer().feed(entry)
-    with pytest.raises(ValueError, match="terms of 5 clients, got 6"):
-        odometer_of([]).declare(Terms(population=6))
-
-
-@pytest.mark.parametrize(
-    ("updates", "message"),
-    [
-        (UPDATES[:1], "each of 5 clients in one update"),
-        ((*UPDATES, UPDATES[0]), "each of 5 clients in one update"),
-        ((ClientReleases(partitions=range(6), releases=SMALL),), "each of 5 clients"),
-    ],
-)
-def test_terms_that_do_not_say_what_each_client_releases_are_refused(updates, message):
-    with pytest.raises(ValidationError, match=message):
+def test_terms_that_do_not_say_what_each_client_releases_are_refused(updates):
+    with pytest.raises(ValidationError, match="each of 5 clients in one update"):
         Terms(population=5, updates=updates)
 
 
@@ -188,5 +170,5 @@ def test_as_if_everybody_was_asked_no_price_depends_on_a_cohort():
     odometer = odometer_of([(0,), (4,), ()])
     found = odometer.of_everybody()
     assert found.participations_by_client().tolist() == [3] * 5
-    assert found.epsilon(SERVER, DELTA) == accountant.epsilon(repeated(SMALL, 3), DELTA)
+    assert found.epsilon(SERVER, DELTA) == cost(*repeated(SMALL, 3))
     assert (odometer.participations_by_client() == np.array([1, 0, 0, 0, 1])).all()

@@ -8,14 +8,12 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from manifed.experiment.schema import DATA as DATA_KINDS
-from manifed.experiment.schema import PROBLEMS
+from manifed.experiment.schema import DATA, PROBLEMS
 from manifed.problems import shards as sharding
 from manifed.setting import PARTITIONS
+from tests.conformance.manifold_cases import generator
 
-PROBLEM, DATA, PARTITION = (
-    TypeAdapter(Annotated[Any, kinds]) for kinds in (PROBLEMS, DATA_KINDS, PARTITIONS)
-)
+KINDS = [TypeAdapter(Annotated[Any, kinds]) for kinds in (PROBLEMS, DATA, PARTITIONS)]
 
 EIGENVECTOR, KPCA, MEAN = (
     {"kind": kind} for kind in ("principal-eigenvector", "kpca", "frechet-mean")
@@ -51,12 +49,8 @@ PAIRS = [
 
 
 def parse(problem, data, partition="equal"):
-    part = {"kind": partition} if isinstance(partition, str) else partition
-    return (
-        PROBLEM.validate_python(problem),
-        DATA.validate_python(data),
-        PARTITION.validate_python(part),
-    )
+    tables = (problem, data, {"kind": partition})
+    return [kinds.validate_python(table) for kinds, table in zip(KINDS, tables, strict=True)]
 
 
 @pytest.mark.parametrize(("problem", "data", "partition"), PAIRS)
@@ -66,12 +60,12 @@ def test_every_pair_gives_shards_that_its_problem_can_read(problem, data, partit
     built = specs[0].build()
     assert len(shards) == 16
     shape = built.point_shape(shards[0])
-    x = specs[0].first_point(built, shape, torch.Generator().manual_seed(0))
+    x = specs[0].first_point(built, shape, generator(0))
     assert tuple(x.shape) == shape
     for shard in shards:
         norms = built.gradients(x, shard).norms
         assert norms.shape == (len(shard),)
-        assert bool(torch.isfinite(norms).all())
+        assert torch.isfinite(norms).all()
 
 
 @pytest.mark.data

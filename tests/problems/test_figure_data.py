@@ -6,20 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from manifed.manifolds.hyperbolic import Lorentz
 from manifed.problems.real import DataDamaged
 from reproduction import mammals, photos, trees
-
-FIGURES = Path(__file__).resolve().parents[2] / "configs" / "figures"
-
-
-def lorentz_dist(x, y):
-    product = x[..., 0] * y[..., 0] - (x[..., 1:] * y[..., 1:]).sum(-1)
-    return np.arccosh(np.maximum(product, 1.0))
+from tests.problems.test_real_data import put
 
 
-def tree(seed: int = 0, n: int = 60) -> np.ndarray:
-    return trees.random_recursive_tree(n, np.random.default_rng(seed))
+def tree(seed):
+    return trees.random_recursive_tree(60, np.random.default_rng(seed))
 
 
 # -- trees ----------------------------------------------------------------------------------------
@@ -41,12 +37,12 @@ def test_the_tree_of_a_closure_is_the_tree(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_sarkar_edges_have_one_length_and_the_tree_fits_the_radius(seed):
     parents = tree(seed)
-    points = trees.sarkar(parents, radius=2.5)
-    square = -np.square(points[:, 0]) + np.square(points[:, 1:]).sum(-1)
-    assert np.abs(square + 1).max() < 1e-12
-    lengths = lorentz_dist(points[1:], points[parents[1:]])
+    points = torch.from_numpy(trees.sarkar(parents, radius=2.5))
+    space = Lorentz()
+    assert space.membership_defect(points).max() < 1e-12
+    lengths = space.dist(points[1:], points[parents[1:]]).numpy()
     assert lengths == pytest.approx(2.5 / trees.depths(parents).max(), rel=1e-7)
-    assert lorentz_dist(points, points[0]).max() <= 2.5 + 1e-9
+    assert space.dist(points, points[0]).max() <= 2.5 + 1e-9
 
 
 def test_the_largest_subtree_is_held_out_unless_another_node_is_named():
@@ -60,12 +56,6 @@ def test_the_largest_subtree_is_held_out_unless_another_node_is_named():
 
 
 # -- mammals --------------------------------------------------------------------------------------
-def put(folder, name, content):
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-
-
 def test_wordnet_drops_the_pairs_of_a_node_with_itself(tmp_path):
     text = b"mammal.n.01\tmammal.n.01\t1\ncat.n.01\tmammal.n.01\t1\n"
     put(tmp_path, "wordnet_mammals/wordnet_mammals.tsv", text)

@@ -31,50 +31,66 @@ def test_columns_are_taken_by_name_in_the_order_of_the_config(tmp_path):
     assert found["label"].dtype == torch.float64
 
 
-def test_an_empty_cell_is_an_entry_not_seen_where_columns_are_completed(tmp_path):
-    found = GAPS.read(written(tmp_path, "a,b,c\n1,,3\n,2,\n"))
-    assert found["column"].tolist() == [[1, 0, 3], [0, 2, 0]]
-    assert found["mask"].tolist() == [[1, 0, 1], [0, 1, 0]]
+def test_what_is_not_seen_where_columns_are_completed_is_an_empty_cell_or_nan(tmp_path):
+    path = tmp_path / "site.npy"
+    np.save(path, [[1, np.nan, 3], [np.nan, 2, np.nan]])
+    for found in (GAPS.read(path), GAPS.read(written(tmp_path, "a,b,c\n1,,3\n,2,\n"))):
+        assert found["column"].tolist() == [[1, 0, 3], [0, 2, 0]]
+        assert found["mask"].tolist() == [[1, 0, 1], [0, 1, 0]]
 
 
 BAD = {
-    "empty file": (ROWS, "", "an empty file"),
-    "no rows": (ROWS, "age,bmi\n", "at least one example, got none"),
-    "no column": (ROWS, "age,weight\n1,2\n", "'bmi': expected one column of this name, got 0"),
-    "two columns": (ROWS, "age,bmi,bmi\n1,2,3\n", "'bmi': expected one column of this name, got 2"),
-    "no header": (ROWS, "63.25,2\n1,2\n", "column 'age'"),
-    "semicolons": (ROWS, "age;bmi\n1;2\n", "is data.delimiter right?"),
-    "text": (ROWS, "age,bmi\n1,2\n3,secret\n", "line 3, column 'bmi': expected a number"),
-    "digits of Python's": (ROWS, "age,bmi\n1_000,3\n", "line 2, column 'age': expected a"),
-    "other digits": (ROWS, "age,bmi\n1,\u0662\n", "line 2, column 'bmi': expected a number"),
-    "missing": (ROWS, "age,bmi\n1,2\n,2\n", "line 3, column 'age': expected a finite number"),
-    "NaN": (ROWS, "age,bmi\n1,nan\n", "line 2, column 'bmi': expected a finite number"),
-    "infinity": (ROWS, "age,bmi\n\n1,2\n1,1e999\n", "line 4, column 'bmi': expected a finite"),
-    "infinite gap": (GAPS, "a,b,c\n1,,inf\n", "line 2, column 'c': expected a finite"),
-    "nothing seen": (GAPS, "a,b,c\n,,\n", "line 2: expected at least one entry"),
-    "decimal comma": (ROWS, "age,bmi\n1,2,5\n", "line 2: expected 2 cells as in the header, got 3"),
-    "ragged": (ROWS, "age,bmi\n1,2\n1\n", "line 3: expected 2 cells as in the header, got 1"),
-    "open quote": (ROWS, 'age,bmi\n1,"2\n3,4\n', "expected csv"),
-    "long cell": (ROWS, 'age,bmi\n1,"' + "2" * 140_000 + '"\n', "expected csv"),
-    "zero byte": (ROWS, "age,bmi\n1,2\x00\n", "line 2"),
-    "Latin-1": (ROWS, "age,bmi\n1,2\n\xe4,1\n".encode("latin-1"), "line 3: expected UTF-8"),
-    "unknown class": (CLASSES, "age,bmi,dx\n1,2,secret\n", "line 2, column 'dx': expected one of"),
-    "no class": (CLASSES, "age,bmi,dx\n1,2,\n", "line 2, column 'dx': expected one of"),
-    "text label": (NUMBERS, "age,bmi,y\n1,2,secret\n", "line 2, column 'y': expected a number"),
-    "a label of Python's": (NUMBERS, "age,bmi,y\n1,2,1_0\n", "line 2, column 'y': expected a"),
-    "NaN label": (NUMBERS, "age,bmi,y\n1,2,nan\n", "line 2, column 'y': expected a finite"),
-}  # fmt: skip
+    ROWS: {
+        "": "an empty file",
+        "age,bmi\n": "at least one example, got none",
+        "age,weight\n1,2\n": "'bmi': expected one column of this name, got 0",
+        "age,bmi,bmi\n1,2,3\n": "'bmi': expected one column of this name, got 2",
+        "63.25,2\n1,2\n": "column 'age'",
+        "age;bmi\n1;2\n": "is data.delimiter right?",
+        "age,bmi\n1,2\n3,secret\n": "line 3, column 'bmi': expected a number",
+        "age,bmi\n1_000,3\n": "line 2, column 'age': expected a",
+        "age,bmi\n1,\u0662\n": "line 2, column 'bmi': expected a number",
+        "age,bmi\n1,2\n,2\n": "line 3, column 'age': expected a finite number",
+        "age,bmi\n1,nan\n": "line 2, column 'bmi': expected a finite number",
+        "age,bmi\n\n1,2\n1,1e999\n": "line 4, column 'bmi': expected a finite",
+        "age,bmi\n1,2,5\n": "line 2: expected 2 cells as in the header, got 3",
+        "age,bmi\n1,2\n1\n": "line 3: expected 2 cells as in the header, got 1",
+        'age,bmi\n1,"2\n3,4\n': "expected csv",
+        'age,bmi\n1,"' + "2" * 140_000 + '"\n': "expected csv",
+        "age,bmi\n1,2\x00\n": "line 2",
+        "age,bmi\n1,2\n\xe4,1\n".encode("latin-1"): "line 3: expected UTF-8",
+    },
+    GAPS: {
+        "a,b,c\n1,,inf\n": "line 2, column 'c': expected a finite",
+        "a,b,c\n,,\n": "line 2: expected at least one entry",
+    },
+    CLASSES: {
+        "age,bmi,dx\n1,2,secret\n": "line 2, column 'dx': expected one of",
+        "age,bmi,dx\n1,2,\n": "line 2, column 'dx': expected one of",
+    },
+    NUMBERS: {
+        "age,bmi,y\n1,2,secret\n": "line 2, column 'y': expected a number",
+        "age,bmi,y\n1,2,1_0\n": "line 2, column 'y': expected a",
+        "age,bmi,y\n1,2,nan\n": "line 2, column 'y': expected a finite",
+    },
+}
 
 
-@pytest.mark.parametrize("name", list(BAD))
-def test_a_bad_csv_is_refused_with_line_and_column_and_without_its_values(tmp_path, name):
-    data, text, expected = BAD[name]
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        pytest.param(data, text, id=f"{data.examples}: {text[:30]!r}")
+        for data, cases in BAD.items()
+        for text in cases
+    ],
+)
+def test_a_bad_csv_is_refused_with_line_and_column_and_without_its_values(tmp_path, data, text):
     path = written(tmp_path, text)
     with pytest.raises(BadFile) as refused:
         data.read(path)
     said = str(refused.value)
     assert said.startswith(str(path))
-    assert expected in said
+    assert BAD[data][text] in said
     assert "\n" not in said
     assert not any(value in said for value in ("secret", "63.25", "ä"))
 

@@ -7,20 +7,30 @@ from torch import nn
 from torch.nn import functional
 
 import manifed
-from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
 from manifed.federation.held_out import judged
-from manifed.oracles.minibatch import Full
-from manifed.oracles.oracle import Draws, Oracle
-from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.module_problem import ModuleProblem, NotPrivate
 from manifed.setting import ExampleLevel, Multiplier
 from manifed.torch import load
+from tests.conformance.manifold_cases import generator, normals
+from tests.privacy.test_clip_bound import one_client
 
 WIDTH = 5
 CLASSES = 3
+
+
+class Of(nn.Module):
+    """Parts by name, and what is computed of them."""
+
+    def __init__(self, compute, **parts):
+        super().__init__()
+        self.compute = compute
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, feature):
+        return self.compute(self, feature)
 
 
 class Net(nn.Module):
@@ -28,10 +38,10 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        generator = torch.Generator().manual_seed(1)
-        frame = torch.linalg.qr(torch.randn(WIDTH, 4, generator=generator))[0]
+        drawn = generator(1)
+        frame = torch.linalg.qr(torch.randn(WIDTH, 4, generator=drawn))[0]
         self.frame = geoopt.ManifoldParameter(frame, manifold=geoopt.EuclideanStiefel())
-        ball = 0.3 * torch.rand(CLASSES, 4, generator=generator)
+        ball = 0.3 * torch.rand(CLASSES, 4, generator=drawn)
         self.ball = geoopt.ManifoldParameter(ball, manifold=geoopt.PoincareBall())
         self.shift = nn.Linear(4, 4, bias=False)
         self.same = nn.Linear(4, 4, bias=False)
@@ -40,7 +50,7 @@ class Net(nn.Module):
         self.scale = nn.Parameter(torch.tensor(1.5))
         self.register_buffer("offset", torch.full((4,), 0.1))
         with torch.no_grad():
-            self.shift.weight.copy_(0.4 * torch.randn(4, 4, generator=generator))
+            self.shift.weight.copy_(0.4 * torch.randn(4, 4, generator=drawn))
 
     def forward(self, feature):
         hidden = self.same(torch.tanh(self.shift(feature @ self.frame)) + self.offset) * self.fixed
@@ -48,10 +58,8 @@ class Net(nn.Module):
 
 
 def examples(n=6, seed=2):
-    generator = torch.Generator().manual_seed(seed)
-    feature = torch.randn(n, WIDTH, generator=generator, dtype=torch.float64)
-    label = torch.randint(CLASSES, (n,), generator=generator)
-    return Examples({"feature": feature, "label": label}, {"feature": 1, "label": 0})
+    label = torch.randint(CLASSES, (n,), generator=generator(seed))
+    return Examples({"feature": normals(seed, n, WIDTH), "label": label})
 
 
 def test_the_point_holds_what_is_trained_and_gives_it_back():
@@ -69,44 +77,28 @@ def test_the_point_holds_what_is_trained_and_gives_it_back():
     torch.testing.assert_close(again, moved, rtol=0, atol=1e-6)  # the model is float32
 
 
-class Tokens(nn.Module):
-    """A row of ten tokens, looked up and summed; an eleventh has no row, and torch raises."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(10, 4)
-        self.head = nn.Linear(4, CLASSES)
-
-    def forward(self, feature):
-        return self.head(self.table(feature).sum(1))
-
-
 @pytest.mark.parametrize("bad", [10, -1, 2**62])
 @pytest.mark.parametrize("where", ["feature", "label"])
 def test_a_record_that_makes_the_model_raise_adds_nothing_and_stops_nobody(bad, where):
     """That a client falls silent would tell whoever listens that the record is there."""
-    generator = torch.Generator().manual_seed(5)
     rows = {
-        "feature": torch.randint(10, (6, 3), generator=generator),
-        "label": torch.randint(CLASSES, (6,), generator=generator),
+        "feature": torch.randint(10, (6, 3), generator=generator(5)),
+        "label": torch.randint(CLASSES, (6,), generator=generator(6)),
     }
     rows[where][-1] = bad
-    ndim = {"feature": 1, "label": 0}
-    problem = ModuleProblem(Tokens(), functional.nll_loss)
+    tables = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, CLASSES))
+    problem = ModuleProblem(tables, functional.nll_loss)
     problem.is_classifier = True
-    found = []
+    sums = []
     for n in (6, 5):
-        shard = Examples({k: t[:n] for k, t in rows.items()}, ndim)
-        queries = RSGD(step_size=0.1, minibatch=Full()).queries(
-            ExampleMechanism(l2_norm_clip=0.5), 5
-        )
-        oracle = Oracle(problem, shard, [queries], Draws(NoiseSource.from_seed(0), 0, 1))
-        found.append(oracle.gradient(problem.start))
-        shorter = oracle.gradient(problem.start.float())
-        torch.testing.assert_close(shorter, found[-1].float(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
-    assert float(found[1].norm()) > 0.1
-    losses, _ = judged(problem, problem.start, Examples(rows, ndim), worst=7.0)
+        shard = Examples({k: t[:n] for k, t in rows.items()})
+        oracle = one_client(problem, shard, 0.5)
+        sums.append(n * oracle.gradient(problem.start))
+        shorter = n * oracle.gradient(problem.start.float())
+        torch.testing.assert_close(shorter, sums[-1].float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(*sums, rtol=0, atol=1e-12)
+    assert float(sums[1].norm()) > 0.5
+    losses, _ = judged(problem, problem.start, Examples(rows), worst=7.0)
     assert float(losses[-1]) == 7.0
     assert float(losses[:-1].max()) < 7.0
 
@@ -124,35 +116,22 @@ def test_a_private_run_stays_on_the_manifolds_and_its_folder_gives_the_state(tmp
         load(tmp_path, Net())
 
 
-class Mixing(nn.Module):
+class Remembering(nn.Linear):
     def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, feature):
-        return self.layer(feature - feature.mean(0))
-
-
-class Remembering(Mixing):
-    def __init__(self):
-        super().__init__()
+        super().__init__(WIDTH, CLASSES)
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, feature):
         self.seen += feature.detach().abs().max()
-        return self.layer(feature)
+        return super().forward(feature)
 
 
-class Branching(Mixing):
-    def forward(self, feature):
-        return self.layer(feature if float(feature.sum()) > 0 else -feature)
+def mixing(own, feature):
+    return own.layer(feature - feature.mean(0))
 
 
-class Unknown(nn.Module):
-    def __init__(self):
-        super().__init__()
-        point = torch.full((2, 2), 0.5)
-        self.point = geoopt.ManifoldParameter(point, manifold=geoopt.BirkhoffPolytope())
+def branching(own, feature):
+    return own.layer(feature if float(feature.sum()) > 0 else -feature)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +142,12 @@ class Unknown(nn.Module):
         (nn.LSTM(WIDTH, 4), "LSTMCell"),
         (nn.MultiheadAttention(4, 2), "scaled_dot_product"),
         (nn.Sequential(nn.Linear(WIDTH, 4), nn.Dropout(0.1)), "Dropout.*set p = 0"),
-        (Mixing(), "moving one example"),
+        (Of(mixing, layer=nn.Linear(WIDTH, CLASSES)), "moving one example"),
         (Remembering(), "buffer 'seen' changes"),
-        (Branching(), "no gradient of each example|forward fails"),
+        (
+            Of(branching, layer=nn.Linear(WIDTH, CLASSES)),
+            "no gradient of each example|forward fails",
+        ),
         (nn.Sequential(nn.Flatten(0), nn.Linear(4 * WIDTH, 1)), "one row an example"),
         (nn.Linear(7, CLASSES), "forward fails"),
     ],
@@ -180,14 +162,20 @@ def test_an_evaluated_dropout_is_allowed():
     ModuleProblem(nn.Sequential(nn.Linear(WIDTH, CLASSES), nn.Dropout(0.1)).eval())
 
 
-def test_unknown_manifolds_losses_and_sites_are_named():
-    with pytest.raises(ValueError, match=r"'point'.*Stiefel"):
-        ModuleProblem(Unknown())
-    tiny = geoopt.Scaled(geoopt.Sphere(), 1e-20)
-    model = Unknown()
-    model.point = geoopt.ManifoldParameter(torch.eye(3)[0], manifold=tiny)
-    with pytest.raises(ValueError, match=r"'point'.*scale: expected a number from 1e-10"):
-        ModuleProblem(model)
+@pytest.mark.parametrize(
+    ("manifold", "said"),
+    [
+        (geoopt.BirkhoffPolytope(), r"'point'.*Stiefel"),
+        (geoopt.Scaled(geoopt.Sphere(), 1e-20), r"'point'.*scale: expected a number from 1e-10"),
+    ],
+)
+def test_unknown_manifolds_are_named(manifold, said):
+    point = geoopt.ManifoldParameter(torch.full((2, 2), 0.5), manifold=manifold)
+    with pytest.raises(ValueError, match=said):
+        ModuleProblem(Of(None, point=point))
+
+
+def test_unknown_losses_and_sites_are_named():
     with pytest.raises(ValueError, match="cross-entropy"):
         ModuleProblem(Net(), "hinge")
     with pytest.raises(ValueError, match="requires_grad"):

@@ -72,18 +72,26 @@ def put(folder, name, content):
 def mnist(folder, image_bytes, label_bytes, end=""):
     put(folder, f"mnist/{MNIST[0]}{end}", image_bytes)
     put(folder, f"mnist/{MNIST[1]}{end}", label_bytes)
-    return real.mnist(folder)
+    return load_mnist(folder)
+
+
+def load_mnist(folder):
+    return real.Mnist(is_unit_norm=False).load(folder, 0)
+
+
+def load_a9a(folder):
+    return real.A9a(has_intercept=False).load(folder, 0)
 
 
 # -- what the files hold --------------------------------------------------------------------------
 def test_the_digits_are_those_of_scikit_learn():
     from sklearn.datasets import load_digits
 
-    pixels, found = real.digits()
+    found = real.Digits(is_unit_norm=False).load(None, 0)
     theirs = load_digits()
-    assert (pixels * 16 == theirs.data).all()
-    assert (found == theirs.target).all()
-    assert (pixels.dtype, found.dtype) == (np.float64, np.int64)
+    assert (found.examples["z"].numpy() * 16 == theirs.data).all()
+    assert (found.labels == theirs.target).all()
+    assert found.labels.dtype == np.int64
     zeros = real.Digits(digit=0).load(None, 0)
     assert (len(zeros.examples), set(zeros.labels.tolist())) == (178, {0})
 
@@ -91,28 +99,29 @@ def test_the_digits_are_those_of_scikit_learn():
 @pytest.mark.parametrize("end", ["", ".gz"])
 def test_idx_files_are_read_plain_or_gzipped_and_the_training_set_is_preferred(tmp_path, end):
     pack = gzip.compress if end else bytes
-    pixels, found, split = mnist(tmp_path, pack(images()), pack(labels()), end)
-    assert split == "test"
-    assert np.array_equal(pixels, np.arange(36).reshape(4, 9) / 255.0)
-    assert found.tolist() == list(range(4))
+    found = mnist(tmp_path, pack(images()), pack(labels()), end)
+    assert found.meta == {"split": "test"}
+    assert np.array_equal(found.examples["z"], np.arange(36).reshape(4, 9) / 255.0)
+    assert found.labels.tolist() == list(range(4))
     put(tmp_path, f"mnist/train-images-idx3-ubyte{end}", pack(images(5)))
     with pytest.raises(DataMissing, match="train-labels"):
-        real.mnist(tmp_path)
+        load_mnist(tmp_path)
     put(tmp_path, f"mnist/train-labels-idx1-ubyte{end}", pack(labels(5)))
-    pixels, _, split = real.mnist(tmp_path)
-    assert (split, len(pixels)) == ("train", 5)
+    found = load_mnist(tmp_path)
+    assert (found.meta["split"], len(found.examples)) == ("train", 5)
 
 
 def test_a9a_is_parsed_from_libsvm_lines(tmp_path):
     put(tmp_path, "a9a/a9a", b"-1 1:1 123:0.5 \n+1 2:1 \n1\n")
-    features, found = real.a9a(tmp_path)
+    found = load_a9a(tmp_path)
+    features = found.examples["feature"]
     assert features.shape == (3, 123)
     assert np.flatnonzero(features[0]).tolist() == [0, 122]
     assert features[0, 122] == 0.5
-    assert found.tolist() == [-1, 1, 1]
+    assert found.labels.tolist() == [-1, 1, 1]
 
 
-@pytest.mark.parametrize("read", [real.mnist, real.a9a])
+@pytest.mark.parametrize("read", [load_mnist, load_a9a])
 def test_a_missing_file_names_path_and_variable(tmp_path, read):
     (tmp_path / "a9a" / "a9a").mkdir(parents=True)  # a folder in its place
     with pytest.raises(DataMissing, match=f"{tmp_path}.*MANIFED_DATA"):
@@ -134,11 +143,12 @@ def test_checksums_see_values_shapes_and_types():
 @pytest.mark.data
 def test_the_downloaded_files_are_as_stated():
     folder = Path(os.environ["MANIFED_DATA"])
-    pixels, found, split = real.mnist(folder)
-    assert len(pixels) == {"train": 60000, "test": 10000}[split]
-    features, found = real.a9a(folder)
+    found = load_mnist(folder)
+    assert len(found.examples) == {"train": 60000, "test": 10000}[found.meta["split"]]
+    found = load_a9a(folder)
+    features = found.examples["feature"]
     assert features.shape == (32561, 123)
-    assert (found == 1).mean() == pytest.approx(0.2408, abs=1e-4)
+    assert (found.labels == 1).mean() == pytest.approx(0.2408, abs=1e-4)
     assert features.sum(1).mean() == pytest.approx(13.87, abs=0.01)
 
 
@@ -197,7 +207,7 @@ def test_a_bomb_is_not_unpacked(tmp_path):
 def test_a_damaged_a9a_is_refused_without_its_text(tmp_path, text):
     put(tmp_path, "a9a/a9a", text)
     with pytest.raises(DataDamaged, match=r"a9a/a9a: expected lines"):
-        real.a9a(tmp_path)
+        load_a9a(tmp_path)
 
 
 @FUZZ
@@ -215,4 +225,4 @@ def test_any_damage_to_images_is_read_or_named(tmp_path_factory, raw, is_zipped)
 def test_any_damage_to_a9a_is_read_or_named(tmp_path_factory, raw):
     folder = tmp_path_factory.mktemp("a9a")
     put(folder, "a9a/a9a", raw)
-    sound_or_refused(lambda: real.a9a(folder), "a9a/a9a")
+    sound_or_refused(lambda: load_a9a(folder), "a9a/a9a")

@@ -1,5 +1,7 @@
 """What becomes of a row follows from the config and that row: no other row has a say."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -13,17 +15,24 @@ from manifed.problems.own_files import FileData
 from manifed.problems.problem import check_points
 
 BOUNDS = ((-1.0, 1.0), (0.0, 2.0), (-3.0, 3.0), (-0.5, 4.0))
-ROWS = FileData(examples="rows", shape=(4,))
+vectors = partial(FileData, shape=(4,))
+ROWS = vectors(examples="rows")
 RULES = {
     "rows as they are": ROWS,
     "rows clipped": ROWS.model_copy(
         update={"range": BOUNDS, "rescale_to": (-1.0, 1.0), "row_norm": 1.0, "outside": "clip"}
     ),
     "rows on a sphere": ROWS.model_copy(update={"row_norm": 2.0, "outside": "project"}),
-    "columns": FileData(examples="columns", shape=(4,), range=(-1, 1), outside="clip"),
-    "sphere points": FileData(examples="sphere-points", shape=(4,), outside="project"),
-    "hyperbolic points": FileData(
-        examples="hyperbolic-points", shape=(4,), row_norm=2.0, outside="project"
+    "columns": vectors(examples="columns", range=(-1, 1), outside="clip"),
+    "sphere points": vectors(examples="sphere-points", outside="project"),
+    "long sphere points": FileData(examples="sphere-points", shape=(17,), outside="project"),
+    "hyperbolic points": vectors(examples="hyperbolic-points", row_norm=2.0, outside="project"),
+    "points of the hyperboloid": FileData(
+        examples="hyperbolic-points",
+        shape=(5,),
+        coordinates="lorentz",
+        row_norm=2.0,
+        outside="project",
     ),
     "matrices": FileData(examples="spd-matrices", shape=(4, 4), outside="project"),
     "matrices in bounds": FileData(
@@ -44,21 +53,23 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("rules")
 
 
-@pytest.mark.parametrize("name", list(RULES))
+@pytest.mark.parametrize("name", RULES)
 @given(seed=st.integers(0, 10_000), size=st.sampled_from([0.3, 1.0, 50.0]))
 @settings(max_examples=5, derandomize=True, deadline=None)
 def test_no_row_has_a_say_in_what_becomes_of_another(folder, name, seed, size):
     data = RULES[name]
     rng = np.random.default_rng(seed)
-    values = size * rng.standard_normal((7, *data.one_shape)) + 1.0
-    together = read(folder, data, values)
-    order = rng.permutation(7)
-    changed = values.copy()
-    changed[1:] = size * rng.standard_normal((6, *data.one_shape)) - 2.0
-    for key, tensor in together.tensors.items():
-        assert torch.equal(read(folder, data, values[order])[key], tensor[order])
-        assert torch.equal(read(folder, data, changed)[key][0], tensor[0])
-        assert torch.equal(read(folder, data, values[:1])[key][0], tensor[0])
+    values = size * rng.standard_normal((300, *data.one_shape)) + 1.0
+    order = rng.permutation(300)
+    changed = size * rng.standard_normal(values.shape) - 2.0
+    changed[7] = values[7]
+    reordered, beside = (read(folder, data, rows) for rows in (values[order], changed))
+    few = [read(folder, data, values[7 : 7 + n]) for n in (1, 2, 3, 5, 31, 64, 257)]
+    for key, tensor in read(folder, data, values).tensors.items():
+        assert torch.equal(reordered[key], tensor[order])
+        assert torch.equal(beside[key][7], tensor[7])
+        for found in few:
+            assert torch.equal(found[key], tensor[7 : 7 + len(found)])
 
 
 @pytest.mark.parametrize("scale", [1e-320, 1e-8, 1.0, 1e8, 1e200, 5e307])
@@ -84,7 +95,7 @@ def test_what_is_brought_inside_is_inside(folder, scale):
 def test_what_is_inside_stays_as_it_is(folder):
     rng = np.random.default_rng(2)
     rows = 0.2 * rng.standard_normal((5, 4))
-    kept = FileData(examples="rows", shape=(4,), range=(-9, 9), row_norm=9, outside="clip")
+    kept = vectors(examples="rows", range=(-9, 9), row_norm=9, outside="clip")
     assert torch.equal(read(folder, kept, rows)["z"], torch.tensor(rows))
     square = rng.standard_normal((5, 4, 4))
     z = square @ square.swapaxes(-1, -2) + np.eye(4)
@@ -98,30 +109,29 @@ def test_a_signal_is_its_own_covariance_with_a_ridge(folder):
     assert np.allclose(z, np.cov(x[1], bias=True) + 0.1 * np.eye(3), atol=1e-12)
 
 
-HYPERBOLIC = FileData(examples="hyperbolic-points", shape=(4,))
+HYPERBOLIC = vectors(examples="hyperbolic-points")
 MATRICES = FileData(examples="spd-matrices", shape=(2, 2))
-OUTSIDE = {
-    "a number": (ROWS, {"range": BOUNDS}, [[0, 0, 0, 0], [0, 0, 9, 0]],
+OUTSIDE = [
+    (ROWS, {"range": BOUNDS}, [[0, 0, 0, 0], [0, 0, 9, 0]],
                  r"example 1, column 'entry \[2\]': expected a number inside data.range"),
-    "a length": (ROWS, {"row_norm": 1.0}, [[1, 1, 0, 0]], "0: expected a row"),
-    "a direction": (RULES["sphere points"], {"outside": "refuse"}, [[1, 1, 0, 0]], "length 1"),
-    "no direction": (RULES["sphere points"], {}, [[0, 0, 0, 0]], "a row of zeros"),
-    "off the ball": (HYPERBOLIC, {}, [[1, 1, 0, 0]], "poin"),
-    "off the hyperboloid": (HYPERBOLIC, {"coordinates": "lorentz"}, [[1, 0.1, 0, 0]], "lorentz"),
-    "too far out": (HYPERBOLIC, {"row_norm": 1}, [[0.9, 0, 0, 0]], "row_norm"),
-    "not definite": (MATRICES, {}, [[[1, 2], [2, 1]]], "defin"),
-    "not symmetric": (MATRICES, {}, [[[2, 1], [0, 2]]], "symm"),
-    "an eigenvalue": (MATRICES, {"range": (1, 2)}, [[[3, 0], [0, 2]]], "data.range"),
-    "a signal": (FileData(examples="signals", shape=(1, 2)), {"range": (-1, 1)}, [[[0, 2]]],
+    (ROWS, {"row_norm": 1.0}, [[1, 1, 0, 0]], "0: expected a row"),
+    (RULES["sphere points"], {"outside": "refuse"}, [[1, 1, 0, 0]], "length 1"),
+    (RULES["sphere points"], {}, [[0, 0, 0, 0]], "a row of zeros"),
+    (HYPERBOLIC, {}, [[1, 1, 0, 0]], "poin"),
+    (HYPERBOLIC, {"coordinates": "lorentz"}, [[1, 0.1, 0, 0]], "lorentz"),
+    (HYPERBOLIC, {"row_norm": 1}, [[0.9, 0, 0, 0]], "row_norm"),
+    (MATRICES, {}, [[[1, 2], [2, 1]]], "defin"),
+    (MATRICES, {}, [[[2, 1], [0, 2]]], "symm"),
+    (MATRICES, {"range": (1, 2)}, [[[3, 0], [0, 2]]], "data.range"),
+    (FileData(examples="signals", shape=(1, 2)), {"range": (-1, 1)}, [[[0, 2]]],
                  "data.ran"),
-}  # fmt: skip
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", list(OUTSIDE))
-def test_a_row_outside_is_refused_by_its_place(folder, name):
-    data, more, values, expected = OUTSIDE[name]
+@pytest.mark.parametrize(("data", "more", "values", "expected"), OUTSIDE)
+def test_a_row_outside_is_refused_by_its_place(folder, data, more, values, expected):
     with pytest.raises(BadFile, match=expected):
-        read(folder, FileData(**data.model_dump() | more), np.array(values, dtype=np.float64))
+        read(folder, data.model_copy(update=more), values)
 
 
 def rows(**given):
@@ -137,40 +147,39 @@ def matrices(**given):
 
 
 TWO = ("a", "b")
-CONFIGS = {
-    "neither columns nor shape": (rows(columns=()), "columns"),
-    "a column twice": (rows(columns=("a", "a")), "each column once"),
-    "the label among the columns": (
+CONFIGS = [
+    (rows(columns=()), "columns"),
+    (rows(columns=("a", "a")), "each column once"),
+    (
         rows(examples="regression", columns=("a", "y"), label="y"), "each column once"),
-    "another shape": (rows(columns=TWO, shape=(3,)), "a shape of 2 columns"),
-    "no matrices": (matrices(shape=(4,)), r"shape \[m, m\]"),
-    "not square": (matrices(shape=(4, 3)), r"shape \[m, m\]"),
-    "no label": (rows(examples="classification"), "label: required"),
-    "three classes": (labelled(classes=("u", "v", "w")), "two classes"),
-    "texts and integers": (labelled(classes=("u", 1)), "texts or integers"),
-    "classes of rows": (rows(classes=("u", "v")), "needs label"),
-    "low above high": (rows(range=(1, 0)), "low < high"),
-    "eigenvalues of zero": (matrices(range=(0, 1)), "eigenvalues above 0"),
-    "no range": (rows(range=()), "one for each column of .1., got 0"),
-    "no range of matrices": (matrices(range=()), "one pair"),
-    "ranges of matrices": (matrices(range=((1, 2), (1, 2))), "one pair"),
-    "no end": (rows(range=(float("-inf"), 1)), "finite"),
-    "ends whose squares overflow": (
+    (rows(columns=TWO, shape=(3,)), "a shape of 2 columns"),
+    (matrices(shape=(4,)), r"shape \[m, m\]"),
+    (matrices(shape=(4, 3)), r"shape \[m, m\]"),
+    (rows(examples="classification"), "label: required"),
+    (labelled(classes=("u", "v", "w")), "two classes"),
+    (labelled(classes=("u", 1)), "texts or integers"),
+    (rows(classes=("u", "v")), "needs label"),
+    (rows(range=(1, 0)), "low < high"),
+    (matrices(range=(0, 1)), "eigenvalues above 0"),
+    (rows(range=()), "one for each column of .1., got 0"),
+    (matrices(range=()), "one pair"),
+    (matrices(range=((1, 2), (1, 2))), "one pair"),
+    (rows(range=(float("-inf"), 1)), "finite"),
+    (
         rows(range=(0, 1), rescale_to=(0, 1e308)), "rescale_to: expected"),
-    "two ranges of three": (rows(columns=(*TWO, "c"), range=BOUNDS[:2]), "one pair, or one"),
-    "rescale without range": (rows(rescale_to=(0, 1)), "needs range"),
-    "project without a radius": (rows(outside="project"), "needs row_norm"),
-    "clip points": (rows(examples="sphere-points", columns=TWO, outside="clip"), "got 'clip'"),
-    "query without features": (
+    (rows(columns=(*TWO, "c"), range=BOUNDS[:2]), "one pair, or one"),
+    (rows(rescale_to=(0, 1)), "needs range"),
+    (rows(outside="project"), "needs row_norm"),
+    (rows(examples="sphere-points", columns=TWO, outside="clip"), "got 'clip'"),
+    (
         rows(examples="hyperbolic-points", columns=TWO, query=(1.0,)), "query"),
-    "no such source": (rows(source="nowhere:read"), "can be imported"),
-    "a source that is no function": (rows(source="pathlib:Path"), "a function"),
-}  # fmt: skip
+    (rows(source="nowhere:read"), "can be imported"),
+    (rows(source="pathlib:Path"), "a function"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", list(CONFIGS))
-def test_a_config_that_does_not_fit_together_is_refused(name):
-    fields, expected = CONFIGS[name]
+@pytest.mark.parametrize(("fields", "expected"), CONFIGS)
+def test_a_config_that_does_not_fit_together_is_refused(fields, expected):
     with pytest.raises(ValueError, match=expected):
         FileData(**fields)
 

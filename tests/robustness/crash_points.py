@@ -13,19 +13,18 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal
 
 import torch
 
 from manifed.cli.launch import Request, launch
+from manifed.cli.options import outcome
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load
-from manifed.experiment.schema import Experiment
 from manifed.federation import client as node
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.odometer import Odometer
@@ -33,6 +32,7 @@ from manifed.runs import manifest
 from manifed.runs.folder import FolderDamaged, RunFolder
 from strategies.any_update import AnyUpdate
 
+QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.toml")
 CALLS = ("write", "replace", "fsync", "ftruncate", "mkdir", "link", "unlink")
 Mode = Literal["before", "half", "after", "full"]
 FILES = {
@@ -51,14 +51,14 @@ class Case:
     """One experiment that is crashed."""
 
     name: str
-    config: str
     sets: tuple[str, ...]
+    """Of the quickstart."""
     most_redone: int
     """Rounds that one crash may cost: those since the newest checkpoint, with the one under way."""
 
-    def experiment(self) -> Experiment:
+    def experiment(self):
         """The experiment, resolved."""
-        return load(self.config, self.sets)
+        return load(QUICKSTART, self.sets)
 
 
 @dataclass(frozen=True)
@@ -83,36 +83,32 @@ class Trial:
 class Killer:
     """Counts the calls that change files, and ends the process at one of them."""
 
-    def __init__(self, crash: Crash | None, note: Callable[[str], None]) -> None:
+    def __init__(self, crash, note):
         """``note`` is told the name of the call at which it ends the process."""
-        self.names: list[str] = []
+        self.names = []
         self._crash = crash
         self._note = note
         self._is_full = False
-        self._real = {name: getattr(os, name) for name in CALLS}
 
-    def install(self) -> None:
+    def install(self):
         """Put a counting twin in the place of each call."""
         for name in CALLS:
-            setattr(os, name, self._twin(name))
+            setattr(os, name, self._twin(name, getattr(os, name)))
 
-    def _twin(self, name: str) -> Callable[..., Any]:
-        real = self._real[name]
-
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def _twin(self, name, real):
+        def call(*args, **kwargs):
             self.names.append(name)
             crash = self._crash
             is_now = crash is not None and len(self.names) == crash.number
-            if self._is_full and name == "write":
+            if crash is not None and is_now:
+                self._note(name)
+                self._is_full = crash.mode == "full"
+                if crash.mode in {"half", "full"} and name == "write":
+                    real(args[0], args[1][: len(args[1]) // 2])
+            if self._is_full and (is_now or name == "write"):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if crash is None or not is_now:
                 return real(*args, **kwargs)
-            self._note(name)
-            if crash.mode in {"half", "full"} and name == "write":
-                real(args[0], args[1][: len(args[1]) // 2])
-            if crash.mode == "full":
-                self._is_full = True
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if crash.mode == "after":
                 with suppress(OSError):  # mkdir of a folder that is there
                     real(*args, **kwargs)
@@ -122,14 +118,14 @@ class Killer:
         return call
 
 
-def points(case: Case, folder: Path) -> list[str]:
+def points(case, folder):
     """The names of all calls that change files in one whole run of ``case``, in order."""
     found = folder / "calls"
     part(case, folder, None, on_end=lambda names: found.write_text("\n".join(names)))
     return found.read_text().splitlines()
 
 
-def crashes_of(names: Sequence[str]) -> Iterator[Crash]:
+def crashes_of(names):
     """Every way to end a run at every point."""
     for number, name in enumerate(names, start=1):
         yield Crash(number, "before")
@@ -139,13 +135,13 @@ def crashes_of(names: Sequence[str]) -> Iterator[Crash]:
         yield Crash(number, "after")
 
 
-def attempt(case: Case, folder: Path, crashes: Sequence[Crash]) -> Trial:
+def attempt(case, folder, crashes):
     """A run that is crashed (and its continuations with it), gone on with to its end, judged."""
     at = list[str]()
     findings = list[str]()
     parts = 0
     for crash in [*crashes, None]:
-        if is_finished(folder):
+        if RunFolder(folder / "run").is_finished:
             break
         parts += 1
         code, name = part(case, folder, crash)
@@ -160,12 +156,7 @@ def attempt(case: Case, folder: Path, crashes: Sequence[Crash]) -> Trial:
     return Trial(tuple(crashes), tuple(at), parts, (*findings, *judge(case, folder, len(at))))
 
 
-def is_finished(folder: Path) -> bool:
-    path = folder / "run" / "manifest.json"
-    return path.exists() and "final" in RunFolder(path.parent).manifest()
-
-
-def judge(case: Case, folder: Path, kills: int) -> list[str]:
+def judge(case, folder, kills):
     """What is wrong with the finished run in ``folder``."""
     run = RunFolder(folder / "run")
     found = list[str]()
@@ -198,7 +189,7 @@ def judge(case: Case, folder: Path, kills: int) -> list[str]:
     return found
 
 
-def under_reported(path: Path, released: set[tuple[int, int, int]]) -> list[str]:
+def under_reported(path, released):
     """What a ledger does not count of what was released, verified as an auditor would."""
     odometer = Odometer()
     found = list[str]()
@@ -206,9 +197,8 @@ def under_reported(path: Path, released: set[tuple[int, int, int]]) -> list[str]
     for server_round, number, _ in sorted(released):
         if odometer.attempts(server_round) <= number:
             found.append(f"ledger: attempt {number} of round {server_round} is not in it")
-    counted = odometer.participations_by_client()
     for partition, count in Counter(partition for _, _, partition in released).items():
-        if counted[partition] < count:
+        if odometer.participations_by_client()[partition] < count:
             found.append(f"ledger: client {partition} took part {count} times, it counts fewer")
     return found
 
@@ -216,18 +206,17 @@ def under_reported(path: Path, released: set[tuple[int, int, int]]) -> list[str]
 class Free(AnyUpdate):
     """The strategy of any update, which charges nothing."""
 
-    def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
+    def charge(self, server_round, attempt, partitions):
         """Nothing is paid."""
 
 
 @lru_cache(maxsize=256)
-def reference(config: Experiment, attempts: tuple[int, ...]) -> torch.Tensor:
+def reference(config, attempts):
     """The model of an uninterrupted run in memory whose round r is attempt ``attempts[r - 1]``."""
-    from manifed.flower.client import client_app_of
-    from manifed.flower.inline import InlineGrid
+    from manifed.flower.transport import InlineGrid
 
     plan = plan_of(config)
-    grid = InlineGrid(client_app_of(lambda _: config), config.federation.num_clients, {})
+    grid = InlineGrid.of(config)
     start = plan.server_update.start(initial_point(config))
     talk = Free.of_plan(plan)
     talk.go_on_at(1, start, {}, lambda r: attempts[r - 1])
@@ -235,14 +224,18 @@ def reference(config: Experiment, attempts: tuple[int, ...]) -> torch.Tensor:
     return plan.server_update.output(talk.state, plan.manifold)
 
 
-def witnessed(folder: Path) -> set[tuple[int, int, int]]:
+def witnessed(folder):
     """(round, attempt, partition) of every client update that any part of the run began."""
     path = folder / "witness"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {(int(r), int(a), int(i)) for r, a, i in (line.split() for line in lines)}
+    return {
+        (int(r), int(a), int(i))
+        for r, a, i in (
+            line.split() for line in (path.read_text().splitlines() if path.exists() else [])
+        )
+    }
 
 
-def warm_up(case: Case, folder: Path) -> None:
+def warm_up(case, folder):
     """Import, load and calibrate in this process what every child will need."""
     manifest.git_state = lambda _source: None  # three subprocesses a run
     torch.set_num_threads(1)
@@ -250,23 +243,23 @@ def warm_up(case: Case, folder: Path) -> None:
     reference(case.experiment(), (0,) * case.experiment().federation.num_rounds)
 
 
-def _request(case: Case, folder: Path) -> Request:
+def _request(case, folder):
     run = folder / "run"
     if (run / "experiment.toml").exists():
-        return Request(case.config, resume=run, plain=True)
-    return Request(case.config, case.sets, out=run, plain=True)
+        return Request(QUICKSTART, resume=run)
+    return Request(QUICKSTART, case.sets, out=run)
 
 
-def said(folder: Path) -> str:
+def said(folder):
     return " ".join((folder / "stderr").read_text(errors="replace").splitlines()[-1:])
 
 
 @contextmanager
-def _witness(folder: Path, write: Callable[[int, bytes], int]) -> Generator[None, None, None]:
+def _witness(folder, write):
     update = node.run_update
     file = os.open(folder / "witness", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
-    def run_update(setup: Any, seat: Any, *rest: Any) -> Any:
+    def run_update(setup, seat, *rest):
         write(file, f"{seat.server_round} {seat.attempt} {seat.partition}\n".encode())
         return update(setup, seat, *rest)
 
@@ -275,11 +268,11 @@ def _witness(folder: Path, write: Callable[[int, bytes], int]) -> Generator[None
 
 
 def part(
-    case: Case,
-    folder: Path,
-    crash: Crash | None,
-    on_end: Callable[[list[str]], object] = lambda _: None,
-) -> tuple[int, str]:
+    case,
+    folder,
+    crash,
+    on_end=lambda _: None,
+):
     """Exit code of one part of a run (negative: the signal), and the call it was ended at."""
     folder.mkdir(parents=True, exist_ok=True)
     noted = folder / "crashed-at"
@@ -287,13 +280,12 @@ def part(
     pid = os.fork()
     if pid == 0:
         live_and_die(case, folder, crash, noted, on_end)
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status), noted.read_text() if noted.exists() else ""
+    return os.waitstatus_to_exitcode(
+        os.waitpid(pid, 0)[1]
+    ), noted.read_text() if noted.exists() else ""
 
 
-def live_and_die(
-    case: Case, folder: Path, crash: Crash | None, noted: Path, on_end: Callable[..., object]
-) -> NoReturn:
+def live_and_die(case, folder, crash, noted, on_end):
     code = 70
     torch.set_num_threads(1)  # the threads of a pool do not survive a fork
     try:
@@ -304,30 +296,21 @@ def live_and_die(
         exists = os.open(noted.parent, os.O_RDONLY)
         request = _request(case, folder)
 
-        def note(name: str) -> None:
-            file = os.open(noted.name, os.O_CREAT | os.O_WRONLY, dir_fd=exists)
-            write(file, name.encode())
+        def note(name):
+            write(os.open(noted.name, os.O_CREAT | os.O_WRONLY, dir_fd=exists), name.encode())
 
         killer = Killer(crash, note)
         with _witness(folder, write):
             killer.install()
-            code = _ran(request)
+            try:
+                launch(request)
+                code = 0
+            except Exception as error:
+                line, code = outcome(error)
+                sys.stderr.write(f"error: {line}\n")
             on_end(list(killer.names))
     except BaseException as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-def _ran(request: Request) -> int:
-    from manifed.cli.launch import launch
-    from manifed.cli.options import outcome
-
-    try:
-        launch(request)
-    except Exception as error:
-        line, code = outcome(error)
-        sys.stderr.write(f"error: {line}\n")
-        return code
-    return 0

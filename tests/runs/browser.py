@@ -9,7 +9,7 @@ import time
 
 PATIENCE = 60.0
 """Seconds until an answer must be there."""
-KEYS = {"Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+KEYS = {"Tab": 9, "ArrowLeft": 37, "ArrowRight": 39}
 
 
 class Browser:
@@ -23,9 +23,9 @@ class Browser:
             "--disable-background-networking", f"--user-data-dir={profile}",
             "--remote-debugging-pipe", "about:blank",
         ]  # fmt: skip
-        shell = f'exec "$@" 3<&{theirs} 4>&{answers}'
         self._process = subprocess.Popen(
-            ["bash", "-c", shell, "bash", *words], pass_fds=(theirs, answers),
+            ["bash", "-c", f'exec "$@" 3<&{theirs} 4>&{answers}', "bash", *words],
+            pass_fds=(theirs, answers),
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env={**os.environ, "HOME": str(profile)},
         )  # fmt: skip
@@ -35,8 +35,11 @@ class Browser:
         self.events = []
         self._page = {}
         try:
-            target = self("Target.createTarget", url="about:blank")["targetId"]
-            made = self("Target.attachToTarget", targetId=target, flatten=True)
+            made = self(
+                "Target.attachToTarget",
+                targetId=self("Target.createTarget", url="about:blank")["targetId"],
+                flatten=True,
+            )
         except BaseException:
             self.__exit__()
             raise
@@ -53,8 +56,11 @@ class Browser:
 
     def __call__(self, method, **given):
         number = next(self._numbers)
-        asked = {"id": number, "method": method, "params": given, **self._page}
-        os.write(self._out, json.dumps(asked).encode() + b"\0")
+        os.write(
+            self._out,
+            json.dumps({"id": number, "method": method, "params": given, **self._page}).encode()
+            + b"\0",
+        )
         until = time.monotonic() + PATIENCE
         while (answer := self._message(until)).get("id") != number:
             self.events.append(answer)
@@ -84,8 +90,9 @@ class Browser:
 
     def _message(self, until):
         while b"\0" not in self._read:
-            left = max(0.0, until - time.monotonic())
-            assert select.select([self._back], [], [], left)[0], "Expected an answer, got none"
+            assert select.select([self._back], [], [], max(0.0, until - time.monotonic()))[0], (
+                "Expected an answer, got none"
+            )
             more = os.read(self._back.fileno(), 1 << 16)
             assert more, "Expected an answer of the browser, got its end"
             self._read += more

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -27,42 +27,44 @@ CHECKPOINT = "checkpoint.safetensors"
 MODEL = "model.safetensors"
 Change = Callable[[Path], object]
 Damage = tuple[str, str, Change]
-Keys = tuple[str | int, ...]
 LONG = "9" * 5000
 DEEP = "[" * 5000 + "]" * 5000
 
 
 # -- any file ------------------------------------------------------------------------------------
-def of_bytes(change: Callable[[bytes], bytes]) -> Change:
+def of_bytes(change):
     return lambda path: path.write_bytes(change(path.read_bytes()))
 
 
-def instead(make: Callable[[Path], object]) -> Change:
+def instead(make):
     """Something that is no file, made in its place."""
     return lambda path: path.unlink() or make(path)
 
 
-ANY: dict[str, Change] = {
-    "gone": lambda path: path.unlink(),
+OF_BYTES = {
+    "empty": lambda data: b"",
+    "a newline": lambda data: b"\n",
+    "cut by 10": lambda data: data[:-10],
+    "its first half": lambda data: data[: len(data) // 2],
+    "its second half": lambda data: data[len(data) // 2 :],
+    "its first byte": lambda data: data[:1],
+    "twice": lambda data: data + data,
+    "bytes": lambda data: bytes(range(256)) * 4,
+    "zeros": lambda data: bytes(len(data)),
+    "no UTF-8": lambda data: data[:40] + b"\xff\xfe" + data[40:],
+    "UTF-16": lambda data: data.decode("latin-1").encode("utf-16"),
+    "deep": lambda data: DEEP.encode(),
+    "deep and open": lambda data: b'{"a":' * 200_000,
+    "one long number": lambda data: LONG.encode(),
+}
+ANY = {
+    "gone": Path.unlink,
     "a folder": instead(lambda path: (path / "inside").mkdir(parents=True)),
     "a loop": instead(lambda path: path.symlink_to(path.name)),
     "a link to nothing": instead(lambda path: path.symlink_to("nowhere")),
     "a pipe": instead(os.mkfifo),
     "an endless device": instead(lambda path: path.symlink_to("/dev/zero")),
-    "empty": of_bytes(lambda data: b""),
-    "a newline": of_bytes(lambda data: b"\n"),
-    "cut by 10": of_bytes(lambda data: data[:-10]),
-    "its first half": of_bytes(lambda data: data[: len(data) // 2]),
-    "its second half": of_bytes(lambda data: data[len(data) // 2 :]),
-    "its first byte": of_bytes(lambda data: data[:1]),
-    "twice": of_bytes(lambda data: data + data),
-    "bytes": of_bytes(lambda data: bytes(range(256)) * 4),
-    "zeros": of_bytes(lambda data: bytes(len(data))),
-    "no UTF-8": of_bytes(lambda data: data[:40] + b"\xff\xfe" + data[40:]),
-    "UTF-16": of_bytes(lambda data: data.decode("latin-1").encode("utf-16")),
-    "deep": of_bytes(lambda data: DEEP.encode()),
-    "deep and open": of_bytes(lambda data: b'{"a":' * 200_000),
-    "one long number": of_bytes(lambda data: LONG.encode()),
+    **{name: of_bytes(change) for name, change in OF_BYTES.items()},
 }
 
 
@@ -80,63 +82,63 @@ RAW = {"nan": "NaN", "inf": "-Infinity", "1e999": "1e999", "longer": LONG, "nest
 """What `json.dumps` does not write."""
 
 
-def _put(table, keys, value):
-    *ways, last = keys
+def _put(table, place, value):
+    """Put ``value`` at a place: keys and numbers of entries, parted by slashes."""
+    *ways, last = place.split("/")
     for key in ways:
-        table = table[key]
-    if value is Gone and isinstance(table, dict):
-        table.pop(last, None)
+        table = table[int(key)] if isinstance(table, list) else table[key]
+    if isinstance(table, list):
+        table[int(last) : int(last) + 1] = [] if value is Gone else [value]
     elif value is Gone:
-        del table[last]
+        table.pop(last, None)
     else:
         table[last] = value
 
 
-def json_change(keys: Keys, value: object, raw: str | None = None) -> Change:
+def json_change(place, value, raw='"RAW"'):
     def change(path):
         table = json.loads(path.read_text())
-        _put(table, keys, value if raw is None else "RAW")
-        path.write_text(json.dumps(table).replace('"RAW"', raw or '"RAW"'))
+        _put(table, place, value)
+        path.write_text(json.dumps(table).replace('"RAW"', raw))
 
     return change
 
 
 def placed(
-    file: str,
-    says: str,
-    places: Iterable[Keys],
-    names: Iterable[str],
-    change: Callable[[Keys, object], Change],
-) -> Iterator[Damage]:
+    file,
+    says,
+    places,
+    names,
+    change,
+):
     """Each of these `VALUES` in each of these places."""
-    for keys in places:
-        where = ".".join(map(str, keys))
+    for place in places:
         for name in names:
-            yield file, f"{says}{where} {name}", change(keys, VALUES[name])
+            yield file, f"{says}{place} {name}", change(place, VALUES[name])
 
 
-def json_damage(file: str, places: list[Keys]) -> Iterator[Damage]:
+def json_damage(file, places):
     yield from placed(file, "", places, VALUES, json_change)
-    for keys in places:
+    for place in places:
         for name, raw in RAW.items():
-            yield file, f"{'.'.join(map(str, keys))} {name}", json_change(keys, None, raw)
+            yield file, f"{place} {name}", json_change(place, "RAW", raw)
 
 
 MANIFEST_KEYS = [
     "format", "name", "privacy", "config", "config_sha256", "experiment_sha256", "ledger_run_id",
-    "stopped", "final",
+    "stopped",
 ]  # fmt: skip
 DEEPER = [
-    *[("privacy", key) for key in ("kind", "noise_source", "noise_origins", "adversaries", "unit")],
-    ("privacy", "adversaries", 0),
-    *[("privacy", "adversaries", 0, key) for key in ("name", "text", "epsilon", "delta")],
-    *[("final", key) for key in ("rounds", "epsilon", "delta", "relative_cost_gap", "seconds")],
-    *[("config", key) for key in ("problem", "privacy", "federation", "strategy")],
-]
+    "final", "privacy/kind", "privacy/noise_source", "privacy/noise_origins",
+    "privacy/adversaries", "privacy/unit", "privacy/adversaries/0", "privacy/adversaries/0/name",
+    "privacy/adversaries/0/text", "privacy/adversaries/0/epsilon", "privacy/adversaries/0/delta",
+    "final/rounds", "final/epsilon", "final/delta", "final/relative_cost_gap", "final/seconds",
+    "config/problem", "config/privacy", "config/federation", "config/strategy",
+]  # fmt: skip
 
 
 # -- rows ----------------------------------------------------------------------------------------
-def of_rows(change: Callable[[list[list[str]]], list[list[str]]]) -> Change:
+def of_rows(change):
     def spoil(path):
         rows = [line.split(",") for line in path.read_text().splitlines()]
         path.write_text("".join(",".join(row) + "\n" for row in change(rows)))
@@ -144,26 +146,26 @@ def of_rows(change: Callable[[list[list[str]]], list[list[str]]]) -> Change:
     return spoil
 
 
-def with_cell(row: int, column: int, text: str) -> Change:
+def with_cell(row, column, text):
     def change(rows):
         rows[row][column] = text
         return rows
 
-    return of_rows(change)
+    return METRICS, f"row {row}, column {column}: {text[:9]!r}", of_rows(change)
 
 
-def metrics_damage() -> Iterator[Damage]:
-    cells = ["x", "1_0", "--1", "0x1", "1,2", '"1', "\x00", "١", " ", LONG, "1e", "nan(1)", "\r"]
+def metrics_damage():
+    cells = ("x", "1_0", "--1", "0x1", "1,2", '"1', "\x00", "١", " ", LONG, "1e", "nan(1)", "\r")
     for text in cells:
-        yield METRICS, f"round {text[:9]!r}", with_cell(2, 0, text)
-        yield METRICS, f"cell {text[:9]!r}", with_cell(2, 2, text if text != LONG else "9x" * 5000)
+        yield with_cell(2, 0, text)
+        yield with_cell(2, 2, text if text != LONG else "9x" * 5000)
     for text in ("", "-1", "1.5", "nan", "inf", "1e3"):
-        yield METRICS, f"round {text!r}", with_cell(2, 0, text)
+        yield with_cell(2, 0, text)
     for column in (0, 1, 3):
         for text in ("", "round", "Round", "seconds", "\x00", "a b"):
-            if (column, text) not in {(0, "round")}:
-                yield METRICS, f"heading {column} {text!r}", with_cell(0, column, text)
-    changes: dict[str, Callable] = {
+            if (column, text) != (0, "round"):
+                yield with_cell(0, column, text)
+    changes = {
         "no heading": lambda rows: rows[1:],
         "two headings": lambda rows: rows[:1] + rows,
         "a row twice": lambda rows: [*rows, rows[-1]],
@@ -180,23 +182,23 @@ def metrics_damage() -> Iterator[Damage]:
 
 
 # -- ledger --------------------------------------------------------------------------------------
-def of_lines(change: Callable[[list[bytes]], list[bytes]]) -> Change:
+def of_lines(change):
     return of_bytes(lambda data: b"".join(change(data.splitlines(keepends=True))))
 
 
-def with_line(sequence: int, keys: Keys, value: object) -> Change:
+def with_line(sequence, place, value):
     """A chain and head that are right, with another value in one line."""
 
     def change(found):
         if found["sequence"] == sequence:
-            _put(found, keys, value)
+            _put(found, place, value)
         return found
 
     return lambda path: rewritten(path, change)
 
 
-def ledger_damage() -> Iterator[Damage]:
-    lines: dict[str, Callable] = {
+def ledger_damage():
+    lines = {
         "no first line": lambda lines: lines[1:],
         "no last line": lambda lines: lines[:-1],
         "no middle line": lambda lines: [*lines[:2], *lines[3:]],
@@ -210,35 +212,33 @@ def ledger_damage() -> Iterator[Damage]:
     for name, change in lines.items():
         yield LEDGER, name, of_lines(change)
     names = ("null", "a list", "a table", "-1", "1.5", "long", "true")
-    header = [("said", key) for key in ("format", "run_id", "config_sha256", "key_id")]
-    yield from placed(LEDGER, "header ", header, names, partial(with_line, 0))
-    update = ("terms", "updates", 0)
-    first = [
-        ("reserves",), ("reserves", "first"), ("reserves", "attempt"), ("reserves", "cohort"),
-        ("terms",), ("terms", "population"), ("terms", "updates"), ("terms", "sampling"),
-        ("terms", "aggregate"), ("terms", "planned_draws"), (*update, "partitions"),
-        (*update, "releases", 0, "noise_multiplier"), (*update, "releases", 0, "count"),
-    ]  # fmt: skip
+    yield from placed(
+        LEDGER,
+        "header ",
+        ("said/format", "said/run_id", "said/config_sha256", "said/key_id"),
+        names,
+        partial(with_line, 0),
+    )
+    first = (
+        "reserves", "reserves/first", "reserves/attempt", "reserves/cohort", "terms",
+        "terms/population", "terms/updates", "terms/sampling", "terms/aggregate",
+        "terms/planned_draws", "terms/updates/0/partitions",
+        "terms/updates/0/releases/0/noise_multiplier", "terms/updates/0/releases/0/count",
+    )  # fmt: skip
     names = ("gone", "null", "a list", "a table", "a word", "-1", "long")
     yield from placed(LEDGER, "charge ", first, names, partial(with_line, 1))
     for cohort in ("0-99999999", "1-0", "b:!", "b:////", "0-" + "9" * 30, "-1"):
-        yield LEDGER, f"cohort {cohort[:12]}", with_line(1, ("reserves", "cohort"), cohort)
+        yield LEDGER, f"cohort {cohort[:12]}", with_line(1, "reserves/cohort", cohort)
     for key in ("kind", "body", "settles", "amends", "mystery"):
-        yield LEDGER, f"with {key}", with_line(1, (key,), {"upto": 1})
+        yield LEDGER, f"with {key}", with_line(1, key, {"upto": 1})
 
 
 # -- tensors -------------------------------------------------------------------------------------
-def _header_claims(length: int) -> Change:
-    return of_bytes(lambda data: struct.pack("<Q", length) + data[8:])
-
-
-def _header(text: str) -> Change:
-    return of_bytes(lambda data: struct.pack("<Q", len(text)) + text.encode())
-
-
-def tensor_headers(file: str) -> Iterator[Damage]:
+def tensor_headers(file):
     for length in (0, 1, 10**9, 10**18, 2**63, 2**64 - 1):
-        yield file, f"header of {length:.0e} bytes", _header_claims(length)
+        claimed = struct.pack("<Q", length)
+        change = of_bytes(lambda data, claimed=claimed: claimed + data[8:])
+        yield file, f"header of {length:.0e} bytes", change
     far = '{"x":{"dtype":"F64","shape":[%s],"data_offsets":[0,%s]}}'
     texts = {
         "list": "[]", "deep": DEEP, "empty": "{}", "word": '"x"', "no tensor": '{"x":1}',
@@ -248,29 +248,39 @@ def tensor_headers(file: str) -> Iterator[Damage]:
         "numbers": '{"__metadata__":{"round":1,"meta":{},"sha256":null}}',
     }  # fmt: skip
     for name, text in texts.items():
-        yield file, f"header {name}", _header(text)
+        whole = struct.pack("<Q", len(text)) + text.encode()
+        yield file, f"header {name}", of_bytes(lambda data, whole=whole: whole)
 
 
-def with_model(change: Callable[[dict], dict]) -> Change:
+TENSORS = {
+    "another shape": lambda t: t[..., :-1].clone(),
+    "one axis more": lambda t: t[None].clone(),
+    "no axis": torch.sum,
+    "floats": torch.Tensor.float,
+    "integers": torch.Tensor.long,
+    "booleans": torch.Tensor.bool,
+    "complex": lambda t: t.to(torch.complex64),
+    "not finite": lambda t: torch.full_like(t, torch.nan),
+    "infinite": lambda t: torch.full_like(t, torch.inf),
+}
+
+
+def tensors_damage(file, saved):
+    """A file of whole tensors that are others; ``saved`` makes it by a change of all of them."""
+    yield from tensor_headers(file)
+    yield file, "none", saved(lambda found: {})
+    yield file, "another name", saved(lambda found: {f"{k}y": t for k, t in found.items()})
+    yield file, "one more", saved(lambda found: found | {"more": torch.zeros(3)})
+    for name, change in TENSORS.items():
+        each = saved(lambda found, of=change: {key: of(t) for key, t in found.items()})
+        yield file, f"tensors {name}", each
+
+
+def with_model(change):
     return lambda path: save_file(change(load_file(path)), path)
 
 
-def model_damage() -> Iterator[Damage]:
-    yield from tensor_headers(MODEL)
-    changes: dict[str, Callable] = {
-        "another name": lambda t: {"y": t["x"]},
-        "no tensor": lambda t: {},
-        "not finite": lambda t: {"x": torch.full_like(t["x"], torch.nan)},
-        "infinite": lambda t: {"x": torch.full_like(t["x"], torch.inf)},
-        "integers": lambda t: {"x": t["x"].to(torch.int64)},
-        "booleans": lambda t: {"x": t["x"].to(torch.bool)},
-        "complex": lambda t: {"x": t["x"].to(torch.complex64)},
-    }
-    for name, change in changes.items():
-        yield MODEL, name, with_model(change)
-
-
-def consistent_checkpoint(**changes: Callable) -> Change:
+def consistent_checkpoint(**changes):
     """A checkpoint whose SHA-256 is right, with other parts."""
 
     def spoil(path):
@@ -278,75 +288,58 @@ def consistent_checkpoint(**changes: Callable) -> Change:
         parts = {"server_round": saved.server_round, "tensors": dict(saved.tensors)}
         parts["meta"] = saved.meta.model_dump(mode="json")
         parts |= {name: change(parts[name]) for name, change in changes.items()}
-        metadata = {"round": str(parts["server_round"]), "meta": parts["meta"]}
-        if not isinstance(metadata["meta"], str):
-            metadata["meta"] = json.dumps(metadata["meta"])
+        meta = parts["meta"] if isinstance(parts["meta"], str) else json.dumps(parts["meta"])
+        metadata = {"round": str(parts["server_round"]), "meta": meta}
         metadata["sha256"] = checkpoint.digest_of(parts["tensors"], metadata)
         save_file(parts["tensors"], path, metadata)
 
     return spoil
 
 
-def with_meta(keys: Keys, value: object) -> Change:
-    return consistent_checkpoint(meta=lambda meta: _put(meta, keys, value) or meta)
+def with_meta(place, value):
+    return consistent_checkpoint(meta=lambda meta: (_put(meta, place, value), meta)[1])
 
 
-def checkpoint_damage() -> Iterator[Damage]:
-    yield from tensor_headers(CHECKPOINT)
+def checkpoint_damage():
+    yield from tensors_damage(CHECKPOINT, lambda change: consistent_checkpoint(tensors=change))
     for value in (-1, 0, "", "x", "1.5", LONG, 10**9, "١"):
         change = consistent_checkpoint(server_round=lambda _, value=value: value)
         yield CHECKPOINT, f"round {str(value)[:9]!r}", change
-    tensors: dict[str, Callable] = {
-        "none": lambda t: {},
-        "another name": lambda t: {f"{k}y": v for k, v in t.items()},
-        "one more": lambda t: t | {"more": torch.zeros(3)},
-        "another shape": lambda t: {k: v[..., :-1].clone() for k, v in t.items()},
-        "one axis more": lambda t: {k: v[None].clone() for k, v in t.items()},
-        "no axis": lambda t: {k: v.sum() for k, v in t.items()},
-        "floats": lambda t: {k: v.to(torch.float32) for k, v in t.items()},
-        "integers": lambda t: {k: v.to(torch.int64) for k, v in t.items()},
-        "booleans": lambda t: {k: v.to(torch.bool) for k, v in t.items()},
-        "not finite": lambda t: {k: torch.full_like(v, torch.nan) for k, v in t.items()},
-        "infinite": lambda t: {k: torch.full_like(v, torch.inf) for k, v in t.items()},
-    }
-    for name, change in tensors.items():
-        yield CHECKPOINT, f"tensors {name}", consistent_checkpoint(tensors=change)
     for text in ("", "[]", "null", "1", "word", DEEP, LONG, '{"tally":NaN}', "{}"):
         change = consistent_checkpoint(meta=lambda _, text=text: text)
         yield CHECKPOINT, f"meta {text[:9]!r}", change
-    places = [
-        ("last_accepted",), ("last_accepted", "0"), ("tally",), ("tally", "pending"),
-        ("tally", "pending", "bytes_up"), ("tally", "told"), ("tally", "participants"),
-        ("tally", "by_client"), ("tally", "failures"), ("config_sha256",), ("ledger_run_id",),
-        ("ledger_head",),
-    ]  # fmt: skip
-    names = ("gone", "null", "a list", "a table", "a word", "-1", "1.5", "long")
-    yield from placed(CHECKPOINT, "meta ", places, names, with_meta)
+    places = (
+        "last_accepted", "last_accepted/0", "tally", "tally/pending", "tally/pending/bytes_up",
+        "tally/told", "tally/participants", "tally/by_client", "tally/failures", "config_sha256",
+        "ledger_run_id", "ledger_head",
+    )  # fmt: skip
+    yield from placed(
+        CHECKPOINT,
+        "meta ",
+        places,
+        ("gone", "null", "a list", "a table", "a word", "-1", "1.5", "long"),
+        with_meta,
+    )
     for key in ("x", "-1", "99", LONG, "1.5"):
-        yield CHECKPOINT, f"meta last_accepted key {key[:9]}", with_meta(("last_accepted", key), 1)
-        blamed = with_meta(("tally", "by_client", key), {"reason": 1})
-        yield CHECKPOINT, f"meta by_client key {key[:9]}", blamed
+        yield CHECKPOINT, f"last accepted {key[:9]}", with_meta(f"last_accepted/{key}", 1)
+        yield (
+            CHECKPOINT,
+            f"meta by_client key {key[:9]}",
+            with_meta(f"tally/by_client/{key}", {"reason": 1}),
+        )
 
 
 # -- all -----------------------------------------------------------------------------------------
-def all_damage(files: tuple[str, ...], deeper: bool) -> list[Damage]:
+def all_damage(files, deeper):
     """Every damage to these files; ``deeper``: also inside the manifest of a finished run."""
-    found: list[Damage] = [(file, name, change) for file in files for name, change in ANY.items()]
+    found = [(file, name, change) for file in files for name, change in ANY.items()]
     for file, name in ((MANIFEST, METRICS), (MODEL, CHECKPOINT), (LEDGER, MANIFEST)):
-        if file in files:
-            found.append((file, f"the bytes of {name}", _other(name)))
-    places = [(key,) for key in MANIFEST_KEYS if deeper or key != "final"]
-    found += json_damage(MANIFEST, places + (DEEPER if deeper else []))
-    if HEAD in files:
-        found += json_damage(HEAD, [("sequence",), ("sha256",)])
+        other = lambda path, name=name: shutil.copy(path.with_name(name), path)  # noqa: E731
+        found.append((file, f"the bytes of {name}", other))
+    found += json_damage(MANIFEST, MANIFEST_KEYS + (DEEPER if deeper else []))
+    found += json_damage(HEAD, ["sequence", "sha256"])
     found += metrics_damage()
     found += ledger_damage()
-    if CHECKPOINT in files:
-        found += checkpoint_damage()
-    if MODEL in files:
-        found += model_damage()
+    found += checkpoint_damage()
+    found += tensors_damage(MODEL, with_model)
     return [damage for damage in found if damage[0] in files]
-
-
-def _other(name: str) -> Change:
-    return lambda path: shutil.copy(path.with_name(name), path)

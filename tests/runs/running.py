@@ -1,6 +1,8 @@
 """Runs of the quickstart that the tests of this folder share, and how a command refuses."""
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -8,40 +10,81 @@ import pytest
 from manifed.cli.launch import Request, launch
 from manifed.privacy.account import Account
 from manifed.runs import driver
+from tests.command import invoke
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = str(ROOT / "configs" / "quickstart.toml")
 
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+"""With the exit codes of who is ended by them."""
+
 
 def run_in(out, *sets, **more):
     """The folder of a run of the quickstart with these settings."""
-    return launch(Request(QUICKSTART, sets, out=out, plain=True, **more))
+    return launch(Request(QUICKSTART, sets, out=out, **more))
 
 
 def go_on(folder, **more):
     """The same folder after its run was gone on with."""
-    return launch(Request(QUICKSTART, resume=folder, plain=True, **more))
+    return launch(Request(QUICKSTART, resume=folder, **more))
 
 
 class Died(BaseException):
     """Stands for a kill: nothing catches it."""
 
 
-def killed_in(at_round, start, *arguments):
-    """What ``start(*arguments)`` leaves of a run when a kill ends it in the middle of a round."""
+def fails_in_round(at_round, error, patch, *, is_charged=False):
+    """Raise ``error`` in the middle of a round, before or after it is charged."""
     charge = Account.charge
 
-    def charge_then_die(self, server_round, *rest):
-        charge(self, server_round, *rest)
+    def fails(self, server_round, *rest):
+        if is_charged or server_round != at_round:
+            charge(self, server_round, *rest)
         if server_round == at_round:
-            raise Died
+            raise error
 
+    patch.setattr(Account, "charge", fails)
+
+
+def told(patch, then):
+    """Call ``then`` with the number of the newest round after each row of a run."""
+    tell = driver._Run._tell
+
+    def tell_and_go_on(self, held_out=None):
+        tell(self, held_out)
+        then(self.done)
+
+    patch.setattr(driver._Run, "_tell", tell_and_go_on)
+
+
+def killed_in(at_round, start, *arguments):
+    """What ``start(*arguments)`` leaves of a run when a kill ends it in the middle of a round."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Account, "charge", charge_then_die)
+        fails_in_round(at_round, Died(), patch, is_charged=True)
         patch.setattr(driver._Run, "_keep_the_newest", lambda _: None)
         with pytest.raises(Died):
             start(*arguments)
     return arguments[0]
+
+
+def read(reader, folder, out):
+    """How a command that reads the folder ends, which is named with its further words."""
+    command, *rest = reader.split()
+    words = {
+        "resume": ["run", "--plain", "--resume", folder],
+        "status": ["run", "--resume", folder, "--status"],
+        "report": ["report", folder, "--out", out, *rest],
+        "export": ["export", folder, "--out", out],
+        "ledger": ["privacy", "ledger", folder.joinpath(*rest), "--delta", "1e-5"],
+    }
+    return invoke(*words[command])
+
+
+def wait_for(is_there):
+    """Until that is so, or for a minute."""
+    deadline = time.monotonic() + 60
+    while not is_there() and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def everything(root):
@@ -56,22 +99,13 @@ def everything(root):
     return found
 
 
-def ended(call, words, capsys):
-    """Exit code, what was said, and what went wrong."""
-    with pytest.raises(SystemExit) as caught:
-        call([str(word) for word in words])
-    shown = capsys.readouterr()
-    return caught.value.code, shown.out, shown.err
-
-
-def one_line(code, said, error, expected=2):
+def one_line(done, code=2):
     """What went wrong, when it is one line of this exit code with nothing beside it."""
-    assert (code, said) == (expected, ""), error
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    return error
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr
+    assert done.stderr.startswith("error: ")
+    return done.stderr
 
 
-def refused(capsys, call, words, code=2):
+def refused(*words, **more):
     """The one line in which a command says why it does nothing."""
-    return one_line(*ended(call, words, capsys), code)
+    return one_line(invoke(*words), **more)

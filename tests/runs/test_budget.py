@@ -7,17 +7,17 @@ divergence of what is released (participation revealed, Gaussians) is computed e
 import itertools
 import math
 from collections import Counter, defaultdict
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from statistics import NormalDist
 
 import pytest
 
-from manifed.errors import BudgetExhausted, ConfigError
+from manifed.errors import BudgetExhausted
 from manifed.experiment.load import load
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from manifed.privacy.accountant import external_epsilon
-from tests.runs.running import QUICKSTART, ROOT
+from tests.runs.running import QUICKSTART
 
 MULTIPLIER = 0.8
 DELTA = 1e-3
@@ -35,7 +35,7 @@ phi = NormalDist().cdf
 
 
 def config(*sets):
-    return load(ROOT / QUICKSTART, [*COMMON, *sets])
+    return load(QUICKSTART, [*COMMON, *sets])
 
 
 def delta_of(participations, epsilon):
@@ -46,29 +46,23 @@ def delta_of(participations, epsilon):
     return phi(mu / 2 - epsilon / mu) - math.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
 
 
-def printed_for_an_outsider(statement):
-    (found,) = (one for one in statement["adversaries"] if one["name"] == "external")
-    return found["epsilon"]
-
-
 class Ends:
     """Ends of runs: what was printed, with which probability, how often client 0 took part."""
 
     def __init__(self):
-        self._mass = defaultdict(lambda: defaultdict(float))
+        self._mass = defaultdict(Counter)
 
     def add(self, probability, printed, participations):
         self._mass[printed][participations] += probability
 
     def worst_excess(self):
         """The largest true delta of a printed epsilon over DELTA, given that it was printed."""
-        found = []
-        for printed, law in self._mass.items():
-            total = sum(law.values())
-            true = sum(p * delta_of(k, printed) for k, p in law.items()) / total
-            found.append(true / DELTA)
-        assert sum(sum(law.values()) for law in self._mass.values()) == pytest.approx(1.0)
-        return max(found)
+        totals = {printed: sum(law.values()) for printed, law in self._mass.items()}
+        assert sum(totals.values()) == pytest.approx(1.0)
+        return max(
+            sum(p * delta_of(k, printed) for k, p in law.items()) / totals[printed] / DELTA
+            for printed, law in self._mass.items()
+        )
 
 
 class FollowsTheCoins:
@@ -90,7 +84,7 @@ class FollowsTheCoins:
         if self._budget and after and delta_of(max(after.values()), self._budget) > DELTA:
             raise BudgetExhausted
         self._counts = after
-        self._draws = self._draws + 1
+        self._draws += 1
 
     def statement(self):
         epsilon = external_epsilon(((tuple(self._update), self._rate, self._draws),), DELTA)
@@ -119,44 +113,31 @@ def run_rounds(spending, experiment, ledger, cohorts, is_accepted):
     tries = policy.max_attempts if policy.on_failure == "retry" else 1
     draws = iter(cohorts)
     taken = 0
-    with spending.opened(ledger) as account:
+    with suppress(BudgetExhausted), spending.opened(ledger) as account:
         for server_round in range(1, experiment.federation.num_rounds + 1):
             for attempt in range(tries):
                 cohort = next(draws)
-                try:
-                    account.charge(server_round, attempt, cohort)
-                except BudgetExhausted:
-                    return printed_for_an_outsider(spending.statement()), taken
+                account.charge(server_round, attempt, cohort)
                 taken += 0 in cohort
                 if is_accepted(cohort):
                     break
             else:
                 break
-    return printed_for_an_outsider(spending.statement()), taken
+    told = {one["name"]: one["epsilon"] for one in spending.statement()["adversaries"]}
+    return told["external"], taken
 
 
-def poisson_ends(experiment, tmp_path, spending=Honest):
+def ends_of(spending, experiment, tmp_path, draws, is_accepted=lambda _: True):
+    """All ends of runs of so many draws, each cohort of the two clients with its probability."""
+    cohort = experiment.federation.cohort
+    law = {(0,): 0.5, (1,): 0.5}
+    if cohort.kind == "poisson":
+        law = {of: RATE ** len(of) * (1 - RATE) ** (2 - len(of)) for of in ((), (0,), (1,), (0, 1))}
     ends = Ends()
-    kinds = [(), (0,), (1,), (0, 1)]
-    rounds = experiment.federation.num_rounds
-    for number, cohorts in enumerate(itertools.product(kinds, repeat=rounds)):
-        present = sum(len(cohort) for cohort in cohorts)
-        probability = RATE**present * (1 - RATE) ** (2 * rounds - present)
+    for number, cohorts in enumerate(itertools.product(law, repeat=draws)):
         path = tmp_path / f"{number}"
-        printed, taken = run_rounds(spending(experiment), experiment, path, cohorts, lambda _: True)
-        ends.add(probability, printed, taken)
-    return ends
-
-
-def one_of_two_ends(experiment, tmp_path, draws, spending=Honest):
-    """Client 1 always fails, so a round is accepted when client 0 is drawn."""
-    ends = Ends()
-    for number, cohorts in enumerate(itertools.product([(0,), (1,)], repeat=draws)):
-        path = tmp_path / f"{number}"
-        printed, taken = run_rounds(
-            spending(experiment), experiment, path, cohorts, lambda cohort: 0 in cohort
-        )
-        ends.add(0.5**draws, printed, taken)
+        found = run_rounds(spending(experiment), experiment, path, cohorts, is_accepted)
+        ends.add(math.prod(law[of] for of in cohorts), *found)
     return ends
 
 
@@ -171,7 +152,7 @@ def budget_between_one_and_two_participations():
 def test_a_budget_does_not_stop_where_the_coins_fell(tmp_path, spending, is_sound):
     budget = budget_between_one_and_two_participations()
     experiment = config("federation.num_rounds=2", POISSON, f"privacy.max_epsilon={budget}")
-    excess = poisson_ends(experiment, tmp_path, spending).worst_excess()
+    excess = ends_of(spending, experiment, tmp_path, 2).worst_excess()
     assert (excess <= 1.0) is is_sound, excess
 
 
@@ -180,30 +161,14 @@ def test_a_budget_does_not_stop_where_the_coins_fell(tmp_path, spending, is_soun
 def test_rounds_made_again_or_given_up_are_priced_as_planned(
     tmp_path, policy, draws, spending, is_sound
 ):
-    replies = f"federation.replies={{on_failure='{policy}',max_attempts=2}}"
-    experiment = config(ONE_OF_TWO, "federation.num_rounds=2", replies)
-    excess = one_of_two_ends(experiment, tmp_path, draws, spending).worst_excess()
+    experiment = config(
+        ONE_OF_TWO,
+        "federation.num_rounds=2",
+        f"federation.replies={{on_failure='{policy}',max_attempts=2}}",
+    )
+    # client 1 always fails, so a round is accepted when client 0 is drawn
+    excess = ends_of(spending, experiment, tmp_path, draws, lambda of: 0 in of).worst_excess()
     assert (excess <= 1.0) is is_sound, excess
-
-
-def test_client_level_rounds_are_neither_made_again_nor_given_up():
-    noise = "noise={kind='multiplier',noise_multiplier=3.0}"
-    level = f"privacy={{kind='client-level',l2_norm_clip=0.1,delta=0.01,{noise}}}"
-    for policy in ("retry", "abort"):
-        with pytest.raises(ConfigError, match=r"federation\.replies\.on_failure"):
-            load(ROOT / QUICKSTART, [level, f"federation.replies.on_failure={policy}"])
-
-
-def stopped_after(sets, tmp_path, charges):
-    """The text with which the filter refuses one of so many charges; None if it pays them all."""
-    spending = Honest(config(*sets))
-    with spending.opened(tmp_path / "ledger.jsonl") as account:
-        for number in range(charges):
-            try:
-                account.charge(number + 1, 0, (0,))
-            except BudgetExhausted as refusal:
-                return number, str(refusal), spending.statement()
-    return charges, None, spending.statement()
 
 
 TARGET = "privacy.noise={{kind='target',epsilon=2.0,delta=1e-4,adversary='{}'}}"
@@ -222,10 +187,19 @@ def test_the_budget_is_the_target_unless_a_smaller_or_larger_one_is_said(
     tmp_path, adversary, most, charges, paid, words
 ):
     more = [f"privacy.max_epsilon={most}"] if most else []
-    sets = ("federation.num_rounds=5", POISSON, TARGET.format(adversary), *more)
-    number, refusal, statement = stopped_after(sets, tmp_path, charges)
+    spending = Honest(config("federation.num_rounds=5", POISSON, TARGET.format(adversary), *more))
+    number = 0
+    refusal = None
+    with spending.opened(tmp_path / "ledger.jsonl") as account:
+        try:
+            while number < charges:
+                account.charge(number + 1, 0, (0,))
+                number += 1
+        except BudgetExhausted as exhausted:
+            refusal = str(exhausted)
     assert number in paid
     assert (refusal is None) is (not words)
     assert all(word in refusal for word in words)
-    passed = [note for note in statement["notes"] if "target epsilon 2 is passed: 6 cohort" in note]
-    assert len(passed) == (most == 2.5)
+    assert str(spending.statement()["notes"]).count("target epsilon 2 is passed: 6 cohort") == (
+        most == 2.5
+    )

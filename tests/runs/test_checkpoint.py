@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from manifed.runs.checkpoint import Meta, Tally, load, save
-from manifed.runs.folder import FolderDamaged
+from manifed.runs.folder import FolderDamaged, RunFolder
 
 META = Meta(
     config_sha256="ab",
@@ -18,10 +18,10 @@ META = Meta(
 
 
 def tensors():
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     return {
         "x": x,
+        "row": x[1],
         "transposed": x.T,
         "scalar": torch.tensor(1.5, dtype=torch.float64),
         "single": torch.linspace(0, 1, 7, dtype=torch.float32),
@@ -30,32 +30,39 @@ def tensors():
     }
 
 
-def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
+def test_a_checkpoint_comes_back_bit_for_bit_unless_a_newer_one_could_be_written(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     given = tensors()
+    save(path, 1, {}, META)
     save(path, 12, given, META)
+    with pytest.raises(ValueError, match="finite tensors"):
+        save(path, 13, {"x": torch.full((2,), math.nan)}, META)
+    assert list(tmp_path.iterdir()) == [path]
     found = load(path)
-    assert found.server_round == 12
-    assert found.meta == META
+    assert (found.server_round, found.meta) == (12, META)
     torch.testing.assert_close(dict(found.tensors), given, rtol=0, atol=0)
 
 
-def test_a_newer_checkpoint_replaces_the_older_unless_it_cannot_be_written(tmp_path):
-    path = tmp_path / "checkpoint.safetensors"
-    save(path, 1, tensors(), META)
-    save(path, 2, tensors(), META)
-    with pytest.raises(ValueError, match="finite tensors"):
-        save(path, 3, {"x": torch.full((2,), math.nan)}, META)
-    assert load(path).server_round == 2
-    assert list(tmp_path.iterdir()) == [path]
+def test_tensors_of_a_run_folder_come_back_bit_for_bit_or_not_at_all(tmp_path):
+    folder = RunFolder(tmp_path)
+    path = folder.save_tensors("model", tensors())
+    torch.testing.assert_close(folder.load_tensors("model"), tensors(), rtol=0, atol=0)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="expected whole safetensors"):
+        folder.load_tensors("model")
 
 
 def flipped(whole, position):
     return whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
 
 
-def test_a_checkpoint_cut_at_any_length_or_with_any_bit_flipped_is_refused(tmp_path):
+def test_no_checkpoint_a_foreign_one_a_cut_one_or_one_with_a_flipped_bit_is_refused(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
+    with pytest.raises(FolderDamaged, match="expected a whole checkpoint, got none"):
+        load(path)
+    save_file({"x": torch.ones(2)}, path)
+    with pytest.raises(match=r"metadata keys \[\]"):
+        load(path)
     save(path, 1, {"x": torch.ones(3, dtype=torch.float64)}, META)
     whole = path.read_bytes()
     for position in range(len(whole)):
@@ -63,12 +70,3 @@ def test_a_checkpoint_cut_at_any_length_or_with_any_bit_flipped_is_refused(tmp_p
             path.write_bytes(damaged)
             with pytest.raises(match="expected a whole checkpoint, got"):
                 load(path)
-
-
-def test_a_foreign_safetensors_file_and_a_missing_one_are_refused(tmp_path):
-    path = tmp_path / "model.safetensors"
-    with pytest.raises(FolderDamaged, match="expected a whole checkpoint, got none"):
-        load(path)
-    save_file({"x": torch.ones(2)}, path)
-    with pytest.raises(match=r"metadata keys \[\]"):
-        load(path)

@@ -3,14 +3,15 @@
 tests/robustness/kills.py crashes runs at every such call; here are the few that once hurt.
 """
 
-import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from manifed.runs.folder import RunFolder
 from tests.robustness.crash_points import Crash, attempt, judge, points
 from tests.robustness.kills import CASES, trials_of
+from tests.runs.folder_damage import Gone, json_change, of_bytes, of_rows, with_model
 
 PRIVATE = CASES[0]
 
@@ -19,8 +20,7 @@ PRIVATE = CASES[0]
 def root(tmp_path_factory):
     """A folder with a whole run in ``whole``."""
     root = tmp_path_factory.mktemp("crashes")
-    finished = attempt(PRIVATE, root / "whole", ())
-    assert finished.findings == ()
+    assert attempt(PRIVATE, root / "whole", ()).findings == ()
     return root
 
 
@@ -29,22 +29,26 @@ def calls(root):
     return points(PRIVATE, root / "points")
 
 
-def nth(calls, name, n):
-    """The number of the n-th call of this name."""
-    return [i for i, call in enumerate(calls, start=1) if call == name][n]
+def crashed(calls, folder, name, n, mode):
+    """A run that ended at the n-th call of this name, and went on."""
+    return attempt(
+        PRIVATE,
+        folder,
+        (Crash([i for i, call in enumerate(calls, start=1) if call == name][n], mode),),
+    )
 
 
 CRASHES = {
-    "before the manifest": lambda calls: Crash(nth(calls, "replace", 2), "before"),
-    "between ledger and manifest": lambda calls: Crash(nth(calls, "link", 0), "after"),
-    "half a row": lambda calls: Crash(nth(calls, "write", 4), "half"),
-    "a full disk": lambda calls: Crash(nth(calls, "write", 5), "full"),
+    "before the manifest": ("replace", 2, "before"),
+    "between ledger and manifest": ("link", 0, "after"),
+    "half a row": ("write", 4, "half"),
+    "a full disk": ("write", 5, "full"),
 }
 
 
-@pytest.mark.parametrize("place", CRASHES)
+@pytest.mark.parametrize("place", CRASHES.values(), ids=CRASHES)
 def test_a_crashed_run_ends_as_if_nothing_had_happened(root, calls, tmp_path, place):
-    trial = attempt(PRIVATE, tmp_path / "run", (CRASHES[place](calls),))
+    trial = crashed(calls, tmp_path / "run", *place)
     assert trial.at
     assert trial.parts == 2
     assert trial.findings == ()
@@ -52,52 +56,28 @@ def test_a_crashed_run_ends_as_if_nothing_had_happened(root, calls, tmp_path, pl
 
 def test_rows_that_a_resumed_run_does_not_cut_are_found(root, calls, tmp_path, monkeypatch):
     monkeypatch.setattr(RunFolder, "drop_metrics_after", lambda *_: None)
-    first_row = [i for i, call in enumerate(calls, start=1) if call == "write"][5]
-    trial = attempt(PRIVATE, tmp_path / "run", (Crash(first_row, "after"),))
-    assert any(finding.startswith("rows") for finding in trial.findings)
-
-
-def an_orphan(folder):
-    (folder / "run" / ".model.safetensors.draft").write_text("")
-
-
-def a_row_twice(folder):
-    path = folder / "run" / "metrics.csv"
-    path.write_text(path.read_text() + path.read_text().splitlines()[-1] + "\n")
-
-
-def a_release_that_was_not_charged(folder):
-    with (folder / "witness").open("a") as file:
-        file.write("3 1 0\n")
-
-
-def another_model(folder):
-    import torch
-
-    RunFolder(folder / "run").save_tensors("model", {"x": torch.ones(64, dtype=torch.float64)})
-
-
-def no_end(folder):
-    path = folder / "run" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["final"]
-    path.write_text(json.dumps(manifest))
+    assert any(
+        finding.startswith("rows")
+        for finding in crashed(calls, tmp_path / "run", "write", 5, "after").findings
+    )
 
 
 FAULTS = {
-    an_orphan: "files",
-    a_row_twice: "rows",
-    a_release_that_was_not_charged: "ledger",
-    another_model: "model",
-    no_end: "no final",
-}
+    "an orphan": ("run/.model.safetensors.draft", Path.touch, "files"),
+    "a row twice": ("run/metrics.csv", of_rows(lambda rows: [*rows, rows[-1]]), "rows"),
+    "a release that was not charged": (
+        "witness", of_bytes(lambda data: data + b"3 1 0\n"), "ledger"),
+    "another model": (
+        "run/model.safetensors", with_model(lambda found: {"x": found["x"] + 1}), "model"),
+    "no end": ("run/manifest.json", json_change("final", Gone), "no final"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_the_judge_sees_a_planted_fault(root, tmp_path, fault):
-    shutil.copytree(root / "whole", tmp_path / "whole")
-    fault(tmp_path / "whole")
-    assert any(found.startswith(FAULTS[fault]) for found in judge(PRIVATE, tmp_path / "whole", 0))
+@pytest.mark.parametrize(("file", "spoil", "finding"), FAULTS.values(), ids=FAULTS)
+def test_the_judge_sees_a_planted_fault(root, tmp_path, file, spoil, finding):
+    folder = shutil.copytree(root / "whole", tmp_path / "whole")
+    spoil(folder / file)
+    assert any(found.startswith(finding) for found in judge(PRIVATE, folder, 0))
 
 
 def test_every_way_to_crash_at_every_call_is_tried_before_pairs():

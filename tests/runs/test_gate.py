@@ -4,11 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.fresh import ROOT
+
 PLANTED = {
     "test_tool.py": "import pytest\ndef test_it():\n    pytest.skip('no tool')\n",
     "test_condition.py": "import pytest\n@pytest.mark.skipif(True, reason='')\ndef test_it(): ...",
@@ -31,16 +31,17 @@ def test_a_skipped_test_or_file_fails_the_gate(tmp_path, environment, status, ex
     for name, text in PLANTED.items():
         (tmp_path / name).write_text(text)
     inherited = {k: v for k, v in os.environ.items() if k != "CI" and not k.startswith("PYTEST")}
-    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    words = ["-q", "--assert=plain", "--continue-on-collection-errors", "-c", os.devnull, "."]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words],
+        [
+            sys.executable, "-m", "pytest", "-q", "--assert=plain",
+            "--continue-on-collection-errors", "-c", os.devnull, ".",
+        ],
         cwd=tmp_path,
-        env=inherited | alone | environment,
+        env=inherited | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | environment,
         check=False,
         capture_output=True,
         text=True,
-    )
+    )  # fmt: skip
     assert done.returncode == status
     assert expected in done.stdout.splitlines()[-1]
 

@@ -11,22 +11,19 @@ import time
 
 import pytest
 
+from manifed.runs.folder import RunFolder
 from tests.robustness import crash_points
 from tests.robustness.crash_points import Case, judge, witnessed
-from tests.robustness.kills import QUICKSTART
+from tests.robustness.kills import SMALL
 
 KILLS = 24
 ROUNDS = 12
 PATIENCE = 120.0
 CASE = Case(
     "example-level privacy, checkpoints as time allows",
-    QUICKSTART,
     (
-        "federation.num_clients=3",
+        *SMALL,
         f"federation.num_rounds={ROUNDS}",
-        "federation.cohort={kind='fixed-size',cohort_size=2}",
-        "evaluation.is_enabled=false",
-        "output.plots=false",
         "privacy.noise={kind='multiplier',noise_multiplier=5.0}",
         "privacy.delta=1e-5",
     ),
@@ -59,11 +56,12 @@ def test_runs_that_are_killed_from_outside_are_gone_on_with_without_an_anomaly(t
         folder = tmp_path / f"run-{trial}"
         kills = 0
         for _ in range(1 + trial % 2):  # every second run is killed twice
-            if not crash_points.is_finished(folder):
-                updates = moments.randrange(2 * ROUNDS)
-                kills += kill_after(folder, updates, moments.uniform(0.0, 10.0))
+            if not RunFolder(folder / "run").is_finished:
+                kills += kill_after(
+                    folder, moments.randrange(2 * ROUNDS), moments.uniform(0.0, 10.0)
+                )
         killed += kills
-        if not crash_points.is_finished(folder):
+        if not RunFolder(folder / "run").is_finished:
             code, _ = crash_points.part(CASE, folder, None)
             assert code == 0, crash_points.said(folder)
         assert judge(CASE, folder, kills) == []

@@ -15,15 +15,14 @@ from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
 from manifed.flower import apps
 from manifed.flower import client as node
-from manifed.flower.inline import InlineGrid
 from manifed.flower.run_config import experiment_of, run_config_of
+from manifed.flower.transport import InlineGrid
 from tests.runs.running import QUICKSTART, run_in
 
 SETS = (
     "federation.num_clients=2",
     "federation.num_rounds=1",
     "evaluation.is_enabled=false",
-    "output.plots=false",
 )
 
 
@@ -58,8 +57,9 @@ def test_a_run_folder_has_any_name_that_the_file_system_takes(tmp_path, name):
 def test_a_folder_in_the_config_is_used(tmp_path):
     sets = (*SETS, f"output.directory={tmp_path / 'mine'}")
     assert resolve(Request(QUICKSTART, sets)).output.directory == str(tmp_path / "mine")
-    request = Request(QUICKSTART, sets, out=tmp_path / "other")
-    assert resolve(request).output.directory == str(tmp_path / "other")
+    assert resolve(Request(QUICKSTART, sets, out=tmp_path / "other")).output.directory == str(
+        tmp_path / "other"
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def test_a_deployment_is_secure_unless_it_is_asked_not_to_be(
 @pytest.mark.parametrize("text", ["[draft", "a = 1\nprivacy = {kind='none'}", "\x01\x1f\x7f'\"\\"])
 @pytest.mark.parametrize("name", NAMES[:-1])
 def test_every_process_of_a_run_reads_the_experiment_that_was_resolved(tmp_path, text, name):
-    request = Request(QUICKSTART, (f"description={text}", *SETS), "ray", out=tmp_path / name)
-    config = resolve(request)
-    sent = tomllib.loads(tomli_w.dumps(run_config_of(config)))
-    assert experiment_of(sent) == config
+    config = resolve(
+        Request(QUICKSTART, (f"description={text}", *SETS), "ray", out=tmp_path / name)
+    )
+    assert experiment_of(tomllib.loads(tomli_w.dumps(run_config_of(config)))) == config
     assert config.output.directory == str(tmp_path / name)
 
 
@@ -106,8 +106,9 @@ def test_what_flwr_run_carries_is_a_file_and_lines_of_toml():
     given = {"experiment": "configs/quickstart.toml", "resolved": ""}
     overrides = 'federation.num_rounds = 7\nprivacy.noise.epsilon = 0.5\ndescription = "a b"'
     config = experiment_of({**given, "overrides": overrides})
-    wanted = load(QUICKSTART, ["federation.num_rounds=7", "privacy.noise.epsilon=0.5"])
-    assert sha256(config) == sha256(wanted)
+    assert sha256(config) == sha256(
+        load(QUICKSTART, ["federation.num_rounds=7", "privacy.noise.epsilon=0.5"])
+    )
     assert config.description == "a b"
     with pytest.raises(ConfigError, match="one a line"):
         experiment_of({**given, "overrides": "federation.num_rounds=7 privacy.noise.epsilon=0.5"})
@@ -136,14 +137,14 @@ def test_a_deployed_run_is_gone_on_with_by_the_config_that_names_its_files(tmp_p
         apps.run(Stops(node.client_app_of(lambda _: nodes), 3, {}), config)
 
     monkeypatch.setattr("manifed.cli.launch.engine", lambda kind: deployed)
-    sets = ("output.plots=false", "output.checkpoint_every=1")
+    sets = ("output.checkpoint_every=1",)
     out = tmp_path / "run"
     with pytest.raises(RunEnded) as ended:
         launch(Request(str(sites), sets, "deployment", out=out))
     assert str(ended.value).endswith(f"python simulation.py {sites} --resume {out}")
     with pytest.raises(ConfigError, match=r"data\.paths: required"):
         resolve(Request(QUICKSTART, resume=out))
-    launch(Request(str(sites), resume=out, plain=True))
+    launch(Request(str(sites), resume=out))
     assert asked[0] == asked[1] == tuple(sites.parent / "three_sites" / f"{name}.csv"
                                          for name in ("north", "middle", "south"))  # fmt: skip
     assert "three_sites/" not in (out / "experiment.toml").read_text()

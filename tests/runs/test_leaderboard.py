@@ -17,12 +17,11 @@ from manifed.experiment.schema import sha256
 DIGITS = TASKS[0]
 
 
-def given(tmp_path, **changes):
-    asked = {
-        "task": [DIGITS.name], "epsilon": [1.0], "only": ["one-shot", "auto"], "gate": True,
-        "again": False, "seeds": 2, "audit": None, "limit": None, "cells": tmp_path,
-    }  # fmt: skip
-    return argparse.Namespace(**{**asked, **changes})
+def given(tmp_path):
+    return argparse.Namespace(
+        task=[DIGITS.name], epsilon=[1.0], only=["one-shot", "auto"], gate=True, again=False,
+        seeds=2, audit=None, limit=None, cells=tmp_path,
+    )  # fmt: skip
 
 
 def test_the_ends_of_the_interval_are_where_the_paired_t_test_turns():
@@ -52,9 +51,12 @@ def cell(*shares):
     ],
 )
 def test_a_verdict_is_of_the_whole_interval(auto, best, verdict):
-    ceiling = cell(1e-6, 1e-6, 1e-6)
-    found = gate.row_of("x", 1.0, {"auto": auto, "rsgd": best, methods.CENTRAL: ceiling})
-    assert found.verdict == verdict
+    assert (
+        gate.row_of(
+            "x", 1.0, {"auto": auto, "rsgd": best, methods.CENTRAL: cell(1e-6, 1e-6, 1e-6)}
+        ).verdict
+        == verdict
+    )
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from manifed.runs.report import page_of, read
 from manifed.runs.statement import said
 from tests.command import invoke
 from tests.runs.browser import Browser
-from tests.runs.test_public import launched
+from tests.runs.test_public import launched, page_of_the_server, public_page
 from tests.runs.test_report import write_run
 
 HOSTILE = "</title></pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
@@ -37,11 +37,8 @@ class Tree(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
     def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+        assert tag in VOID or self.open.pop() == tag
 
     def handle_data(self, data):
         self.text.append(data)
@@ -52,66 +49,70 @@ class Tree(HTMLParser):
 
 @pytest.fixture(scope="module")
 def private(tmp_path_factory):
-    sets = ("privacy.noise_source=seed", "federation.cohort={kind='all'}")
-    return launched(tmp_path_factory.mktemp("page") / "run", *sets)
+    return launched(
+        tmp_path_factory.mktemp("page") / "run",
+        "privacy.noise_source=seed",
+        "federation.cohort={kind='all'}",
+    )
 
 
 @pytest.fixture(scope="module")
 def pages(private, tmp_path_factory):
     """A private run's page, several runs' page, and the server's view."""
-    folder = tmp_path_factory.mktemp("several")
-    several = [write_run(folder / f"{n}{s}", rounds=n, seed=s) for n in (4, 90) for s in (1, 2)]
+    several = [
+        write_run(tmp_path_factory.mktemp("several") / f"{n}{s}", rounds=n, seed=s)
+        for n in (4, 90)
+        for s in (1, 2)
+    ]
     return {
-        "one": page_of([viewed(read(private))]),
+        "one": public_page(private),
         "several": page_of([viewed(read(private)), *map(read, several)]),
-        "server": page_of([viewed(read(private), is_server_view=True)], is_server_view=True),
+        "server": page_of_the_server(private),
     }
 
 
 @pytest.mark.parametrize("name", ["one", "several", "server"])
-def test_a_page_needs_nothing_beside_it_and_allows_no_script_but_its_own(pages, name):
-    tree = Tree(pages[name])
-    assert not [a for _, a in tree.tags if "action" in a]
-    pictures = [a["src"].partition(",") for _, a in tree.tags if "src" in a]
+def test_a_page_needs_nothing_beside_it_and_can_be_read_without_seeing_it(pages, name):
+    page = pages[name]
+    tree = Tree(page)
+    every = [attrs for _, attrs in tree.tags]
+    assert not [key for attrs in every for key in attrs if key == "action" or key.startswith("on")]
+    pictures = [a["src"].partition(",") for a in every if "src" in a]
     assert {before for before, *_ in pictures} == {"data:image/svg+xml;base64"}
     assert all(base64.b64decode(drawn).rstrip().endswith(b"</svg>") for *_, drawn in pictures)
-    assert not [key for _, a in tree.tags for key in a if key.startswith("on")]
-    links = [a.get("href", "#") for _, a in tree.tags] + re.findall(r"url\((.)", pages[name])
+    links = [a.get("href", "#") for a in every] + re.findall(r"url\((.)", page)
     assert all(link.startswith("#") for link in links)
-    assert not re.search(r"https?:|@import", pages[name])
+    assert not re.search(r"https?:|@import", page)
     assert not tree.all("link")
     policy = next(a["content"] for a in tree.all("meta") if "http-equiv" in a)
-    (inside,) = re.findall(r"<script>(.*?)</script>", pages[name], re.DOTALL)
+    (inside,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in policy
     assert policy.startswith("default-src 'none'")
-
-
-@pytest.mark.parametrize("name", ["one", "several", "server"])
-def test_a_page_can_be_read_without_seeing_it(pages, name):
-    tree = Tree(pages[name])
-    ids = [a["id"] for _, a in tree.tags if "id" in a]
+    ids = [a["id"] for a in every if "id" in a]
     assert len(set(ids)) == len(ids)
     assert tree.tags[0] == ("html", {"lang": "en"})
     levels = [tag for tag, _ in tree.tags if re.fullmatch("h[1-6]", tag)]
     assert (levels[0], {*levels[1:]}) == ("h1", {"h2"})
-    assert len(tree.all("table")) == len(tree.all("caption"))
-    assert all("scope" in a for a in tree.all("th"))
     figures = tree.all("figure")
     assert figures
+    assert len(tree.all("table")) == len(tree.all("caption")) == 1 + len(figures)
+    assert all("scope" in a for a in tree.all("th"))
     assert all(a["tabindex"] == "0" and a["aria-label"] for a in figures)
     assert len(tree.all("img")) == len(figures)
-    assert len(tree.all("table")) == 1 + len(figures)
 
 
 def test_what_a_folder_says_is_text_and_never_markup(tmp_path):
     found = read(write_run(tmp_path / "run", name=HOSTILE))
-    table = {**found.manifest["config"], "description": HOSTILE, HOSTILE: {HOSTILE: HOSTILE}}
-    hostile = {**found.manifest, "config": table, "stopped": HOSTILE, "engine": HOSTILE}
+    hostile = {
+        **found.manifest,
+        "config": {**found.manifest["config"], "description": HOSTILE, HOSTILE: {HOSTILE: HOSTILE}},
+        "stopped": HOSTILE,
+        "engine": HOSTILE,
+    }
+    run = replace(found, name=HOSTILE, manifest=hostile)
     for is_server_view in (False, True):
-        run = replace(found, name=HOSTILE, manifest=hostile)
-        page = page_of([run], is_server_view=is_server_view)
-        tree = Tree(page)
+        tree = Tree(page_of([run], is_server_view=is_server_view))
         assert len(tree.all("script")) == 1
         assert len(tree.all("img")) == len(tree.all("figure"))
         text = "".join(tree.text)
@@ -159,8 +160,10 @@ def test_a_browser_opens_the_page_and_a_keyboard_and_a_dark_screen_will_do(pages
         style = "getComputedStyle(document.body)"
         colours = []
         for scheme in ("light", "dark"):
-            media = [{"name": "prefers-color-scheme", "value": scheme}]
-            browser("Emulation.setEmulatedMedia", features=media)
+            browser(
+                "Emulation.setEmulatedMedia",
+                features=[{"name": "prefers-color-scheme", "value": scheme}],
+            )
             colours.append(browser.value(f"[{style}.backgroundColor, {style}.color]"))
         (light, ink), (dark, chalk) = colours
         assert len({light, dark}) == len({ink, chalk}) == len({dark, chalk}) == 2

@@ -34,9 +34,10 @@ def test_a_line_names_round_cost_gradient_norm_and_epsilon_with_its_label():
     with redirect_stderr(io.StringIO()) as stream, shown(10) as show:
         show(1, {"cost": -0.12345678, "gradient_norm": 1.5e-9, "label": "seeded", "epsilon": 0.25})
         show(2, {"cost": 3.0, "gradient_norm": None})
-    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
-    assert lines == ["round 1/10 cost -0.1235 gradient norm 1.5e-09 seeded epsilon 0.25",
-                     "round 2/10 cost 3 gradient norm - epsilon -"]  # fmt: skip
+    assert [" ".join(line.split()) for line in stream.getvalue().splitlines()] == [
+        "round 1/10 cost -0.1235 gradient norm 1.5e-09 seeded epsilon 0.25",
+        "round 2/10 cost 3 gradient norm - epsilon -",
+    ]
 
 
 def test_a_terminal_gets_one_line_that_is_rewritten_and_closed_when_the_run_fails(monkeypatch):

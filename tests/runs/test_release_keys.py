@@ -27,7 +27,7 @@ def drawn_keys(sets):
 @pytest.mark.parametrize("sets", [OS, CLIENT_LEVEL], ids=["example-level", "client-level"])
 def test_every_key_of_a_release_is_fresh_and_no_seed_makes_it(sets):
     sources = drawn_keys(sets)
-    assert all(source.is_release for source in sources)
+    assert all(source.origin == "os" for source in sources)
     keys = {source.key for source in sources}
     assert len(keys) == len(sources)
     assert not keys & GUESSES
@@ -36,4 +36,4 @@ def test_every_key_of_a_release_is_fresh_and_no_seed_makes_it(sets):
 def test_a_seeded_run_draws_from_its_seed_and_says_so():
     sources = drawn_keys([f"federation.seed={SEED}"])
     assert {source.key for source in sources} == {NoiseSource.from_seed(SEED).key}
-    assert not any(source.is_release for source in sources)
+    assert all(source.origin == "seed" for source in sources)

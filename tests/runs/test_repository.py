@@ -1,17 +1,20 @@
 import re
 import subprocess
+import sys
 import tomllib
-from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from manifed.cli.launch import engine
+from manifed.errors import ConfigError, check_linux
 from manifed.experiment.load import parse
+from tests.fresh import ROOT
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LIBRARY = {"manifed"}
 APPLICATION = {"app", "strategies", "clients"}
@@ -34,17 +37,19 @@ def test_the_wheel_is_the_library_and_the_bundle_adds_the_application():
     assert set(wheel) == LIBRARY
     assert bundle - {"README.md", "configs"} == LIBRARY | APPLICATION
     assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == LIBRARY | APPLICATION
-    found = PACKAGES | {"tests", "benchmarks", "extras", "manifed_extras"}
-    assert found == LIBRARY | APPLICATION | BESIDE
-    assert set(first_party) == LIBRARY | APPLICATION | BESIDE
+    ours = LIBRARY | APPLICATION | BESIDE
+    assert PACKAGES | {"tests", "benchmarks", "extras", "manifed_extras"} == ours
+    assert set(first_party) == ours
 
 
 def test_the_pinned_versions_are_those_that_the_project_admits():
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    split = (line.split("==") for line in lines if not line.startswith("#"))
-    pins = {canonicalize_name(name): version for name, version in split}
+    lines = re.findall("^([^#=]+)==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    pins = {canonicalize_name(name): version for name, version in lines}
     extras = PROJECT["project"]["optional-dependencies"]
-    for text in [*PROJECT["project"]["dependencies"], *extras["dev"], *extras["docs"]]:
+    named = [
+        text for name in extras if name not in {"all", "examples", "peers"} for text in extras[name]
+    ]
+    for text in [*PROJECT["project"]["dependencies"], *named]:
         requirement = Requirement(text)
         assert Version(pins[canonicalize_name(requirement.name)]) in requirement.specifier
 
@@ -74,5 +79,69 @@ def test_no_link_within_the_repository_is_broken(page):
 
 def test_the_config_of_the_readme_is_a_valid_experiment():
     (text,) = blocks(ROOT / "README.md", "toml")
-    experiment = parse({"name": "readme", **tomllib.loads(text)})
-    assert experiment.federation.num_clients == 10
+    assert parse({"name": "readme", **tomllib.loads(text)}).federation.num_clients == 10
+
+
+def test_the_licence_is_an_spdx_expression_beside_its_text():
+    project = PROJECT["project"]
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert (
+        "Apache License\n                           Version 2.0" in (ROOT / "LICENSE").read_text()
+    )
+    assert all(set(author) <= {"name", "email"} for author in project["authors"])
+
+
+def test_the_citation_names_this_version_and_the_five_papers():
+    found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = PROJECT["project"]
+    assert found["cff-version"] == "1.2.0"
+    assert (found["title"], found["version"]) == (project["name"], project["version"])
+    assert found["license"] == project["license"]
+    assert [one["name"] for one in found["authors"]] == [one["name"] for one in project["authors"]]
+    assert len(found["references"]) == 5
+    for paper in found["references"]:
+        assert paper["title"]
+        assert all(author["family-names"] for author in paper["authors"])
+        assert paper["notes"]
+
+
+def test_a_privacy_bug_is_reported_by_the_security_page_not_by_an_open_issue():
+    page = (ROOT / "SECURITY.md").read_text()
+    titles = ["What is a privacy bug", "How to report one", "What is out of scope"]
+    assert re.findall("^## (.*)$", page, re.MULTILINE) == titles
+    folder = ROOT / ".github" / "ISSUE_TEMPLATE"
+    templates = {path.stem: path.read_text() for path in folder.glob("*.md")}
+    assert set(templates) == {"bug", "privacy_bug", "feature"}
+    for text in templates.values():
+        _, head, _ = text.split("---\n", 2)
+        assert {"name", "about", "title", "labels"} == set(yaml.safe_load(head))
+    assert "SECURITY.md" in templates["privacy_bug"]
+    assert yaml.safe_load((folder / "config.yml").read_text()) == {"blank_issues_enabled": True}
+
+
+def test_the_workflow_runs_the_whole_gate_on_the_first_promised_python():
+    (path,) = (ROOT / ".github" / "workflows").glob("*.yml")
+    (job,) = yaml.safe_load(path.read_text())["jobs"].values()
+    promised = PROJECT["tool"]["pyright"]["pythonVersion"]
+    assert job["container"].startswith(f"python:{promised}-")
+    assert job["timeout-minutes"] == 90
+    (gate,) = [step for step in job["steps"] if step.get("run") == ".ci/run"]
+    assert int(gate["env"]["GATE_SECONDS"]) < 60 * job["timeout-minutes"]
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_what_needs_linux_says_so_on_another_platform_in_one_line(monkeypatch):
+    check_linux("a part")
+    monkeypatch.setattr("manifed.errors.sys.platform", "darwin")
+    for refused in (lambda: engine("ray"), lambda: check_linux("engine.kind: 'ray'")):
+        with pytest.raises(ConfigError, match=r"^engine.kind: 'ray': expected Linux, got 'darwin'"):
+            refused()
+
+
+def test_on_windows_the_import_names_the_subsystem_for_linux():
+    program = "import sys; sys.path.insert(0, sys.argv[1]); sys.platform = 'win32'; import manifed"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program, ROOT], check=False, capture_output=True, text=True
+    )
+    said = "ImportError: manifed runs on Linux, got Windows: use its Linux subsystem (WSL 2)"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, said)

@@ -10,22 +10,13 @@ import time
 
 import pytest
 
+from manifed.cli import launch as launching
+from manifed.cli.main import simulation
 from manifed.runs.interrupt import Ended, ending_signals
-from tests.runs.running import QUICKSTART, run_in
+from tests.command import Done, invoke
+from tests.runs.running import QUICKSTART, SIGNALS, run_in, told, wait_for
 
-
-def ended_in_its_rounds(process, folder, number):
-    before = (folder / "checkpoint.safetensors").stat().st_mtime_ns
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if (folder / "checkpoint.safetensors").stat().st_mtime_ns != before:
-            break
-        time.sleep(0.02)
-    return ended(process, number)
-
-
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-SETS = ("federation.num_clients=2", "federation.num_rounds=20000", "output.plots=false",
+SETS = ("federation.num_clients=2", "federation.num_rounds=20000",
         "evaluation.every=20000", "privacy={kind='none'}")  # fmt: skip
 
 
@@ -58,8 +49,7 @@ def ended(process, number):
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
 def test_a_run_that_starts_up_has_written_nothing(tmp_path, number, code, seconds):
     process = begun(tmp_path / "run")
-    while not catches(process.pid, signal.SIGHUP) and process.poll() is None:
-        time.sleep(0.005)
+    wait_for(lambda: process.poll() is not None or catches(process.pid, signal.SIGHUP))
     time.sleep(seconds)
     found, out, lines = ended(process, number)
     if (tmp_path / "run").exists():  # it had begun its rounds by then
@@ -72,19 +62,14 @@ def test_a_run_that_starts_up_has_written_nothing(tmp_path, number, code, second
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_while_the_data_are_read_says_how_to_start_again(
-    tmp_path, monkeypatch, capsys, number, code
+    tmp_path, monkeypatch, number, code
 ):
-    from manifed.cli import launch as launching
-    from manifed.cli.main import simulation
-
     handlers = [signal.getsignal(n) for n, _ in SIGNALS]
     monkeypatch.setattr(launching, "check_parts", lambda _: os.kill(os.getpid(), number))
-    with pytest.raises(SystemExit) as caught:
-        simulation([QUICKSTART, "--out", str(tmp_path / "run"), "--plain"])
-    assert caught.value.code == code
-    words = f"{QUICKSTART} --out {tmp_path / 'run'} --plain"
-    said = f"error: interrupted; start again: python simulation.py {words}\n"
-    assert capsys.readouterr().err == said
+    words = [QUICKSTART, "--out", str(tmp_path / "run"), "--plain"]
+    again = f"python simulation.py {' '.join(words)}"
+    said = f"error: interrupted; start again: {again}\n"
+    assert invoke(*words, call=simulation) == Done(code, "", said)
     assert not (tmp_path / "run").exists()
     assert [signal.getsignal(n) for n, _ in SIGNALS] == handlers
 
@@ -92,17 +77,8 @@ def test_a_signal_while_the_data_are_read_says_how_to_start_again(
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path, monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        from manifed.runs import driver
-
-        told = driver._Run._tell
-
-        def tell(self, held_out=None):
-            told(self, held_out)
-            os.kill(os.getpid(), signal.SIGHUP)
-
-        monkeypatch.setattr(driver._Run, "_tell", tell)
-        sets = (*SETS, "federation.num_rounds=2")
-        assert run_in(tmp_path / "run", *sets).manifest()["final"]
+        told(monkeypatch, lambda _: os.kill(os.getpid(), signal.SIGHUP))
+        assert run_in(tmp_path / "run", *SETS, "federation.num_rounds=2").manifest()["final"]
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -139,15 +115,14 @@ def test_a_run_in_its_rounds_names_the_folder_it_goes_on_in(tmp_path, number, co
     (tmp_path / "link").symlink_to("real")
     process = begun(tmp_path / "link" / "it's mine")
     folder = tmp_path / "real" / "it's mine"
-    deadline = time.monotonic() + 60
-    while not (folder / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    found, out, lines = ended(process, number)
-    assert found == code
-    assert out == ""
+    saved = folder / "checkpoint.safetensors"
+    wait_for(saved.exists)
     way = f"python simulation.py --resume {shlex.quote(str(folder))}"
-    assert lines[-1] == f"error: interrupted; go on with: {way}"
+    found, out, lines = ended(process, number)
+    assert (found, out, lines[-1]) == (code, "", f"error: interrupted; go on with: {way}")
+    before = saved.stat().st_mtime_ns
     again = begun(tmp_path / "elsewhere", "--resume", str(folder))
-    found, _, lines = ended_in_its_rounds(again, folder, number)
+    wait_for(lambda: saved.stat().st_mtime_ns != before)
+    found, _, lines = ended(again, number)
     assert found == code
     assert lines[-1].endswith(way)

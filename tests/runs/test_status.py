@@ -1,16 +1,16 @@
 """What a folder says of its run, at any moment of it; nothing is written and no lock is taken."""
 
 import json
+import os
 import shutil
 
 import pytest
 
-from manifed.cli.main import main
 from manifed.durable import held
 from manifed.errors import RoundFailed
-from manifed.privacy.account import Account
-from manifed.runs.status import holder_of, status_of
-from tests.runs.running import ended, everything, go_on, killed_in, run_in
+from manifed.runs.status import status_of
+from tests.command import invoke
+from tests.runs.running import everything, fails_in_round, go_on, killed_in, one_line, run_in
 from tests.runs.test_refusals import SETS as SMALL
 
 SETS = (*SMALL, "federation.num_rounds=4", "privacy.max_epsilon=4.0")
@@ -41,16 +41,15 @@ def test_a_stopped_run_says_where_it_is_what_it_spent_and_how_to_go_on(killed):
 def test_a_run_that_somebody_holds_is_running_and_nobody_is_kept_from_holding_it(killed):
     with held(killed):
         found = status_of(killed)
-        assert found["state"] == "running"
-        assert found["held_by"] == holder_of(killed) is not None
+        assert (found["state"], found["held_by"]) == ("running", os.getpid())
         assert found["next_step"] == "wait"
     with held(killed):
         pass
-    assert holder_of(killed) is None
+    assert status_of(killed)["held_by"] is None
 
 
 @pytest.mark.parametrize("count", range(len(FILES) + 1))
-def test_every_half_written_folder_is_read_or_refused_in_one_line(killed, tmp_path, count, capsys):
+def test_every_half_written_folder_is_read_or_refused_in_one_line(killed, tmp_path, count):
     folder = tmp_path / "run"
     folder.mkdir()
     for name in FILES[:count]:
@@ -59,32 +58,23 @@ def test_every_half_written_folder_is_read_or_refused_in_one_line(killed, tmp_pa
         for name in ("ledger.jsonl", "metrics.csv"):  # a line that is being written
             with (folder / name).open("a") as file:
                 file.write('{"body":')
-    code, said, error = ended(main, ["run", "--resume", folder, "--status", "--json"], capsys)
+    done = invoke("run", "--resume", folder, "--status", "--json")
     if count in {0, 2}:  # no run folder; a ledger without its head is damage
-        assert (code, error.count("\n")) == (2, 1)
-        return
-    assert code == 0
-    assert json.loads(said)["state"] == ("stopped" if count > 3 else "not begun")
+        assert one_line(done)
+    else:
+        assert json.loads(done.stdout)["state"] == ("stopped" if count > 3 else "not begun")
 
 
 def test_the_last_error_and_who_is_missing_are_kept_until_the_run_goes_on(tmp_path, monkeypatch):
-    charge = Account.charge
     folder = tmp_path / "run"
-
-    def fail(self, server_round, *more):
-        if server_round == 3:
-            raise RoundFailed("Round 3: nobody answered")
-        return charge(self, server_round, *more)
-
-    monkeypatch.setattr(Account, "charge", fail)
+    fails_in_round(3, RoundFailed("Round 3: nobody answered"), monkeypatch)
     with pytest.raises(RoundFailed):
         run_in(folder, *SETS)
     said = status_of(folder)
-    assert said["last_error"] is not None
     assert said["last_error"].endswith("RoundFailed: Round 3: nobody answered")
     assert (said["round"], said["checkpoint"]) == (2, 2)
     assert json.loads((folder / "error.json").read_text())["is_computed"] is False
-    monkeypatch.setattr(Account, "charge", charge)
+    monkeypatch.undo()
     go_on(folder)
     done = status_of(folder)
     assert (done["state"], done["round"], done["last_error"]) == ("finished", 4, None)

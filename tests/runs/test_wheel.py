@@ -12,8 +12,8 @@ from zipfile import ZipFile
 import pytest
 import tomli_w
 
-ROOT = Path(__file__).parents[2]
-QUICKSTART = ROOT / "configs" / "quickstart.toml"
+from tests.fresh import QUICKSTART, ROOT
+
 OWN = ("app", "clients", "configs", "strategies", "privacy", "runs")
 PINNED = ["OMP_NUM_THREADS", "PATH", "HOME", "LANG", "TMPDIR"]
 
@@ -51,10 +51,17 @@ def installed(wheel, tmp_path_factory):
     (packages,) = folder.glob("lib/python3*/site-packages")
     assert list(packages.iterdir()) == []
     python = folder / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python)]
-    subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", wheel], check=True)
-    names = {path.name for path in packages.iterdir()}
-    assert names == {"manifed", f"manifed-{_version()}.dist-info"}
+    subprocess.run(
+        [
+            sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps",
+            "--no-index", wheel,
+        ],
+        check=True,
+    )  # fmt: skip
+    assert {path.name for path in packages.iterdir()} == {
+        "manifed",
+        f"manifed-{_version()}.dist-info",
+    }
     borrowed = [path for path in sys.path if path.endswith("site-packages")]
     (packages / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
     return python, packages
@@ -92,8 +99,11 @@ def test_the_wheel_holds_the_library_and_says_that_it_is_typed(wheel):
 
 @pytest.mark.slow
 def test_a_wheel_from_the_sdist_is_the_wheel_from_the_tree(wheel, tmp_path):
-    words = ["build", "--target", "sdist", "--directory", tmp_path]
-    subprocess.run([sys.executable, "-m", "hatchling", *words], check=True, cwd=ROOT)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", tmp_path],
+        check=True,
+        cwd=ROOT,
+    )
     (sdist,) = tmp_path.glob("manifed-*.tar.gz")
     assert sdist.name == f"manifed-{_version()}.tar.gz"
     found = ZipFile(_wheel_of(sdist, tmp_path))

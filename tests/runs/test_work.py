@@ -24,44 +24,41 @@ BATCH = WithoutReplacement(batch_size=4)
 FAST = {"maps": "retraction"}
 
 
+COUNTED = {
+    "projx": "projections", "expmap": "exponentials", "logmap": "logarithms",
+    "retr": "retractions", "invretr": "inverse_retractions", "transp": "transports",
+    "proju": "transports",
+}  # fmt: skip
+"""What the table calls each call of the geometry."""
+
+
 class Counting(Stiefel):
-    """Stiefel, with every call of the geometry noted."""
+    """Stiefel, with every call of the geometry noted, but for those that another one makes."""
 
     def __init__(self):
         super().__init__()
         self.calls = Counter()
         self._is_inside = False
 
-    def _count(self, name, method, *arguments):
+
+def counted(name):
+    method = getattr(Stiefel, name)
+
+    def call(self, *arguments):
         if self._is_inside:
-            return method(*arguments)
-        self.calls[name] += 1
+            return method(self, *arguments)
+        self.calls[COUNTED[name]] += 1
         self._is_inside = True
         try:
-            return method(*arguments)
+            return method(self, *arguments)
         finally:
             self._is_inside = False
 
-    def projx(self, x):
-        return self._count("projections", super().projx, x)
+    return call
 
-    def expmap(self, x, u):
-        return self._count("exponentials", super().expmap, x, u)
 
-    def logmap(self, x, y):
-        return self._count("logarithms", super().logmap, x, y)
-
-    def retr(self, x, u):
-        return self._count("retractions", super().retr, x, u)
-
-    def invretr(self, x, y):
-        return self._count("inverse_retractions", super().invretr, x, y)
-
-    def transp(self, x, y, v):
-        return self._count("transports", super().transp, x, y, v)
-
-    def proju(self, x, u):
-        return self._count("transports", super().proju, x, u)
+for _name in COUNTED:
+    setattr(Counting, _name, counted(_name))
 
 
 class CountingKPCA(KPCA):
@@ -85,22 +82,31 @@ def one_round(training, strategy):
     client = Counter()
     server = Counter()
     memory = training.initial_memory(x)
-    up = 0
-    down = 0
+    up = down = 0
     for phase in training.phases:
         sent = strategy.down(state, phase.name)
         manifold.calls = client
-        seat = Seat(0, 1, 0, phase.name)
-        done = run_update(setup, seat, sent, memory, shards[0], 8, NoiseSource.from_seed(0))
+        done = run_update(
+            setup, Seat(0, 1, 0, phase.name), sent, memory, shards[0], 8, NoiseSource.from_seed(0)
+        )
         client["gradients"] += sum(done.queries.values())
         memory = done.memory
-        up = up + len(done.up.names())
-        down = down + len(sent.names())
+        up += len(done.up.names())
+        down += len(sent.names())
         manifold.calls = server
         stacked = type(done.up).stack([done.up])
-        mean = {name: u.mean(0) for name, u in stacked.tensors().items()}
         state = strategy.step(
-            state, phase.name, Collected(mean, stacked, (0,), 1, lambda: 0.5), 1, manifold
+            state,
+            phase.name,
+            Collected(
+                {name: u.mean(0) for name, u in stacked.tensors().items()},
+                stacked,
+                (0,),
+                1,
+                lambda: 0.5,
+            ),
+            1,
+            manifold,
         )
         strategy.model(state, manifold)
     return client, server, up, down

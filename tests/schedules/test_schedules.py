@@ -13,6 +13,7 @@ from manifed.schedules import (
     TimeVarying,
 )
 from reproduction.conditions import (
+    Exponents,
     ProblemConstants,
     assumption_4,
     assumption_5,
@@ -42,7 +43,6 @@ def of(alpha=0.9, beta=0.6, gamma=1.1, eta=0.05, **constants):
         {"kind": "constant", "value": 3.0},
         {"kind": "geometric", "scale": 2.0, "ratio": 1.0},
     ],
-    ids=lambda table: table["kind"],
 )
 def test_a_schedule_is_its_power_law_and_comes_from_a_table(table):
     schedule = TypeAdapter(AnySchedule).validate_python(table)
@@ -123,4 +123,4 @@ def test_only_power_laws_have_exponents():
     with pytest.raises(ValueError, match="sample_size: expected a power law"):
         checks(schedules, "output")
     hyperbolic = of().model_copy(update={"step_size": Hyperbolic(scale=1, rate=0.1)})
-    assert checks(hyperbolic, "output")[0].exponents["alpha"] == 1.0
+    assert Exponents.of(hyperbolic).alpha == 1

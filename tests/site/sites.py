@@ -1,13 +1,14 @@
 """A site in this process, and what a hostile peer may send it."""
 
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import load
 from manifed.experiment.schema import canonical, sha256
-from manifed.federation.replies import Header
+from manifed.federation.exchange import Header
+from manifed.privacy import accountant
+from manifed.privacy.events import Release, repeated
 from manifed.site.process import opened
 from manifed.site.protocol import MAGIC, BadFrame, Incoming, Question, Update, frame_of, read_reply
 from manifed.site.site import Wanted
@@ -30,16 +31,22 @@ noise_source = "os"
 SEEDED = CONFIG.replace('"os"', '"seed"')
 DELTA = 1e-5
 UNREAD = "a body that is too long"
+ROUND = Release(unit="example", neighboring_relation="add-or-remove", noise_multiplier=4.0)
 
 
-def write(folder: Path, text: str = CONFIG, name: str = "tiny.toml") -> Path:
+def price(rounds):
+    """Epsilon of so many answers."""
+    return accountant.epsilon(repeated([ROUND], rounds), DELTA)
+
+
+def write(folder, text=CONFIG, name="tiny.toml"):
     path = folder / name
     path.write_text(text)
     return path
 
 
 @contextmanager
-def site_of(folder: Path, *configs: Path, epsilon: float = 50.0, **more):
+def site_of(folder, *configs, epsilon=50.0, **more):
     """The site of ``folder / "site"``, its data read."""
     wanted = Wanted(folder / "site", 0, epsilon, DELTA, folder / "socket", configs=configs, **more)
     with opened(wanted) as site:
@@ -48,21 +55,21 @@ def site_of(folder: Path, *configs: Path, epsilon: float = 50.0, **more):
 
 
 @contextmanager
-def peer_of(folder: Path, text: str = CONFIG, **more):
+def peer_of(folder, text=CONFIG, **more):
     """A peer of the site that lists one experiment."""
     path = write(folder, text)
     with site_of(folder, path, **more) as site:
         yield Peer(site, path)
 
 
-def receive(peer, seconds: float) -> tuple[bytes, bytes] | None:
+def receive(peer, seconds):
     """Header and body of the next frame."""
     frame = Incoming(peer, seconds)
     header = frame.header()
     return None if header is None else (header, frame.body())
 
 
-def parts_of(data: bytes) -> tuple[bytes, bytes]:
+def parts_of(data):
     """Header and body of a whole frame."""
     start = len(MAGIC) + 12
     length = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 4], "big")
@@ -77,16 +84,17 @@ class Peer:
         self.digest = sha256(self.config)
         self.x = initial_point(self.config)
 
-    def ask(self, server_round=1, attempt=0, *, x=None, run="7", phase="train", **header):
-        own = Header(self.digest, server_round, attempt, phase, 0)
-        own = Header(**(vars(own) | header))
-        question = Question(self.digest, canonical(self.config), run, own)
+    def ask(self, server_round=1, attempt=0, *, x=None, run="7", config=None, **header):
+        """Ask about an experiment, the site's own unless told; ``header`` says what is wrong."""
+        own = vars(Header(self.digest, server_round, attempt, "train", 0)) | header
+        asked = config or self.config
+        question = Question(sha256(asked), canonical(asked), run, Header(**own))
         return self.send(question, {"x": self.x if x is None else x})
 
-    def is_answered(self, *now, **more) -> bool:
+    def is_answered(self, *now, **more):
         return isinstance(self.ask(*now, **more)[0], Update)
 
-    def refusal(self, *now, **more) -> str:
+    def refusal(self, *now, **more):
         return self.ask(*now, **more)[0].reason
 
     def send(self, question, tensors):
@@ -102,10 +110,9 @@ class Peer:
         )
 
 
-def charges(folder: Path) -> int:
+def charges(folder):
     """How many charges the ledger of a site holds, on disk."""
-    entries = entries_of(folder / "site" / "ledger.jsonl")
-    return sum(entry.reserves is not None for entry in entries)
+    return sum(entry.reserves is not None for entry in entries_of(folder / "site" / "ledger.jsonl"))
 
 
 def never(*_, **__):

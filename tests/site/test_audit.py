@@ -12,6 +12,8 @@ from manifed.privacy.statement import audit_ledger
 from manifed.site.account import compared
 from tests.site.sites import CONFIG, DELTA, Peer, site_of, write
 
+ROUNDS = [(1, 0), (2, 0), (2, 1), (4, 0)]
+
 
 def server_ledger(path, config, rounds, header=None):
     promise = promise_of(config.setting, load_shards(config).sizes)
@@ -27,26 +29,18 @@ def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("both")
     path = write(folder)
     with site_of(folder, path, epsilon=7.0) as site:
-        for now in ((1, 0), (2, 0), (2, 1), (4, 0)):
+        for now in ROUNDS:
             assert Peer(site, path).is_answered(*now)
     return folder, load(path), folder / "site" / "ledger.jsonl"
 
 
 def test_ledgers_agree_on_the_rounds_that_both_saw(both):
     folder, config, site = both
-    rounds = [(1, 0), (2, 0), (2, 1), (3, 0), (4, 0)]
-    found = compared(server_ledger(folder / "all.jsonl", config, rounds), site)
+    found = compared(server_ledger(folder / "all.jsonl", config, [*ROUNDS, (3, 0)]), site)
     assert found.is_whole
-    assert (found.partition, found.both, found.only_server) == (
-        0, [(1, 0), (2, 0), (2, 1), (4, 0)], [(3, 0)]
-    )  # fmt: skip
-
-
-def test_an_answer_that_the_server_did_not_charge_is_found(both):
-    folder, config, site = both
-    found = compared(server_ledger(folder / "few.jsonl", config, [(1, 0), (2, 0)]), site)
-    assert not found.is_whole
-    assert found.only_site == [(2, 1), (4, 0)]
+    assert (found.partition, found.both, found.only_server) == (0, ROUNDS, [(3, 0)])
+    few = compared(server_ledger(folder / "few.jsonl", config, ROUNDS[:2]), site)
+    assert (few.only_site, few.is_whole) == (ROUNDS[2:], False)
 
 
 def test_answers_that_somebody_else_got_for_a_listed_experiment_are_found(tmp_path):
@@ -65,11 +59,10 @@ def test_answers_that_somebody_else_got_for_a_listed_experiment_are_found(tmp_pa
 def test_a_round_at_another_price_is_found(both):
     folder, config, site = both
     other = load(write(folder, CONFIG.replace("4.0", "5.0"), "cheaper.toml"))
-    rounds = [(1, 0), (2, 0), (2, 1), (4, 0)]
-    path = server_ledger(folder / "cheap.jsonl", other, rounds, sha256(config))
-    assert compared(path, site).differing == rounds
+    path = server_ledger(folder / "cheap.jsonl", other, ROUNDS, sha256(config))
+    assert compared(path, site).differing == ROUNDS
     with pytest.raises(ConfigError, match="expected answers as one client"):
-        compared(server_ledger(folder / "other.jsonl", other, rounds), site)
+        compared(server_ledger(folder / "other.jsonl", other, ROUNDS), site)
     with pytest.raises(ConfigError, match="got 0 clients"):
         compared(path, site, run="8")
 

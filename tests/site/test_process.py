@@ -11,27 +11,23 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from scipy import stats
 
-from manifed.experiment.assembly import initial_point, own_node
+from manifed.experiment.assembly import own_node
 from manifed.experiment.load import load
-from manifed.experiment.schema import canonical, sha256
 from manifed.federation.client import answer
-from manifed.federation.replies import Header
-from manifed.privacy import accountant
-from manifed.privacy.events import Release, repeated
+from manifed.federation.exchange import Header
 from manifed.privacy.statement import audit_ledger
 from manifed.site.protocol import MAGIC, BadFrame, Question, Refusal, Update, ask, frame_of
-from tests.site.sites import DELTA, write
+from tests.fresh import ROOT
+from tests.site.sites import DELTA, Peer, price, write
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 N = 20
 STEP = 0.5
 MULTIPLIER = 4.0
@@ -55,40 +51,27 @@ noise = {{ kind = "multiplier", noise_multiplier = {MULTIPLIER} }}
 delta = 1e-5
 noise_source = "os"
 """
-ROUND = Release(unit="example", neighboring_relation="add-or-remove", noise_multiplier=MULTIPLIER)
 MARKED = "0.43171828,0.1,0.2,0.3"
 """A row that must be in no log."""
 
 
-def rows(path: Path, count: int) -> Path:
-    generator = torch.Generator().manual_seed(3)
-    table = torch.rand(count - 1, 4, generator=generator) / 2
+def rows(path, count):
+    table = torch.rand(count - 1, 4, generator=torch.Generator().manual_seed(3)) / 2
     lines = [",".join(f"{value:.6f}" for value in row) for row in table.tolist()]
     path.write_text("\n".join(["a,b,c,d", *lines, MARKED]) + "\n")
     path.chmod(0o600)
     return path
 
 
-@dataclass
-class Process:
+class Process(Peer):
     """A site process, and questions to it."""
 
-    folder: Path
-    config: Path
-    process: subprocess.Popen
+    def __init__(self, folder, path, process):
+        super().__init__(None, path)
+        self.door, self.process = folder / "run" / "site.sock", process
 
-    @property
-    def door(self) -> Path:
-        return self.folder / "run" / "site.sock"
-
-    def ask(self, server_round, attempt=0, *, x, run="7", text=None, digest=None, **header):
-        config = load(self.config)
-        own = vars(Header(sha256(config), server_round, attempt, "train", 0)) | header
-        question = Question(digest or sha256(config), text or canonical(config), run, Header(**own))
-        return ask(self.door, question, {"x": x}, 60.0)
-
-    def log(self) -> str:
-        return (self.folder / "log").read_text()
+    def send(self, question, tensors):
+        return ask(self.door, question, tensors, 60.0)
 
 
 def command(folder, config, *more, epsilon):
@@ -109,19 +92,14 @@ def started(folder, config, *more, epsilon=1e3):
         )  # fmt: skip
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("ready"), (folder / "log").read_text()
+        assert process.stdout.readline().startswith("ready"), (folder / "log").read_text()
         yield Process(folder, config, process)
     finally:
         process.kill()
         process.communicate()
 
 
-def price(rounds: int) -> float:
-    return accountant.epsilon(repeated([ROUND], rounds), DELTA)
-
-
-def garbage(door: Path, seed: int) -> None:
+def garbage(door, seed):
     """Bytes that nobody should send: noise, huge promises, halves of questions."""
     rng = random.Random(seed)
     whole = frame_of(Question("0" * 64, "import os", "7"), {"x": torch.ones(4)})
@@ -146,26 +124,25 @@ def test_a_hostile_bundle_gets_as_many_noised_answers_as_the_limit_pays(tmp_path
     rows(tmp_path / "site.csv", N)
     config = write(tmp_path, FILE + NOISED)
     louder = load(write(tmp_path, FILE + NOISED.replace("4.0", "0.001"), "louder.toml"))
-    x = initial_point(load(config))
     most = 5
 
-    def attack(seed: int):
+    def attack(seed):
         """Run after run, round after round, wrong and right, as fast as can be."""
         rng = random.Random(seed)
         got = []
         for i in range(12):
             wrong = rng.choice([
                 {"x": 2 * x}, {"x": x * float("nan")}, {"phase": "steal"}, {"partition_id": 1},
-                {"digest": sha256(louder), "text": canonical(louder)}, {"x": x[:2]},
+                {"config": louder}, {"x": x[:2]},
             ])  # fmt: skip
             for asked in (wrong, {}, {}):
                 with suppress(OSError, BadFrame):  # too many at once are closed unheard
-                    run = f"run {seed}"
-                    reply, up = site.ask(i + 1, **({"x": x, "run": run} | asked))
+                    reply, up = site.ask(i + 1, **{"run": f"run {seed}", **asked})
                     got += [up["u"]] if isinstance(reply, Update) else []
         return got
 
     with started(tmp_path, config, epsilon=price(most) + 1e-9) as site:
+        x = site.x
         slow = [socket.socket(socket.AF_UNIX) for _ in range(6)]
         for peer in slow:  # they hold a connection, and nobody up
             peer.connect(str(site.door))
@@ -176,7 +153,7 @@ def test_a_hostile_bundle_gets_as_many_noised_answers_as_the_limit_pays(tmp_path
             assert all(task.exception() is None for task in rubbish)
         for peer in slow:
             peer.close()
-        assert isinstance(site.ask(99, x=x, run="at last")[0], Refusal)
+        assert isinstance(site.ask(99, run="at last")[0], Refusal)
         assert site.process.poll() is None
     assert len(got) == most
     assert len({tuple(up.tolist()) for up in got}) == most
@@ -201,16 +178,15 @@ def update_without_noise(folder, x):
 def test_replies_follow_the_noise_law_on_neighbours_and_refusals_are_the_same(tmp_path):
     asked = 150
     told = []
-    x = initial_point(load(write(tmp_path, FILE + NOISED)))
     for count in (N, N + 1):  # one row more: N_i is declared, and stays
         folder = tmp_path / str(count)
         folder.mkdir()
         rows(folder / "site.csv", count)
-        config = write(folder, FILE + NOISED)
-        with started(folder, config, epsilon=price(asked) + 1e-9) as site:
-            refused = [site.ask(1, x=2 * x), site.ask(0, x=x), site.ask(1, x=x, phase="none")]
-            ups = torch.stack([site.ask(r, x=x)[1]["u"] for r in range(1, asked + 1)])
-            refused += [site.ask(1, x=x), site.ask(asked + 1, x=x)]
+        with started(folder, write(folder, FILE + NOISED), epsilon=price(asked) + 1e-9) as site:
+            x = site.x
+            refused = [site.ask(x=2 * x), site.ask(0), site.ask(phase="none")]
+            ups = torch.stack([site.ask(r)[1]["u"] for r in range(1, asked + 1)])
+            refused += [site.ask(), site.ask(asked + 1)]
         told.append([reply.reason for reply, _ in refused])
         stddev = STEP * MULTIPLIER / N
         apart = (ups - update_without_noise(folder, x)) / stddev
@@ -226,9 +202,8 @@ def test_replies_follow_the_noise_law_on_neighbours_and_refusals_are_the_same(tm
 def test_a_killed_site_starts_again_with_what_it_spent_and_has_one_place(tmp_path):
     rows(tmp_path / "site.csv", N)
     config = write(tmp_path, FILE + NOISED)
-    x = initial_point(load(config))
     with started(tmp_path, config) as site:
-        assert isinstance(site.ask(1, x=x)[0], Update)
+        assert site.is_answered(1)
         assert stat.S_IMODE(site.door.stat().st_mode) == 0o660
         assert stat.S_IMODE((tmp_path / "ledger").stat().st_mode) == 0o700
         for file in (tmp_path / "ledger").iterdir():
@@ -242,8 +217,8 @@ def test_a_killed_site_starts_again_with_what_it_spent_and_has_one_place(tmp_pat
         assert second.stdout.splitlines()[0].endswith("It protects nobody; use made-up data only.")
         site.process.send_signal(signal.SIGKILL)
     with started(tmp_path, config) as site:  # the dead one's socket is in the way, and goes
-        assert "nothing is answered twice" in site.ask(1, x=x)[0].reason
-        assert isinstance(site.ask(2, x=x)[0], Update)
+        assert "nothing is answered twice" in site.refusal(1)
+        assert site.is_answered(2)
         site.process.send_signal(signal.SIGTERM)
         assert site.process.wait(60) == 0
         assert not site.door.exists()
@@ -276,16 +251,14 @@ def strangers_at(tmp_path):
     rows(tmp_path / "site.csv", N)
     config = write(tmp_path, FILE + NOISED)
     with started(tmp_path, config, "--socket-group", "65534", "--allow-user", "12345") as site:
-        for group, user, answered in ((65534, stranger, "0"), (65534, 12345, "10"), (1, 1, None)):
+        for group, user, answered in ((65534, stranger, "0"), (65534, 12345, "10"), (1, 1, "")):
             done = subprocess.run(
                 [sys.executable, "-I", "-S", "-c", STRANGER, str(site.door), str(group), str(user)],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
-            if answered is None:
-                assert "PermissionError" in done.stderr
-            else:
-                assert done.stdout.strip() == answered, done.stderr
+            assert done.stdout.strip() == answered, done.stderr
+            assert bool(answered) != ("PermissionError" in done.stderr)
         deadline = time.monotonic() + 10
-        while f"user {stranger} may not connect" not in site.log():
+        while f"user {stranger} may not connect" not in (tmp_path / "log").read_text():
             assert time.monotonic() < deadline
             time.sleep(0.1)

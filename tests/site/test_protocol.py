@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifed.federation.replies import Header
+from manifed.federation.exchange import Header
 from manifed.site import protocol
 from manifed.site.protocol import (
     MAGIC,
@@ -64,19 +64,13 @@ def test_a_header_has_exactly_its_fields(what):
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 2**32 - 1))
 def test_whatever_bytes_come_are_a_question_or_refused(noise, seed):
-    rng, (own, body) = random.Random(seed), parts_of(frame_of(QUESTION, {"x": torch.ones(4)}))
-    for part, frame in enumerate(((own, body), (own, body))):
-        data = bytearray(frame[part])
-        place = rng.randrange(len(data))
-        data[place : place + len(noise)] = noise
-        changed = (bytes(data), body) if part == 0 else (own, bytes(data))
-        try:
-            found = read_question(changed[0])
-            down = read_tensors(changed[1])
-        except BadFrame:
-            continue
-        assert isinstance(found, Question)
-        assert all(isinstance(t, torch.Tensor) for t in down.values())
+    rng = random.Random(seed)
+    parts = parts_of(frame_of(QUESTION, {"x": torch.ones(4)}))
+    for part, read in zip(parts, (read_question, read_tensors), strict=True):
+        place = rng.randrange(len(part))
+        with suppress(BadFrame):
+            found = read(part[:place] + noise + part[place + len(noise) :])
+            assert isinstance(found, Question | dict)
 
 
 @pytest.fixture
@@ -126,14 +120,12 @@ def test_a_body_beyond_what_is_expected_is_refused_unread_and_its_sender_learns_
 def test_a_slow_peer_has_one_deadline_for_a_whole_frame(pair):
     ours, theirs = pair
     frame = frame_of(QUESTION, {})
-    stop = threading.Event()
 
     def drip():
-        for i in range(len(frame)):
-            if stop.is_set():
-                return
-            theirs.sendall(frame[i : i + 1])
-            time.sleep(0.02)
+        with suppress(OSError):
+            for i in range(len(frame)):
+                theirs.sendall(frame[i : i + 1])
+                time.sleep(0.02)
 
     slow = threading.Thread(target=drip)
     slow.start()
@@ -141,7 +133,7 @@ def test_a_slow_peer_has_one_deadline_for_a_whole_frame(pair):
     with pytest.raises(Silent):
         receive(ours, 0.2)
     assert time.monotonic() - began < 2
-    stop.set()
+    ours.close()
     slow.join()
 
 

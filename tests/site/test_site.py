@@ -17,8 +17,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.load import load, parse
 from manifed.experiment.schema import canonical, sha256
 from manifed.privacy import accountant
-from manifed.privacy.events import Release, repeated
-from manifed.privacy.ledger import LedgerDamaged, LedgerLocked
+from manifed.privacy.ledger import LedgerDamaged
 from manifed.privacy.statement import audit_ledger
 from manifed.site import process
 from manifed.site.account import Limits, Place, Refused, SiteAccount
@@ -29,21 +28,22 @@ from tests.privacy.forging import entries_of, write_older
 from tests.site.sites import (
     CONFIG,
     DELTA,
+    ROUND,
     SEEDED,
     UNREAD,
     Peer,
     charges,
     never,
     peer_of,
+    price,
     site_of,
     write,
 )
 
-ROUND = Release(unit="example", neighboring_relation="add-or-remove", noise_multiplier=4.0)
-OWN = 'data = { kind = "file", examples = "rows", columns = ["a", "b", "c"], row_norm = 1.0 }'
-
-
-OWN_FILE = CONFIG.replace('data = { kind = "digits" }', OWN)
+OWN_FILE = CONFIG.replace(
+    '{ kind = "digits" }',
+    '{ kind = "file", examples = "rows", columns = ["a", "b", "c"], row_norm = 1.0 }',
+)
 
 
 def own_rows(folder):
@@ -52,12 +52,8 @@ def own_rows(folder):
     return data
 
 
-def canonical_of(text: str) -> str:
+def canonical_of(text):
     return canonical(parse(tomllib.loads(text)))
-
-
-def price(rounds: int) -> float:
-    return accountant.epsilon(repeated([ROUND], rounds), DELTA)
 
 
 def ledger_bytes(tmp_path):
@@ -110,15 +106,13 @@ def test_seeded_noise_is_drawn_once_whatever_run_or_config_the_question_names(tm
 
 def test_a_round_of_several_phases_is_paid_with_the_first_and_goes_through_them_in_order(tmp_path):
     def charge(account, phase, now=1):
-        place = Place("7", "a" * 64, 0, now, 0, phase)
-        account.charge(place, (ROUND,), is_first=phase == 0)
+        account.charge(Place("7", "a" * 64, 0, now, 0, phase), (ROUND,), is_first=phase == 0)
 
     folder = tmp_path / "site"
     limits = Limits(price(2) + 1e-9, DELTA)
     folder.mkdir()
     with SiteAccount(folder, limits) as account:
-        steps = zip((1, 0, 2, 1, 1, 0), "-+-+--", strict=True)
-        for phase, taken in steps:
+        for phase, taken in zip((1, 0, 2, 1, 1, 0), "-+-+--", strict=True):
             with nullcontext() if taken == "+" else pytest.raises(Refused):
                 charge(account, phase)
     with SiteAccount(folder, limits) as account:
@@ -182,18 +176,15 @@ def test_no_more_is_read_than_what_comes_down_needs(answering):
     assert peer.ask(7, x=longer)[0] != Refusal(UNREAD)  # of no round: nothing is read at all
 
 
-def test_experiments_that_are_not_on_the_list_are_refused_unread(tmp_path, monkeypatch):
+def test_experiments_that_are_not_on_the_list_are_refused_unread(tmp_path):
     path = write(tmp_path)
     other = load(write(tmp_path, CONFIG.replace("4.0", "0.01"), "other.toml"))
     with site_of(tmp_path, path) as site:
-        peer = Peer(site, path)
-        text = canonical(other)
-        reply, _ = peer.send(Question(sha256(other), text), {})
+        reply, _ = Peer(site, path).send(about(other), {})
         assert reply == Refusal("this experiment is not on this site's list")
-    with site_of(tmp_path, hashes=(peer.digest,)) as site:  # the site has no copy, and reads it
-        peer = Peer(site, path)
-        assert isinstance(peer.send(Question(peer.digest, canonical(peer.config)), {})[0],
-                          Introduction)  # fmt: skip
+    own = load(path)
+    with site_of(tmp_path, hashes=(sha256(own),)) as site:  # the site has no copy, and reads it
+        assert isinstance(Peer(site, path).send(about(own), {})[0], Introduction)
 
 
 @pytest.mark.parametrize("text", ["import os", "", canonical_of(CONFIG.replace("4.0", "0.01")),
@@ -207,34 +198,37 @@ def test_a_text_that_is_not_on_the_list_is_not_parsed(text, tmp_path, monkeypatc
     assert "experiment's text" in reply.reason if not text else "not that of" in reply.reason
 
 
-def listed(tmp_path, text):
-    """What a site says to a text whose hash its owner put on the list."""
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    with site_of(tmp_path, hashes=(digest,)) as site:
-        reply, _ = Peer(site, write(tmp_path)).send(Question(digest, text), {})
-    return reply.reason
+LISTED = {
+    "planning": ({"training": {"kind": "auto"}}, "training.kind: expected a method"),
+    "a graph": (
+        {"federation": {"num_clients": 30_000}, "training": {"graph": {"kind": "complete"}}},
+        "takes a copy of this site's own",
+    ),
+    "a plug-in": ({"training": {"kind": "evil:Update"}}, "plug-in that this node allows"),
+    "a huge number": ({"name": int("9" * 40)}, "expected an integer below 2^63"),
+    "depth": ({"data": json.loads('{"a":' * 40 + "1" + "}" * 40)}, "nested at most 32 deep"),
+    "output": ({"output": {"quiet": True}}, "reads another experiment from the text"),
+    "an engine": ({"engine": {"kind": "ray"}}, "reads another experiment from the text"),
+    "a list": ([1, 2], "Expected a table"),
+}
 
 
-def test_nothing_is_planned_for_whoever_asks(tmp_path, monkeypatch):
+@pytest.mark.parametrize("what", LISTED)
+def test_a_text_that_is_listed_is_refused_and_nothing_of_it_planned_built_or_imported(
+    what, tmp_path, monkeypatch
+):
+    """Its hash stands on the list of the site's owner."""
+    part, said = LISTED[what]
     monkeypatch.setattr("manifed.experiment.planner.planned", never)
-    table = json.loads(canonical_of(CONFIG)) | {"training": {"kind": "auto"}}
-    assert "training.kind: expected a method" in listed(tmp_path, json.dumps(table))
-
-
-@pytest.mark.parametrize(
-    ("part", "said"),
-    [
-        ({"name": int("9" * 40)}, "expected an integer below 2^63"),
-        ({"data": json.loads('{"a":' * 40 + "1" + "}" * 40)}, "nested at most 32 deep"),
-        ({"output": {"plots": False}}, "reads another experiment from the text"),
-        ({"engine": {"kind": "ray"}}, "reads another experiment from the text"),
-        ([1, 2], "Expected a table"),
-    ],
-)
-def test_a_text_that_is_listed_and_no_experiment_is_refused(part, said, tmp_path):
+    if what == "a graph":
+        monkeypatch.setattr("manifed.site.site.parse", never)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil.py").write_text("raise AssertionError('imported')\n")
     whole = json.loads(canonical_of(CONFIG))
     text = json.dumps(whole | part if isinstance(part, dict) else part, separators=(",", ":"))
-    assert said in listed(tmp_path, text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    with site_of(tmp_path, hashes=(digest,)) as site:
+        assert said in Peer(site, write(tmp_path)).send(Question(digest, text), {})[0].reason
 
 
 def test_while_one_experiment_is_read_others_are_answered(tmp_path, monkeypatch):
@@ -276,39 +270,19 @@ def test_an_experiment_too_long_to_be_sent_takes_a_copy_at_the_site(tmp_path):
 
 def test_a_file_that_a_text_names_is_not_opened(tmp_path):
     data = own_rows(tmp_path)
-    own = load(write(tmp_path, OWN_FILE))
-    named = own.data.model_copy(update={"paths": (str(tmp_path / "theirs.csv"),) * 3})
-    text = canonical(own.model_copy(update={"data": named}))
-    assert "theirs.csv" not in text
-    with site_of(tmp_path, hashes=(sha256(own),), data=data, num_examples=5) as site:
-        reply, _ = Peer(site, tmp_path / "tiny.toml").send(Question(sha256(own), text), {})
-    assert (reply.partition, reply.num_examples) == (0, 5)
+    plain = write(tmp_path, OWN_FILE, "plain.toml")
     paths = f'paths = ["{tmp_path}/theirs.csv", "b.csv", "c.csv"], '
-    (copy := tmp_path / "copy").mkdir()
-    path = write(copy, OWN_FILE.replace('{ kind = "file", ', '{ kind = "file", ' + paths))
-    with site_of(copy, path, data=data, num_examples=5) as site:  # files of a simulation
-        reply, _ = Peer(site, tmp_path / "tiny.toml").send(about(load(path)), {})
-    assert (reply.partition, reply.num_examples) == (0, 5)
-    with (
-        pytest.raises(ConfigError, match="--data: required"),
-        site_of(tmp_path, tmp_path / "tiny.toml", num_examples=5),
-    ):
+    path = write(tmp_path, OWN_FILE.replace('{ kind = "file", ', '{ kind = "file", ' + paths))
+    question = about(load(path))
+    assert "theirs.csv" not in question.config
+    for folder, own in ((tmp_path, {"hashes": (question.config_sha256,)}), (tmp_path / "copy", {})):
+        configs = () if own else (path,)  # with the files of a simulation
+        with site_of(folder, *configs, data=data, num_examples=5, **own) as site:
+            reply, _ = Peer(site, plain).send(question, {})
+        assert (reply.partition, reply.num_examples) == (0, 5)
+    required = pytest.raises(ConfigError, match="--data: required")
+    with required, site_of(tmp_path, path, num_examples=5):
         pass
-
-
-def test_a_graph_in_a_text_that_came_is_not_built(tmp_path, monkeypatch):
-    monkeypatch.setattr("manifed.site.site.parse", never)
-    table = json.loads(canonical_of(CONFIG))
-    table["federation"]["num_clients"] = 30_000
-    table["training"] = {"kind": "gossip", "step_size": 0.1, "graph": {"kind": "complete"}}
-    assert "takes a copy of this site's own" in listed(tmp_path, json.dumps(table))
-
-
-def test_a_plug_in_that_the_site_does_not_allow_is_not_imported(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "evil.py").write_text("raise AssertionError('imported')\n")
-    text = canonical_of(CONFIG).replace('"rsgd"', '"evil:Update"')
-    assert "plug-in that this node allows" in listed(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +362,8 @@ def test_a_second_process_has_no_place_on_a_folder(tmp_path):
     with peer_of(tmp_path), elsewhere, peer_of(tmp_path):
         pass
     limits = Limits(1.0, DELTA)
-    with SiteAccount(tmp_path / "site", limits), pytest.raises(LedgerLocked):
+    held = pytest.raises(LedgerDamaged, match="another process")
+    with SiteAccount(tmp_path / "site", limits), held:
         SiteAccount(tmp_path / "site", limits)
 
 
@@ -461,7 +436,7 @@ def of_the_same_length(path):
 
 MOVES = {
     "moved": lambda path: path.rename(path.with_name("elsewhere")),
-    "removed": lambda path: path.unlink(),
+    "removed": Path.unlink,
     "cut": cut,
     "cut in the middle": cut_in_the_middle,
     "emptied": lambda path: path.write_bytes(b""),
@@ -543,13 +518,3 @@ def test_a_site_opens_no_new_ledger_over_or_beside_an_older_one(tmp_path, left):
     found = {one.name: one.read_bytes() for one in path.parent.iterdir()}
     assert found == {name: before[name] for name in found}
     assert len(found) == 1 + (left == "ledger")
-
-
-def test_a_torn_line_costs_nothing_because_nothing_was_computed(tmp_path):
-    with peer_of(tmp_path) as peer:
-        peer.ask(1)
-    with (tmp_path / "site" / "ledger.jsonl").open("ab") as file:
-        file.write(b'{"body":{"attempt"')
-    with peer_of(tmp_path) as peer:
-        assert peer.site.account.spent == pytest.approx(price(1), abs=1e-12)
-        assert peer.is_answered(2)

@@ -13,35 +13,19 @@ import torch
 from scipy import stats
 
 from manifed.privacy.noise import NoiseSource, Stream
+from tests.statistics.laws import ALPHA, MUTANTS, assert_chi_square, kolmogorov_accepts
 
-ALPHA = 1e-6
 COUNT = 400_000
 SOURCES = {p: NoiseSource.from_seed(2024, precision=p) for p in ("single", "summed")}
-MUTANTS = (0.98, 1.02)
 pytestmark = pytest.mark.statistical
 
 
-def normals(precision: str = "single", **change: int) -> np.ndarray:
+def normals(precision="single", **change):
     place = {"stream": Stream.GRADIENT_NOISE, "partition": 1, "server_round": 2, **change}
     return SOURCES[precision].normals((COUNT,), **place).numpy()
 
 
-def chi_square_accepts(z: np.ndarray) -> bool:
-    """Sum of squares of n standard normals is chi-square with n degrees of freedom."""
-    low, high = stats.chi2.ppf([ALPHA / 2, 1 - ALPHA / 2], z.size)
-    return bool(low < float((z**2).sum()) < high)
-
-
-def kolmogorov_accepts(z: np.ndarray, cdf=stats.norm.cdf) -> bool:
-    """sup |F_n - F| <= t unless an event of probability 2 exp(-2 n t^2) (Massart 1990)."""
-    levels = cdf(np.sort(z))
-    n = z.size
-    steps = np.arange(n + 1) / n
-    distance = max((steps[1:] - levels).max(), (levels - steps[:-1]).max())
-    return bool(distance <= math.sqrt(math.log(2 / ALPHA) / (2 * n)))
-
-
-def tail_accepts(z: np.ndarray, threshold: float) -> bool:
+def tail_accepts(z, threshold):
     """The number beyond a threshold is binomial."""
     law = stats.binom(z.size, 2 * stats.norm.sf(threshold))
     count = int((np.abs(z) > threshold).sum())
@@ -49,36 +33,30 @@ def tail_accepts(z: np.ndarray, threshold: float) -> bool:
 
 
 @pytest.mark.parametrize("precision", ["single", "summed"])
-def test_sum_of_squares_is_chi_square(precision):
+def test_the_whole_distribution_is_normal_and_its_sum_of_squares_is_chi_square(precision):
     z = normals(precision)
-    assert chi_square_accepts(z)
-    assert not any(chi_square_accepts(z * mutant) for mutant in MUTANTS)
-
-
-@pytest.mark.parametrize("precision", ["single", "summed"])
-def test_the_whole_distribution_is_normal(precision):
-    z = normals(precision)
+    assert_chi_square((z**2).sum(), z.size)
     assert kolmogorov_accepts(z)
     assert not any(kolmogorov_accepts(z * mutant) for mutant in MUTANTS)
     assert not kolmogorov_accepts(z + 0.02)
 
 
-@pytest.mark.parametrize("threshold", [1.0, 2.0])
-def test_tails_have_the_binomial_count(threshold):
-    z = normals()
-    assert tail_accepts(z, threshold)
-    assert not any(tail_accepts(z * mutant, threshold) for mutant in MUTANTS)
-
-
-def test_the_far_tail_is_not_cut():
+def test_tails_have_the_binomial_count_and_the_far_one_is_not_cut():
     z = np.concatenate([normals(step=step) for step in range(5)])
-    assert tail_accepts(z, 4.0)
-    assert not tail_accepts(np.clip(z, -4.0, 4.0), 4.0)
+    for threshold in (1.0, 2.0, 4.0):
+        assert tail_accepts(z, threshold)
+        assert not tail_accepts(np.clip(z, -threshold, threshold), threshold)
+        if threshold < 4:
+            assert not any(tail_accepts(z * mutant, threshold) for mutant in MUTANTS)
+
+
+def uniforms():
+    place = {"stream": Stream.COHORT, "partition": 0, "server_round": 0}
+    return SOURCES["single"].uniforms((COUNT,), **place).numpy()
 
 
 def test_uniforms_are_uniform_in_every_decile():
-    place = {"stream": Stream.COHORT, "partition": 0, "server_round": 0}
-    u = SOURCES["single"].uniforms((COUNT,), **place).numpy()
+    u = uniforms()
     assert 0 < u.min() < u.max() < 1
     assert kolmogorov_accepts(u, stats.uniform.cdf)
     bound = stats.chi2.ppf(1 - ALPHA, 9)
@@ -90,8 +68,7 @@ def test_uniforms_are_uniform_in_every_decile():
 
 
 def test_every_bit_of_a_word_is_fair():
-    place = {"stream": Stream.COHORT, "partition": 0, "server_round": 0}
-    u = SOURCES["single"].uniforms((COUNT,), **place).numpy()
+    u = uniforms()
     k = (u * 2.0**53).astype(np.int64) >> 1
     law = stats.binom(COUNT, 0.5)
     low, high = law.ppf([ALPHA / 2, 1 - ALPHA / 2])
@@ -100,7 +77,7 @@ def test_every_bit_of_a_word_is_fair():
     assert not low <= int((u > 0.51).sum()) <= high
 
 
-def correlation_accepts(a: np.ndarray, b: np.ndarray) -> bool:
+def correlation_accepts(a, b):
     """The sample correlation r of n independent normal pairs: r sqrt((n-2)/(1-r^2)) is t_{n-2}."""
     r = float(np.corrcoef(a, b)[0, 1])
     statistic = r * math.sqrt((a.size - 2) / (1 - r * r))
@@ -129,10 +106,8 @@ def test_a_cohort_is_one_isotropic_gaussian():
     """|z|^2 of C x n normals drawn for a cohort, and of every client's mean, are chi-square."""
     place = {"stream": Stream.GRADIENT_NOISE, "server_round": 11}
     z = SOURCES["single"].normals((785,), partition=range(500), **place).numpy()
-    assert chi_square_accepts(z.ravel())
-    assert chi_square_accepts(z.mean(1) * math.sqrt(785))
-    for mutant in MUTANTS:
-        assert not chi_square_accepts(mutant * z.ravel())
+    assert_chi_square((z**2).sum(), z.size)
+    assert_chi_square(785 * (z.mean(1) ** 2).sum(), 500, ())
     assert torch.equal(
         torch.as_tensor(z[3]), SOURCES["single"].normals((785,), partition=3, **place)
     )

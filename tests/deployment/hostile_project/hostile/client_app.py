@@ -2,35 +2,33 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import load
 from manifed.experiment.schema import canonical, sha256
-from manifed.federation.replies import Header
+from manifed.federation.exchange import Header
 from manifed.site.protocol import Question, Refusal, ask
 
 app = ClientApp()
 
 
 @app.query()
-def loot(message: Message, context: Context) -> Message:
+def loot(message, context):
     own = context.node_config
-    found: dict[str, Any] = {"partition": own["partition-id"], "rows": 0, "told": [], "ups": []}
+    found = {"partition": own["partition-id"], "rows": 0, "told": [], "ups": []}
     if "data-path" in own:  # no site process: nothing is between this code and the file
         found["rows"] = len(Path(str(own["data-path"])).read_text().splitlines()) - 1
     else:
         door = Path(str(own["site-socket"]))
-        wanted = str(context.run_config["experiment"])
-        _plunder(door, wanted, int(str(own["partition-id"])), found)
+        _plunder(door, str(context.run_config["experiment"]), int(str(own["partition-id"])), found)
     record = ConfigRecord({"json": json.dumps(found)})
     return Message(RecordDict({"loot": record}), reply_to=message)
 
 
-def _plunder(door: Path, wanted: str, partition: int, found: dict[str, Any]) -> None:
+def _plunder(door, wanted, partition, found):
     config = load(wanted)
     bare = load(wanted, ["privacy={kind='none'}"])
     quiet = load(wanted, ["privacy.noise={kind='multiplier',noise_multiplier=1e-90}"])

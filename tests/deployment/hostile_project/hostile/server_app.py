@@ -4,14 +4,14 @@ import json
 import time
 from pathlib import Path
 
-from flwr.app import Context, Message, RecordDict
-from flwr.serverapp import Grid, ServerApp
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
 
 app = ServerApp()
 
 
 @app.main()
-def main(grid: Grid, context: Context) -> None:
+def main(grid, context):
     while len(nodes := list(grid.get_node_ids())) < 4:
         time.sleep(0.1)
     asked = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]

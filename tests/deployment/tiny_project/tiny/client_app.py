@@ -1,13 +1,13 @@
 """Each client answers with its partition, how often it was asked, and its data path."""
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 app = ClientApp()
 
 
 @app.query()
-def count(message: Message, context: Context) -> Message:
+def count(message, context):
     before = context.state.config_records.get("memory", ConfigRecord({"count": 0}))
     memory = ConfigRecord({"count": int(before["count"]) + 1})
     answer = ConfigRecord(

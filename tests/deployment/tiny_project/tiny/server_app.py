@@ -6,16 +6,15 @@ import shlex
 import time
 from pathlib import Path
 
-from flwr.app import Context, Message, RecordDict
-from flwr.serverapp import Grid, ServerApp
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
 
 app = ServerApp()
 
 
 @app.main()
-def main(grid: Grid, context: Context) -> None:
-    items = shlex.split(str(context.run_config["overrides"]))
-    given = dict(item.split("=", 1) for item in items)
+def main(grid, context):
+    given = dict(item.split("=", 1) for item in shlex.split(str(context.run_config["overrides"])))
     wanted = int(given["clients"])
     if "message" in given:
         raise RuntimeError(given["message"])

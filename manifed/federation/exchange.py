@@ -1,20 +1,19 @@
-"""What came back in one phase, which of it the server takes, and when a round goes on without all.
+"""One exchange: what is asked, the replies, which are usable, and when a round goes on.
 
 An upload must be finite, of sane size and, where the phase says so, tangent or on the manifold.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.algorithm import UploadPlace
-from manifed.algorithms.payloads import Payload
+from manifed.algorithms.algorithm import Phase, Place
+from manifed.algorithms.payloads import Down, Payload, PerClient
 from manifed.manifolds.base import LARGEST, TOLERANCE, Manifold, frobenius
 from manifed.privacy.events import Frozen
 
@@ -24,12 +23,12 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class BadMessage(ValueError):
-    """A message that does not hold what it must; the text says which field and why."""
+    """Error: a message lacks what it must hold; the text says which field and why."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """Which config, round, attempt and phase a payload belongs to, and whose it is."""
+    """The address of a payload: its config, round, attempt, phase and client."""
 
     config_sha256: str
     server_round: int
@@ -39,18 +38,20 @@ class Header:
     last_accepted_round: int = 0
 
     def continues(self, server_round: int, attempt: int) -> bool:
-        """Whether memory that was written then is the one to go on with.
+        """Whether memory written under another header may be continued from under this one.
 
         It is when it was written in this attempt, or in the last round that the server accepted
         from this client; else the client starts from its initial memory.
         """
-        is_this_attempt = (server_round, attempt) == (self.server_round, self.attempt)
-        return is_this_attempt or server_round == self.last_accepted_round
+        return server_round == self.last_accepted_round or (server_round, attempt) == (
+            self.server_round,
+            self.attempt,
+        )
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a client's reply is not used.
+    """The reason why a client's reply is not used.
 
     "late": none came in time; "unavailable": its node is not there, or died; "absent": its node
     answered with an error (its own log says why); "unusable": what came is no upload of the phase.
@@ -62,7 +63,7 @@ class Failure:
 
 
 def plain(text: object) -> str:
-    """A client's text in at most 200 printable characters, without line breaks."""
+    """Shortens a client's text to at most 200 printable characters without line breaks."""
     start = str(text)[:200]
     return "".join(character if character.isprintable() else " " for character in start).strip()
 
@@ -80,38 +81,73 @@ class Replies(NamedTuple):
     """Which node answers for a client, where there are nodes: failures name it."""
 
     def of_rows(self, rows: Sequence[int]) -> "Replies":
-        """Some of the replies, ``rows`` ascending."""
+        """Returns the replies in the given ``rows``, ascending."""
         device = next(iter(vars(self.uploads).values())).device
-        uploads = self.uploads.take(torch.tensor(rows, dtype=torch.long, device=device))
-        return self._replace(partitions=tuple(self.partitions[i] for i in rows), uploads=uploads)
+        return self._replace(
+            partitions=tuple(self.partitions[i] for i in rows),
+            uploads=self.uploads.take(torch.tensor(rows, dtype=torch.long, device=device)),
+        )
 
     def without(self, failures: Mapping[int, Failure]) -> "Replies":
-        """The replies of the others; who failed before keeps the failure that it has."""
+        """Returns the replies of the other clients; earlier failures stay as they are."""
         if not failures:
             return self
         left = [row for row, i in enumerate(self.partitions) if i not in failures]
         return self.of_rows(left)._replace(failures={**failures, **self.failures})
 
-    def zero_filled(self, partitions: tuple[int, ...]) -> "Replies":
-        """Returns the replies with a zero row for each of ``partitions`` that sent none."""
-        if self.partitions == partitions:
-            return self
-        rows = torch.tensor([bisect_left(partitions, i) for i in self.partitions], dtype=torch.long)
-        whole = [
-            t.new_zeros(len(partitions), *t.shape[1:]).index_copy(0, rows.to(t.device), t)
-            for t in vars(self.uploads).values()
-        ]
-        uploads = type(self.uploads)(*whole)
-        return self._replace(partitions=partitions, uploads=uploads)
-
     def told(self, client: int, failure: Failure) -> Failure:
-        """The failure in short printable words, with the client's node where it is known."""
+        """Returns a failure in short printable words, with the client's node where it is known."""
         node = f" (node {self.nodes[client]})" if client in self.nodes else ""
         return replace(failure, text=plain(failure.text) + node)
 
 
+class Asked(NamedTuple):
+    """One exchange with some clients: phase, clients, and what goes down."""
+
+    header: Header
+    """For nobody in particular."""
+    phase: Phase
+    down: Down
+    """One payload for all, or a `PerClient` with a row for each of ``partitions``."""
+    partitions: tuple[int, ...]
+    last_accepted: Mapping[int, int]
+    """In which round the server last used a client's reply: a client whose memory is of another
+    round starts from its initial one."""
+
+    def to(self, client: int) -> Header:
+        """Returns the header of the message to one client."""
+        last = self.last_accepted.get(client, 0)
+        return replace(self.header, partition_id=client, last_accepted_round=last)
+
+    @property
+    def point(self) -> Tensor:
+        """A tensor of the shape and type of a point, on the device of the downlink."""
+        if isinstance(self.down, PerClient):
+            x = next(iter(vars(self.down.rows).values()))
+            return x.new_empty(x.shape[1:])
+        return next(iter(vars(self.down).values()))
+
+    def gathered(self, parts: Sequence[Payload]) -> Payload:
+        """Joins stacked uploads; without any, fields have their shapes after a leading 0."""
+        up = self.phase.up
+        if parts:
+            columns = zip(*(vars(part).values() for part in parts), strict=True)
+            return up(*map(torch.cat, columns))
+        x = self.point
+        layout = up.layout(tuple(x.shape), x.dtype).values()
+        return up(*[x.new_zeros(0, *own, dtype=dtype) for own, dtype in layout])
+
+
+class Transport(Protocol):
+    """Interface of a transport, which sends a downlink to clients and returns their uploads."""
+
+    def exchange(self, asked: Asked) -> Replies:
+        """Returns the readable uploads in the clients' order, and a reason for each other one."""
+        ...
+
+
 class ReplyPolicy(Frozen):
-    """When a round goes on without everybody.
+    """Policy that says when a round goes on without some replies, and how often it is tried.
 
     A reply that is an error, is missing, has another config hash, round or phase, another shape, an
     entry that is not finite, or is not tangent counts as a failure. Whoever was invited has paid
@@ -133,13 +169,13 @@ class ReplyPolicy(Frozen):
 
     @property
     def attempts(self) -> int:
-        """The most attempts of one round, no crash counted."""
+        """The largest number of attempts of one round; crashes are not counted."""
         return self.max_attempts if self.on_failure == "retry" else 1
 
     def refusal(
         self, replies: Replies, cohort_size: int, *, needs_everyone: bool = False
     ) -> str | None:
-        """Why the round may not use these replies, in one line; None: it may."""
+        """Returns one line on why the round may not use these replies; None if it may."""
         is_all = needs_everyone or self.on_failure != "proceed"
         count = len(replies.partitions)
         failures = replies.failures
@@ -153,36 +189,23 @@ class ReplyPolicy(Frozen):
             f"got {count}; {some}{more}"
         )
 
-    def check_client_level(self) -> None:
-        """Refuse a policy by which one client's reply could end or repeat a round.
-
-        Raises:
-            ValueError: naming the field and what to use.
-        """
-        if self.on_failure != "proceed":
-            raise ValueError(
-                "federation.replies.on_failure: expected 'proceed' with privacy.kind = "
-                f"'client-level', got {self.on_failure!r}; a failed reply counts as the zero "
-                "vector there, because a stop or a retry would show it"
-            )
-
 
 class Expectation(NamedTuple):
-    """Where the uploads of a phase live, by field; tangent ones at ``base``, shape (*point)."""
+    """The expected shape and place of a phase's uploads; tangent ones lie at ``base`` (*point)."""
 
     base: Tensor
-    places: Mapping[str, UploadPlace]
+    places: Mapping[str, Place]
     manifold: Manifold
 
     def checked(self, replies: Replies) -> Replies:
-        """The replies whose every field fits; a reason, and the node if known, for each other one.
+        """Returns the replies whose every field fits, and a reason for each other client.
 
         Reasons are made short and printable here, whatever a client or a node wrote into them.
         All rows are checked at once, and one by one only where a row is bad.
         """
         stacked = vars(replies.uploads)
         found = {i: replies.told(i, failure) for i, failure in replies.failures.items()}
-        replies = replies._replace(failures=found) if found else replies
+        replies = replies._replace(failures=found)
         try:
             if all(bool(self._fits(name, u).all()) for name, u in stacked.items()):
                 return replies
@@ -209,7 +232,7 @@ class Expectation(NamedTuple):
             return is_sane
         return is_sane & (self._defect(place, stacked) <= TOLERANCE[stacked.dtype])
 
-    def _defect(self, place: UploadPlace, u: Tensor) -> Tensor:
+    def _defect(self, place: Place, u: Tensor) -> Tensor:
         """How far uploads are from where they belong."""
         if place == "point":
             return self.manifold.membership_defect(u)
@@ -221,8 +244,7 @@ class Expectation(NamedTuple):
             return None
         place = self.places[name]
         like = u if place == "any" else self.base
-        found = flaw(name, u, tuple(like.shape), like.dtype)
-        if found is not None:
+        if (found := flaw(name, u, tuple(like.shape), like.dtype)) is not None:
             return found
         length = float(frobenius(u, u.dim()))
         bound = LARGEST[u.dtype]
@@ -242,12 +264,11 @@ class Expectation(NamedTuple):
 
 
 def flaw(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
-    """What is wrong with one array: its shape, its type, entries that are not finite; or None."""
-    if tuple(tensor.shape) != tuple(shape):
-        return f"Expected {name} of shape {tuple(shape)}, got {tuple(tensor.shape)}"
+    """Returns what is wrong with one array (shape, type, entries that are not finite), or None."""
+    if tensor.shape != shape:
+        return f"Expected {name} of shape {shape}, got {tuple(tensor.shape)}"
     if tensor.dtype != dtype:
         return f"Expected {name} of dtype {dtype}, got {tensor.dtype}"
-    if not bool(torch.isfinite(tensor).all()):
-        bad = int((~torch.isfinite(tensor)).sum())
+    if bad := int((~torch.isfinite(tensor)).sum()):
         return f"Expected finite entries in {name}, got {bad} of {tensor.numel()} not so"
     return None
