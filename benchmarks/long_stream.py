@@ -29,7 +29,7 @@ from manifed.experiment.assembly import client_side
 from manifed.experiment.load import load
 from manifed.federation.plan import RoundReport
 from manifed.federation.stack import StackTransport
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.noisy_oracle import Oracle
 from manifed.runs.driver import Job, rounds_over, run
 
 CONFIG = Path(__file__).parents[1] / "configs" / "examples" / "long_stream.toml"

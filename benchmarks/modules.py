@@ -38,9 +38,9 @@ from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.federation.stack import StackTransport
 from manifed.oracles.minibatch import Poisson
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.module_problem import ModuleProblem, made
 from manifed.problems.real import Digits, Mnist
 from manifed.runs.fit import federate

@@ -40,7 +40,7 @@ from manifed.flower.records import (
 )
 from manifed.flower.strategy import keyed_by
 from manifed.plan import digest, example_mechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.problem import InvalidRecord, Problem
 from manifed.runs.manifest import code_sha256

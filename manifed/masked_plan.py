@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from manifed.errors import ConfigError
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import repeated
 from manifed.privacy.mechanism import ExampleMechanism, Noise
@@ -47,13 +47,13 @@ def masked_mechanism(
         def cost(stddev: float) -> float:
             """Epsilon of all rounds of a node whose messages carry so much effective noise."""
             released = training.releases(made(stddev, Hidden.uniform(stddev)), size)
-            return accountant.epsilon(repeated(released, rounds), rule.delta)
+            return epsilon_bounds.epsilon(repeated(released, rounds), rule.delta)
 
         coalition = len(privacy.coalition) or privacy.collusion
         colluding = {"server": 0, "one-node": 1, "coalition": coalition}[rule.adversary]
         colluding = min(colluding, graph.num_nodes - 1)
         try:
-            local = accountant.least_multiplier(cost, rule.epsilon)  # without any masks: LDP
+            local = epsilon_bounds.least_multiplier(cost, rule.epsilon)  # without any masks: LDP
             own = min(rule.noise_ratio * local / math.sqrt(graph.num_nodes - colluding), local)
             noise = calibrate_masks(graph, own, colluding, lambda found: found.stddev >= local)
         except NoValidBound as refusal:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from manifed.errors import ConfigError
 from manifed.federation.client import releases_in
 from manifed.federation.plan import Plan
-from manifed.privacy.accountant import least_multiplier
 from manifed.privacy.composition import NoValidBound
+from manifed.privacy.epsilon_bounds import least_multiplier
 from manifed.privacy.events import (
     CLIENT_LEVEL,
     EXTERNAL,
@@ -24,13 +24,13 @@ from manifed.privacy.events import (
     named,
 )
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import Budget, Promise
 from manifed.privacy.tariff import Block, ClientReleases, Tariff, Terms, blocks
 from manifed.setting import ExampleLevel, NoPrivacy, Setting, Target
 
 if TYPE_CHECKING:
-    from manifed.privacy.accountant import Claim
+    from manifed.privacy.epsilon_bounds import Claim
 
 Sizes = tuple[int, ...]
 """N_i of every client, public."""
@@ -383,7 +383,7 @@ def _claim(setting: Setting) -> "Claim | None":
     federation = setting.federation
     if privacy.kind != "example-level" or privacy.noise.kind != "published":
         return None
-    from manifed.privacy.accountant import Claim
+    from manifed.privacy.epsilon_bounds import Claim
 
     rule = privacy.noise
     cohort = max(1, round(federation.cohort.expected_size(federation.num_clients)))

@@ -29,7 +29,7 @@ from manifed.privacy.events import (
     label_of,
 )
 from manifed.privacy.mechanism import AdaptiveClip
-from manifed.privacy.noise import BITS, NoiseSource, Precision
+from manifed.privacy.random_numbers import BITS, NoiseSource, Precision
 from manifed.problems.data import Equal, PartitionRule
 from manifed.problems.problem import Problem
 

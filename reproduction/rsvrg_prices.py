@@ -2,7 +2,7 @@ r"""What DP-RSVRG's releases cost: the moments accountant of its experiments, an
 
 Utpala, Han, Jawanpuria, Mishra (TMLR 2023), section 6.2. The paper prices with autodp, at the best
 split of a step's variance between the two mechanisms; `moments_epsilon` is the same bound on a
-dense grid of orders. For reproduction: runs are priced by ``privacy.accountant``.
+dense grid of orders. For reproduction: runs are priced by ``privacy.epsilon_bounds``.
 
 >>> from reproduction.published_rsvrg import Schedule
 >>> paper = Schedule(num_examples=10**5, inner_steps=10**4, epochs=50, l2_norm_clip=0.1,
@@ -17,8 +17,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from manifed.privacy.accountant import least_multiplier
 from manifed.privacy.composition import gaussian_epsilon
+from manifed.privacy.epsilon_bounds import least_multiplier
 from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
 from manifed.privacy.loss import Array
 from manifed.privacy.renyi import subset_divergences
@@ -43,7 +43,7 @@ def moments_epsilon(releases: Sequence[Release], delta: float) -> float:
         z = release.noise_multiplier
         sampling = release.sampling
         if isinstance(sampling, PoissonSampled):
-            raise ValueError("Expected subsets or no sampling, got Poisson; use privacy.accountant")
+            raise ValueError("Expected subsets or no sampling, got Poisson; use epsilon_bounds")
         if isinstance(sampling, SampledWithoutReplacement):
             each = _subset(z, sampling.sample_size, sampling.population)
         else:

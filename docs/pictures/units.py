@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.events import Release, repeated
 from manifed.runs.report import COLORS, STYLE
 
@@ -28,7 +28,7 @@ def epsilon(noise: float, move: float) -> float:
     release = Release(
         unit="example", neighboring_relation="add-or-remove", noise_multiplier=noise / move
     )
-    return accountant.epsilon(repeated([release], ROUNDS), DELTA)
+    return epsilon_bounds.epsilon(repeated([release], ROUNDS), DELTA)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from manifed.algorithms.algorithm import Here, Memory
 from manifed.algorithms.rsgd import RSGD
 from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Full, Minibatch, Query
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.noisy_oracle import Oracle
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed_extras.correlation import Correlation, row_sum
 

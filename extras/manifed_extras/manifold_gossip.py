@@ -30,7 +30,7 @@ from manifed.manifolds.base import Manifold, MapChoice
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.noisy_oracle import Oracle
 
 
 class ManifoldGossip(OnGraph):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from manifed.audit.attacks import ExampleAttack
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed_extras.correlated import CorrelatedRSGD
 from manifed_extras.correlation import sensitivity
 
@@ -22,13 +22,13 @@ class CorrelatedAttack(ExampleAttack):
 
     def claim(self, delta):
         """Epsilon of all rounds, as they are charged."""
-        return accountant.epsilon(self._releases, delta)
+        return epsilon_bounds.epsilon(self._releases, delta)
 
     def claim_of_one(self, delta):
         """Epsilon if the canary took part in one round: the wrong participation count."""
         once = self._releases[0].noise_multiplier / sensitivity(self._column)
         first = self._releases[0].model_copy(update={"noise_multiplier": once})
-        return accountant.epsilon([first], delta)
+        return epsilon_bounds.epsilon([first], delta)
 
     @property
     def _column(self):

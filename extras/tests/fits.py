@@ -2,7 +2,7 @@
 
 import manifed
 from manifed.manifolds.sphere import Sphere
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.events import Release
 from manifed.problems.frechet import FrechetMean
 from tests.conformance.manifold_cases import normals
@@ -30,4 +30,4 @@ def fit(update, noise, **changes):
 def epsilon_of(mu):
     """Of one Gaussian release."""
     release = Release(unit="example", neighboring_relation="add-or-remove", noise_multiplier=1 / mu)
-    return accountant.epsilon([release], DELTA)
+    return epsilon_bounds.epsilon([release], DELTA)

@@ -23,11 +23,11 @@ from manifed.audit.bound import Audited
 from manifed.federation.client import ClientSetup
 from manifed.graphs import EdgeList, Graph, Ring
 from manifed.oracles.minibatch import Full
-from manifed.oracles.oracle import Draws
-from manifed.privacy import accountant
+from manifed.oracles.noisy_oracle import Draws
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.events import Release
 from manifed.privacy.mechanism import Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated, MaskedMechanism
 from manifed.problems.linear import LeastSquares
 from manifed_extras import stationary
@@ -86,7 +86,7 @@ class StreamAttack:
             noise_multiplier=self.hidden / moved,
             count=self.num_rounds,
         )
-        return accountant.epsilon([release], delta)
+        return epsilon_bounds.epsilon([release], delta)
 
     @cached_property
     def separation(self):

@@ -18,10 +18,10 @@ from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.sphere import Sphere
-from manifed.oracles.oracle import Draws
+from manifed.oracles.noisy_oracle import Draws
 from manifed.plan import planned_statement
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean
 from manifed.runs.statement import SENTENCES, statement_of, verdict

@@ -19,7 +19,7 @@ from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import audit_ledger
 from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector

@@ -9,7 +9,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.federation.rounds import Course, free, run_rounds, sent
 from manifed.plan import example_mechanism, planned_statement
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.privacy.secldp import Correlated, worst
 from manifed_extras import stationary
 from manifed_extras.stationary import Shape

@@ -9,7 +9,7 @@ from extras.tests.streams import stream_faults, stream_mechanisms
 from manifed.audit.attacks import SHORT_STEP, worst_case
 from manifed.audit.bound import Audited, find
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed_extras.correlated import CorrelatedRSGD
 from manifed_extras.correlation import BandedInverse
 from tests.attacks.shipped import as_a

@@ -23,7 +23,7 @@ from torch import Tensor
 from manifed.algorithms.payloads import Displacement, Down, Payload, Point
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.oracles.minibatch import Ask, Full, Minibatch, Query
-from manifed.oracles.oracle import STEPS_PER_PHASE, Draws, Oracle
+from manifed.oracles.noisy_oracle import STEPS_PER_PHASE, Draws, Oracle
 from manifed.privacy.events import Frozen, Release
 from manifed.privacy.mechanism import ExampleMechanism
 

@@ -24,7 +24,7 @@ from manifed.algorithms.algorithm import Here, State
 from manifed.algorithms.gossip import OnGraph
 from manifed.algorithms.pair_masks import SETUP, Masking
 from manifed.algorithms.payloads import Point
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.noisy_oracle import Oracle
 
 
 class Decor(Masking, OnGraph):

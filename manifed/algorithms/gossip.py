@@ -33,7 +33,7 @@ from manifed.algorithms.algorithm import (
 from manifed.algorithms.payloads import Down, PerClient, Point
 from manifed.graphs import Graph, GraphSpec, metropolis_hastings
 from manifed.manifolds.base import Manifold
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.noisy_oracle import Oracle
 
 _MixingWeights = Literal["metropolis-hastings", "complete"]
 

@@ -32,10 +32,10 @@ from manifed.algorithms.algorithm import Here, Memory, Phase, State
 from manifed.algorithms.gossip import ModelOfEachNode
 from manifed.algorithms.payloads import Payload, PerClient, Point
 from manifed.oracles.minibatch import Ask, Query, WithoutReplacement
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.events import Release, Unsampled
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import Stream
+from manifed.privacy.random_numbers import Stream
 from manifed.privacy.series import Releases
 from manifed.problems.linear import LinearModel
 from manifed.schedules import Array, TimeVarying

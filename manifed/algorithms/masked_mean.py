@@ -37,7 +37,7 @@ from manifed.algorithms.algorithm import (
 from manifed.algorithms.pair_masks import SETUP, Masking
 from manifed.algorithms.payloads import Displacement, Down, Payload, Point
 from manifed.errors import RoundFailed
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.noisy_oracle import Oracle
 
 
 class TooManySilent(RuntimeError):

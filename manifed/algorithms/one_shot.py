@@ -83,7 +83,7 @@ from manifed.algorithms.payloads import Displacement, Payload, Point, SymmetricM
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import EXP, sym_function, unpacked
 from manifed.oracles.minibatch import Ask, Full
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.noisy_oracle import Oracle
 from manifed.problems.linear import LinearModel
 from manifed.problems.problem import Problem
 from manifed.problems.statistics import APART, GramMatrices, LogSums, SecondMoments

@@ -28,7 +28,7 @@ from manifed.algorithms.gossip import ByGraph
 from manifed.algorithms.payloads import Down, Payload, PerClient, Point
 from manifed.errors import RoundFailed
 from manifed.graphs import Graph
-from manifed.oracles.oracle import Draws
+from manifed.oracles.noisy_oracle import Draws
 from manifed.privacy.masks import (
     FLAWS,
     KEY_BYTES,
@@ -41,7 +41,7 @@ from manifed.privacy.masks import (
     read_signing,
     seeded_pairs,
 )
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.privacy.secldp import Correlated, Hidden
 
 SETUP = ("offer", "agree")

@@ -39,7 +39,7 @@ from manifed.algorithms.algorithm import (
 from manifed.algorithms.payloads import Displacement, Payload, Point, PointAndDisplacement
 from manifed.errors import RoundFailed
 from manifed.manifolds.base import Manifold
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.noisy_oracle import Oracle
 
 
 class _Projecting(GradientSteps, ServerUpdate):

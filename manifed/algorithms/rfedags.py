@@ -39,7 +39,7 @@ from manifed.algorithms.algorithm import (
     State,
     There,
 )
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.noisy_oracle import Oracle
 
 _Probability = Annotated[float, Field(gt=0, le=1)]
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Here, MappedSteps
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.noisy_oracle import Oracle
 
 
 class RFedProx(MappedSteps):

@@ -30,7 +30,7 @@ from manifed.algorithms.algorithm import (
 )
 from manifed.algorithms.payloads import Displacement, MeanGradient, Payload, Point, check_tangent
 from manifed.oracles.minibatch import Ask, Full
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.noisy_oracle import Oracle
 
 
 class RFedSVRG(MappedSteps, ServerUpdate):

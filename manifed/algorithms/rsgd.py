@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Here, MappedSteps
 from manifed.oracles.minibatch import Minibatch, Poisson, Query
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.noisy_oracle import Oracle
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.schedules import AnySchedule, factor_of
 

@@ -35,7 +35,7 @@ from manifed.algorithms.algorithm import (
 from manifed.algorithms.rsgd import Option, Output
 from manifed.manifolds.base import MapChoice
 from manifed.oracles.minibatch import Ask, Minibatch, Poisson, Query
-from manifed.oracles.oracle import Oracle
+from manifed.oracles.noisy_oracle import Oracle
 from manifed.privacy.mechanism import ExampleMechanism
 
 

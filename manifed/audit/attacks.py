@@ -45,10 +45,10 @@ from manifed.federation.rounds import ServerDraws
 from manifed.graphs import EdgeList, Graph
 from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Full
-from manifed.oracles.oracle import Draws
-from manifed.privacy import accountant
+from manifed.oracles.noisy_oracle import Draws
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import (
     MOST_EXACT,
     Correlated,
@@ -89,7 +89,7 @@ class ExampleAttack(Attack):
     def claim(self, delta: float) -> float:
         """The epsilon that the accountant charges for all attacked rounds."""
         of_one = self.training.releases(self.mechanism, len(self.shard))
-        return accountant.epsilon(of_one * self.num_rounds, delta)
+        return epsilon_bounds.epsilon(of_one * self.num_rounds, delta)
 
     @property
     def at_once(self) -> int:
@@ -343,7 +343,7 @@ class ClientAttack(Attack):
     def claim(self, delta: float) -> float:
         """The epsilon of one round at client level."""
         sampling = self.cohort.sampling(self.num_clients)
-        return accountant.epsilon([self.mechanism.release(sampling)], delta)
+        return epsilon_bounds.epsilon([self.mechanism.release(sampling)], delta)
 
     def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
         """Scores a round by the log likelihood ratio of its mean (along the canary) and clip.

@@ -20,9 +20,9 @@ from manifed.experiment.assembly import (
 from manifed.experiment.plugins import is_plugin
 from manifed.experiment.schema import Experiment
 from manifed.plan import client_mechanism, example_mechanism
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import MOST_EXACT, Correlated, MaskedMechanism, worst
 from manifed.problems.data import SiteData
 
@@ -58,7 +58,7 @@ def costliest_round(
 ) -> int:
     """Returns the first of the rounds in which a client's update releases most."""
     made = [training.in_round(r + 1).releases(mechanism, num_examples) for r in range(num_rounds)]
-    costs = [accountant.epsilon(releases, _SEEN_AT) for releases in made]
+    costs = [epsilon_bounds.epsilon(releases, _SEEN_AT) for releases in made]
     return 1 + costs.index(max(costs))
 
 

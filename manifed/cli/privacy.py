@@ -52,7 +52,7 @@ def compare(
         raise ConfigError(
             f"--cohort-size: expected at most --clients = {clients}, got {cohort_size}"
         )
-    from manifed.privacy.accountant import Claim
+    from manifed.privacy.epsilon_bounds import Claim
 
     found = Claim(local_epsilon, local_delta, clients, cohort_size, slack_delta).compared(rounds)
     remarks = {
@@ -180,7 +180,7 @@ def calibrate(
 
     Neighbours are add-or-remove, and the search errs on the private side.
     """
-    from manifed.privacy.accountant import epsilon, least_multiplier
+    from manifed.privacy.epsilon_bounds import epsilon, least_multiplier
     from manifed.privacy.events import PoissonSampled, Release
 
     def cost(multiplier: float) -> float:

@@ -29,7 +29,7 @@ from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import ClientSetup, ClientSide, Node, Seat, Uncharged, run_update
 from manifed.federation.plan import Plan
 from manifed.plan import Sizes, example_mechanism, plan
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.problems.data import NUM_EXAMPLES, DataSource, PartitionRule, SiteData
 from manifed.problems.examples import Examples
 from manifed.problems.problem import InvalidRecord, Problem

@@ -19,7 +19,7 @@ from manifed.privacy.events import (
     Sampling,
     Unsampled,
 )
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource, Stream
 
 _Probabilities = tuple[Annotated[float, Field(gt=0, le=1)], ...]
 """p_i of every client, where they differ; () where one number says them all."""

@@ -29,11 +29,11 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.payloads import Payload, Point
 from manifed.oracles.blocks import Points, in_blocks
-from manifed.oracles.oracle import Draws
+from manifed.oracles.noisy_oracle import Draws
 from manifed.oracles.sums import keeps_rows_apart
 from manifed.privacy.events import Frozen, NeighboringRelation, Release
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import Stream
+from manifed.privacy.random_numbers import Stream
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
 

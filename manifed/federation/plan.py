@@ -14,7 +14,7 @@ from manifed.federation.exchange import Failure, ReplyPolicy
 from manifed.federation.held_out import PrivateEvaluation
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import Promise
 
 

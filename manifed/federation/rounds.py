@@ -26,7 +26,7 @@ from manifed.federation.exchange import Asked, Expectation, Failure, Header, Rep
 from manifed.federation.held_out import EVALUATE, Totals
 from manifed.federation.plan import Plan, RoundReport
 from manifed.manifolds.base import DRIFT, LARGEST
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource, Stream
 
 log = logging.getLogger("manifed")
 

@@ -21,7 +21,7 @@ from manifed.errors import ConfigError
 from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.exchange import Asked, Failure, Replies
 from manifed.federation.held_out import EVALUATE
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
 

@@ -32,8 +32,8 @@ from manifed.flower.transport import MessageTransport
 from manifed.manifolds.base import TOLERANCE, Manifold
 from manifed.plan import plan as planned
 from manifed.privacy.account import Account, opened
-from manifed.privacy.noise import NoiseSource
 from manifed.privacy.odometer import Odometer
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import Promise
 from manifed.runs.statement import statement_of
 from manifed.setting import Federation, NoPrivacy, Privacy, Setting

@@ -1,7 +1,7 @@
 """What was released, as data: `Release` is what a mechanism states and what accountants price.
 
 A mechanism never computes an epsilon. It states what it released, about whom, under which
-neighbouring relation and which sampling; ``manifed.privacy.accountant`` prices it.
+neighbouring relation and which sampling; ``manifed.privacy.epsilon_bounds`` prices it.
 
 Who looks at a run: adversaries as data. What one sees decides how charges are priced.
 
@@ -200,9 +200,10 @@ class Label(StrEnum):
     """The word that stands before every epsilon: whether the noise behind it can be subtracted.
 
     An epsilon is a price. It protects somebody only where nobody can compute the noise again, and
-    that is decided by where the keys of the noise came from (privacy/noise.py). Every command and
-    every document that shows an epsilon shows one of these words before it, in words and in JSON as
-    ``label``, in tables and csv files as a column; none holds a comma, so that each is one cell.
+    that is decided by where the keys of the noise came from (privacy/random_numbers.py). Every
+    command and every document that shows an epsilon shows one of these words before it, in words
+    and in JSON as ``label``, in tables and csv files as a column; none holds a comma, so that each
+    is one cell.
     """
 
     RELEASE = "release"

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from manifed.durable import read_regular
-from manifed.privacy.noise import NoiseSource, Stream, edge_place
+from manifed.privacy.random_numbers import NoiseSource, Stream, edge_place
 
 _LONGEST_FILE = 1 << 26
 """Bytes of a file of pinned keys."""

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manifed.privacy.accountant import Coins, external_epsilon
 from manifed.privacy.composition import compose
+from manifed.privacy.epsilon_bounds import Coins, external_epsilon
 from manifed.privacy.events import ADVERSARIES, OF_MASKS, Adversary, Releases, seen_by, unsampled
 from manifed.privacy.ledger import Entry, Reserves, Settles
 from manifed.privacy.tariff import Terms, decode
@@ -61,7 +61,7 @@ class Odometer:
         self.planned: tuple[Terms, ...] = ()
         """Planned terms of the newest entry with them; () where all draws have one terms."""
         self.noise_origins: frozenset[str] = frozenset()
-        """Where the keys of all noise came from so far, as the sources said (privacy/noise.py)."""
+        """Where the keys of all noise came from so far, as the sources said (random_numbers.py)."""
 
     # -- feeding -----------------------------------------------------------------------------
     def feed(self, entry: Entry) -> None:
@@ -213,7 +213,7 @@ class Odometer:
         terms that nothing was charged under yet count at epsilon 0.
 
         Raises:
-            NoValidBound: as the accountant.
+            NoValidBound: as `epsilon_bounds`.
         """
         terms = [x.terms for i, x in enumerate(self._lines) if x.draws or i == self._now]
         updates = dict.fromkeys(one.releases for each in terms for one in each.updates)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from manifed.graphs import MOST_SUBSETS, Graph, Matrix, connectivity_bound
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.events import (
     Frozen,
     PoissonSampled,
@@ -138,7 +138,7 @@ class Worst:
             else PoissonSampled(sampling_probability=sampling_rate),
             count=rounds,
         )
-        return accountant.epsilon([release], delta)
+        return epsilon_bounds.epsilon([release], delta)
 
 
 def against(graph: Graph, noise: Correlated, coalition: Iterable[int] = ()) -> Worst:
@@ -362,7 +362,7 @@ class Hidden(Frozen):
     def more_than(self, before: "Hidden") -> "Hidden":
         """Returns the deviations of releases that, beside those of ``before``, amount to these.
 
-        The squares of their inverses add up (`accountant`: unsampled Gaussians); never nothing.
+        The squares of their inverses add up (`epsilon_bounds`: unsampled Gaussians); never nothing.
         """
 
         def left(after: float, was: float) -> float:

@@ -22,7 +22,7 @@ from manifed.privacy.odometer import LIMITS, Odometer
 from manifed.privacy.tariff import Made, Tariff, Terms, encode
 
 if TYPE_CHECKING:
-    from manifed.privacy.accountant import Claim
+    from manifed.privacy.epsilon_bounds import Claim
 
 
 @dataclass(frozen=True)

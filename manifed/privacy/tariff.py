@@ -10,7 +10,7 @@ what the budget pays. Show an adversary more than an outsider sees: every cohort
 all K draws, those included that the run never came to. Each draw is a fresh coin that depends
 neither on the data nor on the past; a record's loss in it is 0 with probability 1 - rho and that of
 one client update with probability rho, so K draws cost the K-fold mixture of
-privacy/accountant.py. The models, the round in which a run stopped, and which attempts were
+privacy/epsilon_bounds.py. The models, the round in which a run stopped, and which attempts were
 retried or failed are a function of what that adversary has and of randomness that does not depend
 on the record: they cost no more. Pricing only the draws that were *made* is no bound when their
 number depends on the cohorts: with two clients, one drawn at a time, and one of them always
@@ -47,7 +47,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from manifed.privacy.accountant import a_priori_epsilon, external_epsilon
+from manifed.privacy.epsilon_bounds import a_priori_epsilon, external_epsilon
 from manifed.privacy.events import (
     Adversary,
     Frozen,

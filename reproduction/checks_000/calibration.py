@@ -7,7 +7,7 @@ import numpy as np
 from scipy.stats import norm
 
 from manifed.audit.bound import audit
-from manifed.privacy.accountant import epsilon
+from manifed.privacy.epsilon_bounds import epsilon
 from manifed.privacy.events import Release, SampledWithoutReplacement, Sampling, Unsampled
 from reproduction.findings import Finding
 

@@ -15,9 +15,9 @@ from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.problems.data import Equal
 from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector

@@ -7,7 +7,7 @@ import csv
 import itertools
 from pathlib import Path
 
-from manifed.privacy.accountant import Claim
+from manifed.privacy.epsilon_bounds import Claim
 from reproduction.findings import Finding
 
 LOCAL = (0.15, 1e-4)

@@ -18,7 +18,7 @@ from manifed.experiment.assembly import load_shards, starts
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.plan import example_mechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
 from reproduction.trials import gradients_a_round

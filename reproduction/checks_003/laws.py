@@ -19,7 +19,7 @@ from manifed.manifolds import (
     Stiefel,
 )
 from manifed.privacy.mechanism import clipped
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from reproduction import printed_samplers as paper
 from reproduction.bures_wasserstein import SPDBuresWasserstein
 from reproduction.findings import Finding

@@ -13,7 +13,7 @@ from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds import SPD, Grassmann, Lorentz, Manifold, PoincareBall, Sphere, Stiefel
 from manifed.oracles.minibatch import WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean
 from manifed.problems.pca import PrincipalEigenvector

@@ -8,8 +8,8 @@ from manifed.algorithms.decor import Decor
 from manifed.audit.attacks import MaskedAttack
 from manifed.audit.bound import Audited, find
 from manifed.graphs import Ring, Torus
-from manifed.oracles.oracle import Draws
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.oracles.noisy_oracle import Draws
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.privacy.secldp import Correlated
 from manifed.setting import CorrelatedNoise
 from reproduction.decor_reference import Array, LeastSquares, clipped, half_steps, mixed

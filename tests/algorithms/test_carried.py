@@ -5,9 +5,9 @@ import torch
 
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.manifolds import Lorentz
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean
 from tests.tensors import float64

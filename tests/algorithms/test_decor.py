@@ -23,7 +23,7 @@ from manifed.plan import promise_of
 from manifed.privacy.account import Account
 from manifed.privacy.events import OF_MASKS
 from manifed.privacy.masks import seeded_pairs
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.privacy.secldp import Correlated, against, worst
 from manifed.runs.statement import statement_of
 from reproduction import decor_reference as reference

@@ -14,12 +14,12 @@ from manifed.experiment.assembly import client_side, initial_point
 from manifed.experiment.load import dump, parse
 from manifed.experiment.schema import sha256
 from manifed.oracles.minibatch import Ask, Query
-from manifed.oracles.oracle import Draws
+from manifed.oracles.noisy_oracle import Draws
 from manifed.oracles.sums import gradient_sum
 from manifed.plan import planned_statement
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares
 from reproduction.endless import Releases
@@ -141,15 +141,15 @@ def test_the_ledgers_charges_are_what_the_series_says(case):
     )  # fmt: skip
     pure = math.fsum(1 / one.noise_multiplier for one in events)
     assert pure == pytest.approx(series.series(40).partial, rel=1e-9)
-    assert accountant.epsilon(events, 0.0) == pytest.approx(pure, rel=1e-9)
-    assert accountant.epsilon(events, DELTA) <= pure
+    assert epsilon_bounds.epsilon(events, 0.0) == pytest.approx(pure, rel=1e-9)
+    assert epsilon_bounds.epsilon(events, DELTA) <= pure
     said = planned_statement(config.setting, (4,) * NODES)
     assert (
         "Laplace in every coordinate, gradients clipped in L1, at each client"
         in (said["mechanism"])
     )
     assert said["adversaries"][0]["epsilon"] == pytest.approx(
-        accountant.epsilon(events, DELTA), rel=1e-9
+        epsilon_bounds.epsilon(events, DELTA), rel=1e-9
     )
 
 

@@ -16,10 +16,10 @@ from manifed.experiment.assembly import client_side, initial_point, load_shards,
 from manifed.experiment.load import parse
 from manifed.federation.client import Seat, run_update
 from manifed.manifolds import Euclidean, Manifold, Scaled
-from manifed.oracles.oracle import Asked, Draws
+from manifed.oracles.noisy_oracle import Asked, Draws
 from manifed.plan import planned_statement
-from manifed.privacy import accountant
-from manifed.privacy.noise import Stream
+from manifed.privacy import epsilon_bounds
+from manifed.privacy.random_numbers import Stream
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares
 from manifed.problems.pca import PrincipalEigenvector
@@ -164,7 +164,7 @@ def test_a_run_costs_what_the_series_says(case):
         found += setup.releases(server_round, 4)
     assert len(found) == ROUNDS
     expected_ = epsilon_of_rho(of_series(config, ROUNDS).partial, DELTA)
-    assert accountant.epsilon(found, DELTA) == pytest.approx(expected_, rel=1e-9)
+    assert epsilon_bounds.epsilon(found, DELTA) == pytest.approx(expected_, rel=1e-9)
     assert {(one.unit, one.neighboring_relation) for one in found} == {("example", "replace-one")}
 
 

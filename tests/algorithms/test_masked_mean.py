@@ -9,12 +9,12 @@ from manifed.errors import BudgetExhausted, RoundFailed
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.federation.exchange import Asked, Failure
 from manifed.federation.rounds import run_rounds
-from manifed.oracles.oracle import Draws
+from manifed.oracles.noisy_oracle import Draws
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from manifed.privacy.composition import gaussian_epsilon as gdp_epsilon
 from manifed.privacy.events import OF_MASKS
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated, against, worst
 from tests.algorithms.gossip_runs import EVERY_WAY, SPACES, correlated, transport_of
 from tests.statistics.laws import assert_chi_square

@@ -6,8 +6,8 @@ import torch
 from scipy import stats
 
 from manifed.oracles.minibatch import Poisson, WithoutReplacement, rows_of, rows_of_least
-from manifed.oracles.oracle import Draws
-from manifed.privacy.noise import NoiseSource
+from manifed.oracles.noisy_oracle import Draws
+from manifed.privacy.random_numbers import NoiseSource
 from tests.conformance.client_cases import batch
 
 SIZE = 40

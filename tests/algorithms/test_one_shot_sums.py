@@ -15,9 +15,9 @@ from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.manifolds import SPDLogEuclidean
 from manifed.manifolds.linalg import packed, packed_size, unpacked
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean
 from manifed.problems.linear import LeastSquares

@@ -8,7 +8,7 @@ from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.oracles.minibatch import Full
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from tests.conformance.client_cases import ClientCase, play, shards, start
 

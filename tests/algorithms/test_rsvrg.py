@@ -10,7 +10,7 @@ from manifed.algorithms.rsvrg import RSVRG
 from manifed.manifolds import Sphere
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import ClientCase, play, shards, start
 from tests.tensors import assert_near

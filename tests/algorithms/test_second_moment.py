@@ -10,7 +10,7 @@ from manifed.algorithms.one_shot import SecondMoment
 from manifed.federation.rounds import ServerDraws
 from manifed.manifolds.linalg import packed, packed_size, unpacked
 from manifed.privacy.mechanism import ClientMechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle
 from tests.conformance.client_cases import shards
 from tests.conformance.federated_loop import federate, last

@@ -21,7 +21,7 @@ from manifed.flower.transport import InlineGrid
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full
 from manifed.plan import plan
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import audit_ledger
 from manifed.problems.frechet import FrechetMean
 from manifed.setting import Federation, Setting

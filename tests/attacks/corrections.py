@@ -11,10 +11,10 @@ from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.audit.attacks import SHORT_STEP, ExampleAttack
 from manifed.audit.bound import Attack
-from manifed.oracles.oracle import Draws, Oracle
-from manifed.privacy import accountant
+from manifed.oracles.noisy_oracle import Draws, Oracle
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
 
@@ -101,7 +101,7 @@ class CorrectionAttack(Attack):
 
     def claim(self, delta):
         """Epsilon of one client update."""
-        return accountant.epsilon(self.training.releases(self.mechanism, self.size), delta)
+        return epsilon_bounds.epsilon(self.training.releases(self.mechanism, self.size), delta)
 
     @property
     def _is_reversed(self):

@@ -16,9 +16,9 @@ from manifed.algorithms.payloads import Point
 from manifed.audit.bound import Attack, Audited
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.graphs import Ring
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.series import Releases
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares
@@ -61,7 +61,7 @@ class CoupledAttack(Attack):
 
     def claim(self, delta):
         """Epsilon of what the attacked rounds are charged as."""
-        return accountant.epsilon(charged(self), delta)
+        return epsilon_bounds.epsilon(charged(self), delta)
 
     @property
     def at_once(self):
@@ -239,6 +239,6 @@ def one_state(source):
     return replace(
         honest,
         name="growing-samples-one-state",
-        claim=lambda delta: accountant.epsilon(events, delta),
+        claim=lambda delta: epsilon_bounds.epsilon(events, delta),
         how="as shipped",
     )

@@ -19,9 +19,9 @@ from manifed.federation.cohorts import Everyone, FixedSize, PoissonCohort
 from manifed.graphs import Ring
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism, ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated
 from reproduction.checks_004.engines import messages_under_attack
 from tests.attacks.corrections import POLE, PULL, CorrectionAttack, FlippingAttack, rows_of
@@ -97,7 +97,7 @@ class ParticipationAttack(Attack):
     def claim(self, delta):
         """Epsilon of one round against the outsider: the participation mixture."""
         releases = self._local.training.releases(self.mechanism, SIZE)
-        return accountant.external_epsilon(((releases, 0.5, 1),), delta)
+        return epsilon_bounds.external_epsilon(((releases, 0.5, 1),), delta)
 
     at_once = 10_000
 

@@ -16,7 +16,7 @@ from manifed.experiment.load import load
 from manifed.oracles.minibatch import Full, Poisson
 from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.mechanism import Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from reproduction.figure_files import curve_path
 from tests.attacks.corrections import CorrectionAttack
 from tests.attacks.shipped import everything, mechanism_of, planted_faults

@@ -9,7 +9,7 @@ from manifed.audit.bound import find
 from manifed.audit.of_config import attacks_of
 from manifed.errors import ConfigError
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from reproduction.powers import EXAMPLES
 from tests.algorithms.test_growing_samples import experiment
 from tests.attacks.coupled import (

@@ -9,7 +9,7 @@ from manifed.audit.attacks import MaskedAttack
 from manifed.audit.of_config import attacks_of
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated, against
 from tests.attacks.shipped import NOISE, RING, MasksUsedTwice, as_a
 from tests.attacks.transcript import Heard, read

@@ -16,7 +16,7 @@ from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.minibatch import Ask, Full, Poisson, Query, WithoutReplacement
-from manifed.oracles.oracle import Asked
+from manifed.oracles.noisy_oracle import Asked
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector

@@ -13,7 +13,7 @@ from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.plan import plan as planned
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.problem import Problem
 from manifed.setting import Federation, Setting
 

@@ -3,7 +3,7 @@
 import torch
 
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from tests.conformance.client_cases import CASES, SIZES, play, setup_of, shards, start
 from tests.conformance.manifold_marks import of

@@ -10,9 +10,9 @@ import pytest
 
 from manifed.algorithms.algorithm import Here, recorded
 from manifed.algorithms.rsvrg import RSVRG
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.mechanism import Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import CASES, SIZES, broadcast, shards, start
 from tests.conformance.manifold_marks import of

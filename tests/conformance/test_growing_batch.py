@@ -20,10 +20,10 @@ from manifed.federation.cohorts import FixedSize
 from manifed.manifolds import Sphere
 from manifed.oracles.minibatch import Full, Minibatch, Poisson
 from manifed.plan import promise_of
-from manifed.privacy.accountant import external_epsilon
+from manifed.privacy.epsilon_bounds import external_epsilon
 from manifed.privacy.events import EXTERNAL, SERVER, PoissonSampled
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import Budget, Promise, audit_ledger
 from manifed.privacy.tariff import ClientReleases, Tariff, Terms
 from manifed.problems.frechet import FrechetMean

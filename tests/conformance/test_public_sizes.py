@@ -9,9 +9,9 @@ from manifed.federation.client import ClientSide
 from manifed.federation.exchange import Asked, Header
 from manifed.federation.stack import StackTransport
 from manifed.oracles.minibatch import Ask, Full, Poisson, Query, WithoutReplacement, WrongSize
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import CASES, ClientCase, play, setup_of, start

@@ -17,7 +17,7 @@ from manifed.experiment.assembly import load_shards, plan_of
 from manifed.experiment.load import load
 from manifed.graphs import Ring
 from manifed.manifolds import Sphere
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.frechet import FrechetMean
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.synthetic import StreamData

@@ -10,7 +10,7 @@ import pytest
 from app.superlink import submit
 from manifed.experiment.assembly import client_setup, facts_of
 from manifed.experiment.load import load
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.events import repeated
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.odometer import Odometer
@@ -93,7 +93,7 @@ def _event(config):
 
 
 def _price(config, answers):
-    return accountant.epsilon(repeated([_event(config)], answers), DELTA)
+    return epsilon_bounds.epsilon(repeated([_event(config)], answers), DELTA)
 
 
 def _run_with_deaths(federation, path, out):

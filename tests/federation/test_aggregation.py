@@ -8,7 +8,7 @@ import torch
 from manifed.federation.rounds import ServerDraws
 from manifed.manifolds.sphere import Sphere
 from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from tests.statistics.laws import assert_chi_square
 from tests.tensors import normals
 

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from manifed.federation.cohorts import Everyone, FixedSize, PoissonCohort
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 
 SOURCE = NoiseSource.from_seed(0)
 CLIENTS = 30

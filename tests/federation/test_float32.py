@@ -20,7 +20,7 @@ from manifed.manifolds import Sphere, Stiefel
 from manifed.oracles.minibatch import Full, WithoutReplacement
 from manifed.plan import plan as planned
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean
 from manifed.problems.pca import KPCA, PrincipalEigenvector

@@ -19,13 +19,13 @@ from manifed.federation.stack import StackTransport
 from manifed.flower.apps import run
 from manifed.flower.transport import InlineGrid
 from manifed.manifolds.sphere import Sphere
-from manifed.oracles.oracle import Draws
+from manifed.oracles.noisy_oracle import Draws
 from manifed.plan import example_mechanism, planned_statement
 from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
 from manifed.privacy.odometer import Odometer
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import audit_ledger
 from manifed.problems.examples import Examples
 from manifed.runs import driver

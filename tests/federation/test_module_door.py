@@ -12,7 +12,7 @@ import manifed
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
 from manifed.manifolds.sphere import Sphere
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.events import PoissonSampled, Release, repeated
 from manifed.problems.frechet import FrechetMean
 from manifed.problems.module_checks import NotPrivate
@@ -85,7 +85,7 @@ def test_what_is_priced_is_what_the_sites_and_the_rounds_are():
         sampling=PoissonSampled(sampling_probability=0.5),
     )  # fmt: skip
     assert found.statement["adversaries"][0]["epsilon"] == pytest.approx(
-        accountant.epsilon(repeated([worst], 12), 1e-4), rel=1e-6
+        epsilon_bounds.epsilon(repeated([worst], 12), 1e-4), rel=1e-6
     )
 
 

@@ -7,7 +7,7 @@ import torch
 
 from manifed.algorithms.projected import Projected
 from manifed.oracles.minibatch import Full, WithoutReplacement
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.pca import KPCA
 from reproduction.projected_theory import (
     initial_gap,

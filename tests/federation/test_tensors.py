@@ -11,7 +11,7 @@ from manifed.algorithms.rsgd import RSGD
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.oracles.minibatch import Full
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.pca import PrincipalEigenvector
 from tests.conformance.client_cases import shards, start

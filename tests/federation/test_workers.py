@@ -17,7 +17,7 @@ from manifed.experiment.load import load, parse
 from manifed.federation import workers
 from manifed.federation.rounds import free
 from manifed.federation.stack import Chunking
-from manifed.privacy.noise import Stream
+from manifed.privacy.random_numbers import Stream
 from manifed.problems.own_files import FileData
 from manifed.problems.pca import KPCA
 from manifed.problems.problem import InvalidRecord

@@ -15,7 +15,7 @@ from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.flower import transport
 from manifed.flower.transport import InlineGrid
 from manifed.plan import example_mechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from tests.conformance.federated_loop import broken
 from tests.fresh import QUICKSTART
 from tests.tensors import assert_near

@@ -6,9 +6,9 @@ import torch
 
 from manifed.graphs import Complete, Ring
 from manifed.oracles.minibatch import Ask, Query
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated, Worst, worst
 from manifed.problems.data import build
 from reproduction import decor_curves

@@ -12,7 +12,7 @@ import pytest
 
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.oracles.minibatch import WithoutReplacement
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 from reproduction import published_rsvrg, rsvrg_prices
 from reproduction.checks_003.accounting import AUTODP, DELTA, figure_2, pixels
@@ -169,6 +169,6 @@ def test_our_clients_are_charged_every_step():
     for mine, printed in zip(ours, theirs, strict=True):
         assert mine.noise_multiplier == pytest.approx(printed.noise_multiplier)
         assert mine.model_copy(update={"noise_multiplier": printed.noise_multiplier}) == printed
-    assert accountant.epsilon(ours, DELTA) == pytest.approx(
+    assert epsilon_bounds.epsilon(ours, DELTA) == pytest.approx(
         moments_epsilon(theirs, DELTA), rel=0.15
     )

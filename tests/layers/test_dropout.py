@@ -7,9 +7,9 @@ from torch import nn
 from manifed.algorithms.rsgd import RSGD
 from manifed.layers import KeyedDropout, keyed
 from manifed.oracles.minibatch import Full, Poisson
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.module_problem import ModuleProblem
 from tests.layers.test_layers import labelled, normals

@@ -1,7 +1,7 @@
 """Releases as the tests of prices state them."""
 
-from manifed.privacy import accountant
-from manifed.privacy.accountant import external_epsilon
+from manifed.privacy import epsilon_bounds
+from manifed.privacy.epsilon_bounds import external_epsilon
 from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement, Unsampled
 
 
@@ -35,4 +35,4 @@ def outside(update, rate, rounds, delta=1e-5):
 
 
 def cost(*releases, delta=1e-5):
-    return accountant.epsilon(releases, delta)
+    return epsilon_bounds.epsilon(releases, delta)

@@ -5,7 +5,7 @@ import pytest
 from manifed.experiment.assembly import client_side, facts_of
 from manifed.federation.stack import StackTransport
 from manifed.plan import promise_of
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import audit_ledger
 from manifed.privacy.tariff import blocks
@@ -79,7 +79,7 @@ def test_a_run_in_blocks_meets_its_target_with_few_lines_and_the_ledger_says_so(
     assert found["entries"] < ROUNDS / 2
     assert found["charges"] == ROUNDS
     epsilon = found["adversaries"][0]["epsilon"]
-    exact = accountant.epsilon([one for each in released(config) for one in each], DELTA)
+    exact = epsilon_bounds.epsilon([one for each in released(config) for one in each], DELTA)
     assert exact <= epsilon <= 2.0
     assert epsilon <= 1.02 * exact
     said = folder.manifest()["privacy"]["adversaries"][0]["epsilon"]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifed.privacy import accountant
-from manifed.privacy.accountant import least_multiplier
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.composition import gaussian_delta
+from manifed.privacy.epsilon_bounds import least_multiplier
 from tests.privacy.releases import outside, poisson, release, subset
 
 STEPS = {
@@ -19,7 +19,7 @@ STEPS = {
 
 
 def price(kind, multiplier, count=1, delta=1e-5):
-    return accountant.epsilon([STEPS[kind](multiplier, count)], delta)
+    return epsilon_bounds.epsilon([STEPS[kind](multiplier, count)], delta)
 
 
 def check(cost, target):

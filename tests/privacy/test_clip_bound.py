@@ -11,9 +11,9 @@ import torch
 from manifed.federation.rounds import ServerDraws
 from manifed.manifolds import Euclidean, Lorentz, Sphere, Stiefel
 from manifed.oracles.minibatch import Ask, Query
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, clip_factors, clipped
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares
 from manifed.problems.pca import PrincipalEigenvector

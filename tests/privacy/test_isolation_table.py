@@ -17,9 +17,9 @@ from manifed.experiment.load import parse
 from manifed.federation.exchange import Asked, Header
 from manifed.federation.stack import StackTransport
 from manifed.oracles.minibatch import Ask, Query
-from manifed.oracles.oracle import Draws, Oracle
+from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.mechanism import ExampleMechanism
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.module_problem import ModuleProblem
 from tests.conformance.isolation_cases import orthogonal_to

@@ -18,7 +18,7 @@ from manifed.privacy.masks import (
     read_pinned,
     seeded_pairs,
 )
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 
 RUN = b"run 1"
 N = 6

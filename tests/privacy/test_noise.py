@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
-from manifed.privacy.noise import (
+from manifed.privacy.random_numbers import (
     BITS,
     NoiseSource,
     Stream,

@@ -10,8 +10,8 @@ from scipy import stats
 
 from manifed.experiment.load import load
 from manifed.plan import example_mechanism
-from manifed.privacy.accountant import Claim, a_priori_epsilon, external_epsilon, guaranteed
 from manifed.privacy.composition import gaussian_delta
+from manifed.privacy.epsilon_bounds import Claim, a_priori_epsilon, external_epsilon, guaranteed
 from manifed.privacy.events import repeated
 from tests.fresh import QUICKSTART
 from tests.privacy.releases import cost, outside, poisson, release, subset

@@ -23,7 +23,7 @@ from manifed.privacy.events import (
     repeated,
 )
 from manifed.privacy.ledger import Entry
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import audit_ledger
 from manifed.privacy.tariff import ClientReleases, Tariff, Terms
 from manifed.problems.frechet import FrechetMean

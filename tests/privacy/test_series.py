@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.events import Release
 from manifed.schedules import (
     Constant,
@@ -125,9 +125,9 @@ def test_the_accountant_says_the_same_of_the_first_rounds(algorithm):
         ]
         found = releases.series(40).partial
         if noise == "laplace":
-            assert accountant.epsilon(events, 0.0) == pytest.approx(found, rel=1e-9)
+            assert epsilon_bounds.epsilon(events, 0.0) == pytest.approx(found, rel=1e-9)
         else:
-            expected = accountant.epsilon(events, 1e-5)
+            expected = epsilon_bounds.epsilon(events, 1e-5)
             assert epsilon_of_rho(found, 1e-5) == pytest.approx(expected, rel=1e-9)
 
 

@@ -9,7 +9,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side, load_shards
 from manifed.experiment.load import load
 from manifed.federation.stack import StackTransport
-from manifed.oracles import oracle
+from manifed.oracles import noisy_oracle
 from manifed.privacy.account import Account
 from manifed.problems.examples import Examples, Stream
 from manifed.runs.driver import _Run, rounds_over, run
@@ -121,7 +121,7 @@ def test_a_run_that_dies_and_goes_on_reads_no_record_twice(tmp_path, monkeypatch
 
 def test_a_long_run_writes_little_and_holds_what_a_short_one_holds(tmp_path, monkeypatch):
     """At most 50 bytes of ledger a round, no list of all records, no object a round."""
-    monkeypatch.setattr(oracle, "_all_present", lambda *_: pytest.fail("listed all records"))
+    monkeypatch.setattr(noisy_oracle, "_all_present", lambda *_: pytest.fail("listed all records"))
     rounds = 300
     config = config_of(*LATE, "engine.execution=cohort", rounds=rounds, folder=tmp_path / "run")
     transport = StackTransport(client_side(config), at_once=None, memory_budget_mb=64)

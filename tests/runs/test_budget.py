@@ -16,7 +16,7 @@ from manifed.errors import BudgetExhausted
 from manifed.experiment.load import load
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
-from manifed.privacy.accountant import external_epsilon
+from manifed.privacy.epsilon_bounds import external_epsilon
 from tests.runs.running import QUICKSTART
 
 MULTIPLIER = 0.8

@@ -4,7 +4,7 @@ import pytest
 
 from manifed.experiment.assembly import client_side, plan_of
 from manifed.experiment.load import load
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from tests.runs.running import QUICKSTART
 
 SEED = 11

@@ -8,7 +8,7 @@ import pytest
 from manifed.experiment.assembly import facts_of
 from manifed.experiment.load import load
 from manifed.plan import promise_of
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.account import opened
 from manifed.privacy.events import Release
 from manifed.privacy.statement import audit_ledger
@@ -109,5 +109,5 @@ def test_the_statement_counts_what_stands_in_the_ledger_and_nothing_else(tmp_pat
         account.charge(1, 0, (0, 1))
     odometer = account.odometer
     found = {one["name"]: one["epsilon"] for one in promise.statement(odometer)["adversaries"]}
-    assert found["server"] == pytest.approx(accountant.epsilon([noisier], 1e-5), rel=1e-9)
+    assert found["server"] == pytest.approx(epsilon_bounds.epsilon([noisier], 1e-5), rel=1e-9)
     assert promise.headline(odometer) == pytest.approx(found["server"], rel=1e-12)

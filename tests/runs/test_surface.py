@@ -17,7 +17,7 @@ from manifed.flower.transport import InlineGrid
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from manifed.privacy.events import Label
-from manifed.privacy.noise import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.runs.export import viewed
 from manifed.runs.report import read
 from manifed.runs.statement import SENTENCES, statement_of, verdict

@@ -7,7 +7,7 @@ from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import load
 from manifed.experiment.schema import canonical, sha256
 from manifed.federation.exchange import Header
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.events import Release, repeated
 from manifed.site.process import opened
 from manifed.site.protocol import MAGIC, BadFrame, Incoming, Question, Update, frame_of, read_reply
@@ -36,7 +36,7 @@ ROUND = Release(unit="example", neighboring_relation="add-or-remove", noise_mult
 
 def price(rounds):
     """Epsilon of so many answers."""
-    return accountant.epsilon(repeated([ROUND], rounds), DELTA)
+    return epsilon_bounds.epsilon(repeated([ROUND], rounds), DELTA)
 
 
 def write(folder, text=CONFIG, name="tiny.toml"):

@@ -16,7 +16,7 @@ import pytest
 from manifed.errors import ConfigError
 from manifed.experiment.load import load, parse
 from manifed.experiment.schema import canonical, sha256
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.ledger import LedgerDamaged
 from manifed.privacy.statement import audit_ledger
 from manifed.site import process
@@ -319,7 +319,7 @@ def test_different_mechanisms_are_priced_together_and_relations_are_not_mixed_up
         assert "neighbouring relation" in Peer(site, other).refusal(1)
         assert Peer(site, louder).is_answered(1)
         both = [ROUND, ROUND.model_copy(update={"noise_multiplier": 2.0})]
-        assert site.account.spent == pytest.approx(accountant.epsilon(both, DELTA), abs=1e-12)
+        assert site.account.spent == pytest.approx(epsilon_bounds.epsilon(both, DELTA), abs=1e-12)
 
 
 def test_a_full_disk_refuses_and_a_restart_goes_on(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from tests.statistics.laws import ALPHA, MUTANTS, assert_chi_square, kolmogorov_accepts
 
 COUNT = 400_000

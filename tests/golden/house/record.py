@@ -64,7 +64,7 @@ MOVED = {
         "the exponential of many short SPD steps by a polynomial (manifed/manifolds/spd.py)",
     ),
     "nearest-mean": "logarithms in the eigenbasis of a point (manifed/manifolds/spd.py)",
-    "stationary-decor": "draws of several rounds in one call (manifed/privacy/noise.py)",
+    "stationary-decor": "draws of several rounds in one call (manifed/privacy/random_numbers.py)",
 }  # fmt: skip
 """Configs whose last digits moved since they were recorded, and the path that was deleted."""
 LOOSE = 1e-9

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manifed.privacy import accountant
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.events import ADVERSARIES, OF_MASKS, Adversary, Release, seen_by
 from manifed.privacy.ledger import Entry
 from manifed.privacy.odometer import Odometer
@@ -41,7 +41,7 @@ def assert_priced(told, price):
 def test_releases_cost_what_is_recorded():
     for case in RECORDED["releases"]:
         found = tuple(map(Release.model_validate, case["releases"]))
-        assert_priced(case["told"], lambda k, d, r=found: accountant.epsilon(seen_by(k, r), d))
+        assert_priced(case["told"], lambda k, d, r=found: epsilon_bounds.epsilon(seen_by(k, r), d))
 
 
 def test_recorded_ledgers_count_and_cost_what_is_recorded():

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from manifed.oracles.minibatch import UNNOISED, Query, WrongSize, rows_of, rows_of_least
 from manifed.oracles.sums import clip_each, correction_sum, gradient_sum, sum_of_good
-from manifed.privacy.noise import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.problems.examples import KEY, Examples
 from manifed.problems.problem import Problem
 
