@@ -25,9 +25,10 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import model_validator
 
 from manifed.durable import read_regular
+from manifed.fields import BY_KIND, Frozen, PositiveCount, Probability
 
 Matrix = NDArray[np.float64]
 
@@ -165,10 +166,8 @@ _LONGEST_FILE = 1 << 26
 """Bytes of a file of edges."""
 
 
-class GraphSource(BaseModel):
+class GraphSource(Frozen):
     """Base of the tables that name a graph in a config."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @abstractmethod
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
@@ -236,7 +235,7 @@ class Torus(_NamedGraph):
     """The torus graph: a grid whose edges wrap around, square unless ``rows`` is given."""
 
     kind: Literal["torus"] = "torus"
-    rows: int | None = Field(default=None, ge=1)
+    rows: PositiveCount | None = None
     """Rows of the grid; None: a square."""
 
     def pairs(self, num_nodes: int) -> int:
@@ -297,7 +296,7 @@ class ErdosRenyi(_NamedGraph):
     """A random graph with each edge by ``probability``, drawn again until it is connected."""
 
     kind: Literal["erdos-renyi"] = "erdos-renyi"
-    probability: float = Field(gt=0, le=1)
+    probability: Probability
     """The probability of each edge."""
 
     def pairs(self, num_nodes: int) -> int:
@@ -313,7 +312,7 @@ class RandomRegular(_NamedGraph):
     """A random graph with ``degree`` neighbours a node, drawn again until it is connected."""
 
     kind: Literal["random-regular"] = "random-regular"
-    degree: int = Field(ge=1)
+    degree: PositiveCount
     """Neighbours of each node."""
 
     def pairs(self, num_nodes: int) -> int:
@@ -358,7 +357,7 @@ class EdgeList(GraphSource):
 
 GraphSpec = Annotated[
     Ring | Torus | Complete | Star | Exponential | ErdosRenyi | RandomRegular | EdgeList,
-    Field(discriminator="kind"),
+    BY_KIND,
 ]
 
 

@@ -15,15 +15,15 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from manifed.fields import BY_KIND, Frozen, Positive
 
 Array = NDArray[np.float64]
 
 
-class Schedule(BaseModel):
+class Schedule(Frozen):
     """Base of all schedules, which give a value for every round k = 0, 1, ..."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @abstractmethod
     def values(self, k: Array) -> Array:
@@ -39,8 +39,8 @@ class Polynomial(Schedule):
     """The schedule scale (k + offset)^exponent; a step size falls with a negative exponent."""
 
     kind: Literal["polynomial"] = "polynomial"
-    scale: float = Field(gt=0)
-    offset: float = Field(default=1.0, gt=0)
+    scale: Positive
+    offset: Positive = 1.0
     exponent: float = Field(ge=-10, le=10)
 
     def values(self, k: Array) -> Array:
@@ -63,8 +63,8 @@ class Hyperbolic(Schedule):
     """The schedule scale / (1 + rate k)."""
 
     kind: Literal["hyperbolic"] = "hyperbolic"
-    scale: float = Field(gt=0)
-    rate: float = Field(gt=0)
+    scale: Positive
+    rate: Positive
 
     def values(self, k: Array) -> Array:
         """Returns the values, which fall as 1 / k."""
@@ -75,7 +75,7 @@ class Constant(Schedule):
     """A schedule that has one value in every round."""
 
     kind: Literal["constant"] = "constant"
-    value: float = Field(gt=0)
+    value: Positive
     """In every round."""
 
     def values(self, k: Array) -> Array:
@@ -87,7 +87,7 @@ class Geometric(Schedule):
     """The schedule scale ratio^k."""
 
     kind: Literal["geometric"] = "geometric"
-    scale: float = Field(gt=0)
+    scale: Positive
     ratio: float = Field(gt=0, le=2)
 
     def values(self, k: Array) -> Array:
@@ -96,9 +96,7 @@ class Geometric(Schedule):
             return self.scale * self.ratio**k
 
 
-AnySchedule = Annotated[
-    Polynomial | _CeilPolynomial | Hyperbolic | Constant | Geometric, Field(discriminator="kind")
-]
+AnySchedule = Annotated[Polynomial | _CeilPolynomial | Hyperbolic | Constant | Geometric, BY_KIND]
 
 
 def whole(values: Array) -> Array:
@@ -131,10 +129,8 @@ def factor_of(field: str, rule: AnySchedule | None, server_round: int) -> float:
     return factor
 
 
-class TimeVarying(BaseModel):
+class TimeVarying(Frozen):
     """The schedules of growing samples: steps, consensus steps, samples and noise by round."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step_size: AnySchedule
     """alpha_k."""

@@ -18,11 +18,20 @@ from manifed.experiment.plugins import Kinds, is_plugin
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.exchange import ReplyPolicy
 from manifed.federation.held_out import PrivateEvaluation, PublicEvaluation
+from manifed.fields import (
+    BY_KIND,
+    Fraction,
+    Frozen,
+    NonNegative,
+    Positive,
+    PositiveCount,
+    Seed,
+    WholeNumber,
+)
 from manifed.manifolds.base import Manifold
 from manifed.privacy import mechanism
 from manifed.privacy.events import (
     AdversaryName,
-    Frozen,
     Label,
     NeighboringRelation,
     PrivacyUnit,
@@ -42,7 +51,7 @@ class Multiplier(Frozen):
     """Noise given as a multiple of the sensitivity."""
 
     kind: Literal["multiplier"] = "multiplier"
-    noise_multiplier: float = Field(gt=0)
+    noise_multiplier: Positive
     """Deviation of the noise over the sensitivity."""
 
 
@@ -69,17 +78,17 @@ class _Published(Frozen):
     """Noise by the papers' formulas, per local-training call; priced by the sound accountant."""
 
     kind: Literal["published"] = "published"
-    local_epsilon: float = Field(gt=0)
+    local_epsilon: Positive
     """The epsilon of one local-training call."""
-    local_delta: float = Field(gt=0, lt=1)
+    local_delta: Fraction
     """The delta of one local-training call."""
-    slack_delta: float = Field(default=1e-3, gt=0, lt=1)
+    slack_delta: Fraction = 1e-3
     """What advanced composition adds to delta."""
-    constant: float = Field(default=1.0, gt=0)
+    constant: Positive = 1.0
     """o_i of the papers; they set it to one, which is too small (spec 000 §7.3)."""
 
 
-Noise = Annotated[Multiplier | Target | _Published, Field(discriminator="kind")]
+Noise = Annotated[Multiplier | Target | _Published, BY_KIND]
 
 
 class _GivenNoise(Frozen):
@@ -96,29 +105,29 @@ class NoPrivacy(Frozen):
     noise: ClassVar = _GivenNoise()
     noise_source: ClassVar = "seed"
     noise_precision: ClassVar[Precision] = "single"
-    l2_norm_clip: float | None = Field(default=None, gt=0)
+    l2_norm_clip: Positive | None = None
     """Clip each example's gradient, without noise; None: no clip."""
-    correction_l2_norm_clip: float | None = Field(default=None, gt=0)
+    correction_l2_norm_clip: Positive | None = None
     """The bound of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
 
 
 class _Released(Frozen):
     """How noise is drawn, and what may be spent."""
 
-    delta: float | None = Field(default=None, gt=0, lt=1)
+    delta: Fraction | None = None
     """At which delta epsilon is reported; None takes that of the noise or its target."""
     noise_source: Literal["seed", "os"] = "seed"
     """"seed": a rehearsal, which protects nobody; "os": a release."""
     noise_precision: Precision = "single"
     """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
-    max_epsilon: float | None = Field(default=None, gt=0)
+    max_epsilon: Positive | None = None
     """Budget; None: a target's own epsilon, else none. When a run stops: privacy/tariff.py."""
 
 
 class _Protection(_Released):
     """What a short form makes of ``epsilon`` and ``delta``: a release under a target."""
 
-    l2_norm_clip: float = Field(gt=0)
+    l2_norm_clip: Positive
     """Largest norm of an example's gradient, or of a client's upload; longer ones are scaled
     down."""
     neighboring_relation: NeighboringRelation = "add-or-remove"
@@ -155,9 +164,9 @@ class ExampleLevel(_Protection):
 
     kind: Literal["example-level"] = "example-level"
     unit: ClassVar[PrivacyUnit] = "example"
-    correction_l2_norm_clip: float | None = Field(default=None, gt=0)
+    correction_l2_norm_clip: Positive | None = None
     """The bound of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
-    l1_norm_clip: float | None = Field(default=None, gt=0)
+    l1_norm_clip: Positive | None = None
     """Clip in L1 and draw Laplace noise (``training.kind = "growing-samples"``); it takes the place
     of ``l2_norm_clip``, which it bounds."""
     noise: Noise
@@ -187,7 +196,7 @@ class ClientLevel(_Protection):
     unit: ClassVar[PrivacyUnit] = "client"
     adaptive: AdaptiveClip | None = None
     """Let the clip norm follow a private quantile; ``l2_norm_clip`` is where it starts."""
-    noise: Annotated[Multiplier | Target, Field(discriminator="kind")]
+    noise: Annotated[Multiplier | Target, BY_KIND]
     """How much noise, as a multiplier or from a target."""
 
 
@@ -211,17 +220,17 @@ class CorrelatedNoise(_Released):
     unit: PrivacyUnit = "client"
     """"client": a node's data are replaced, its whole gradient is clipped. "example": one example
     comes or goes, and each example's gradient is clipped."""
-    l2_norm_clip: float = Field(gt=0)
+    l2_norm_clip: Positive
     """Largest norm of what ``unit`` protects: a gradient of a node or of an example."""
-    noise_stddev: float | None = Field(default=None, gt=0)
+    noise_stddev: Positive | None = None
     """Sigma_cdp, of a node's own noise."""
-    mask_stddev: float | None = Field(default=None, ge=0)
+    mask_stddev: NonNegative | None = None
     """Sigma_cor, of the mask of one pair; 0: the LDP baseline."""
     target: _MaskTarget | None = None
     """Finds both deviations; None: they are given."""
-    collusion: int = Field(default=2, ge=1)
+    collusion: PositiveCount = 2
     """How many nodes collude as adversary III, the worst ones."""
-    coalition: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    coalition: tuple[WholeNumber, ...] = ()
     """The nodes that collude, by number, where they are known."""
 
     @model_validator(mode="after")
@@ -254,9 +263,7 @@ class CorrelatedNoise(_Released):
         return "replace-one" if self.unit == "client" else "add-or-remove"
 
 
-Privacy = Annotated[
-    NoPrivacy | ExampleLevel | ClientLevel | CorrelatedNoise, Field(discriminator="kind")
-]
+Privacy = Annotated[NoPrivacy | ExampleLevel | ClientLevel | CorrelatedNoise, BY_KIND]
 
 
 PARTITIONS = Kinds(
@@ -273,11 +280,11 @@ PARTITIONS = Kinds(
 class Federation(Frozen):
     """The federation: clients, rounds, cohorts, and the policy for missing replies."""
 
-    num_clients: int = Field(ge=1)
+    num_clients: PositiveCount
     """All clients, whether they take part in a round or not."""
-    num_rounds: int = Field(ge=1)
+    num_rounds: PositiveCount
     """Rounds of the whole run; the noise of a target depends on it."""
-    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    seed: Seed = 0
     """The seed of data, partition, cohorts and start, and of seeded noise."""
     partition: Annotated[PartitionRule, PARTITIONS] = Field(default_factory=Equal)
     """How one data set becomes shards."""
@@ -285,7 +292,7 @@ class Federation(Frozen):
     """Who takes part in a round."""
     replies: ReplyPolicy = ReplyPolicy()
     """When a round goes on without everybody."""
-    reserve_rounds: Annotated[int, Field(ge=1)] | None = None
+    reserve_rounds: PositiveCount | None = None
     """Rounds that one line of the ledger pays for before their messages leave; None: one. A crash
     then counts up to so many, for everybody; where rounds cost different amounts, each counts as
     the dearest of its line, by at most 1 % of noise."""
@@ -298,7 +305,7 @@ class Evaluation(Frozen):
     """Evaluation in a simulation: cost and gradient on all data, which no deployment could see."""
 
     kind: Literal["oracle"] = "oracle"
-    every: int = Field(default=1, ge=1)
+    every: PositiveCount = 1
     """Rounds between two looks."""
     is_enabled: bool = True
     """False: nothing is measured."""
@@ -319,7 +326,7 @@ class Evaluation(Frozen):
         return self
 
 
-Judging = Annotated[Evaluation | PublicEvaluation | PrivateEvaluation, Field(discriminator="kind")]
+Judging = Annotated[Evaluation | PublicEvaluation | PrivateEvaluation, BY_KIND]
 
 
 class Engine(Frozen):
@@ -334,13 +341,13 @@ class Engine(Frozen):
     """The type of points, vectors and records; noise and clipped sums are made in float64."""
     memory_budget_mb: int = Field(default=1024, ge=16)
     """The memory of a stacked cohort: shards, uploads and temporaries, of all workers together."""
-    chunk_clients: int | None = Field(default=None, ge=1)
+    chunk_clients: PositiveCount | None = None
     """The most clients of a stacked cohort in one call; None: as many as fit."""
-    workers: int | None = Field(default=None, ge=1)
+    workers: PositiveCount | None = None
     """The processes of Ray that a stacked cohort runs in; None: this process alone."""
     address: str | None = Field(default=None, pattern=r"^(local|auto|ray://\S+)$")
     """Where workers run: "local" (None), "auto" (this machine's cluster), or "ray://HOST:PORT"."""
-    timeout: float = Field(default=3600.0, gt=0)
+    timeout: Positive = 3600.0
     """The seconds that a whole run on Ray or a deployment may take."""
 
     @property

@@ -26,7 +26,8 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from manifed.privacy.events import Frozen, Release, SampledWithoutReplacement
+from manifed.fields import Frozen
+from manifed.privacy.events import Release, SampledWithoutReplacement
 
 PRINTED_FACTOR: Final = 28.0
 """Claim 4: K <= 28 lambda (lambda + 1) C1^2 / (n sigma_2)^2; the lemma it cites gives 56."""

@@ -171,6 +171,12 @@ def type_of(annotation: Any) -> str:
     return " or ".join(dict.fromkeys(words))
 
 
+def beside(annotation: Any) -> Iterator[Any]:
+    """What pydantic reads beside the members of a type, "int >= 1 or nothing" say."""
+    for part in get_args(annotation):
+        yield from part.metadata if isinstance(part, FieldInfo) else beside(part)
+
+
 def bounds_of(field: FieldInfo) -> str:
     """What pydantic refuses beyond, as "> 0, <= 1"."""
     signs = {
@@ -179,11 +185,11 @@ def bounds_of(field: FieldInfo) -> str:
     }  # fmt: skip
     found = [
         f"{sign} {getattr(bound, name):g}"
-        for bound in field.metadata
+        for bound in (*field.metadata, *beside(field.annotation))
         for kind, (sign, name) in signs.items()
         if isinstance(bound, kind)
     ]
-    return ", ".join(found)
+    return ", ".join(dict.fromkeys(found))
 
 
 def default_of(field: FieldInfo) -> str:

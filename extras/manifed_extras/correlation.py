@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, model_validator
 
-from manifed.privacy.events import Frozen
+from manifed.fields import Frozen
 
 Array = NDArray[np.float64]
 MOST_BANDS: Final = 512

@@ -30,8 +30,8 @@ from manifed.algorithms.algorithm import Here, Memory
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.pair_masks import SETUP, PairKeys
 from manifed.algorithms.payloads import Point
+from manifed.fields import Frozen
 from manifed.oracles.noisy_oracle import Draws, Oracle
-from manifed.privacy.events import Frozen
 from manifed.privacy.random_numbers import Stream
 from manifed.privacy.secldp import MOST_EXACT, Correlated, Hidden
 from manifed_extras import stationary

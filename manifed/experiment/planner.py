@@ -40,12 +40,12 @@ from manifed.experiment.predictions import (
     guess_of,
 )
 from manifed.experiment.schema import Experiment
+from manifed.fields import Frozen, PositiveCount
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full
 from manifed.plan import example_mechanism
-from manifed.privacy.events import Frozen
 from manifed.schedules import Geometric
 
 
@@ -55,7 +55,7 @@ class _Auto(Frozen):
     kind: Literal["auto"] = "auto"
     decay: float | None = Field(default=None, ge=1e-3, le=20)
     """Public guess: eigenvalues of the second moment fall as i^-decay; None: by problem kind."""
-    numbers_up: int | None = Field(default=None, ge=1)
+    numbers_up: PositiveCount | None = None
     """Most numbers that a client may upload over the run; None: any."""
 
 

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
 from manifed.experiment.paths import part
 from manifed.experiment.plugins import Kinds, is_plugin, plugins_in, sha256_of
-from manifed.privacy.events import Frozen
+from manifed.fields import Frozen, PositiveCount
 from manifed.problems.data import DataSource, SiteData
 from manifed.problems.problem import ProblemSource
 from manifed.problems.shards import check_pair
@@ -88,7 +88,7 @@ class Output(Frozen):
 
     directory: str | None = None
     """The run folder; None: a new one below ``runs``."""
-    checkpoint_every: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    checkpoint_every: PositiveCount | Literal["auto"] = "auto"
     """Rounds between checkpoints; "auto" saves as often as 5 % of the run's time allows."""
     plain: bool = False
     """Plain lines in place of a progress bar."""

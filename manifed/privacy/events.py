@@ -23,18 +23,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from manifed.fields import BY_KIND, Frozen, NonNegative, PositiveCount, Probability
 
 PrivacyUnit = Literal["example", "client"]
 NeighboringRelation = Literal["add-or-remove", "replace-one"]
 _Knowledge = Literal["nothing", "one", "coalition", "everything"]
 """Whose masks an adversary knows: nobody's, one node's, a coalition's, those of all others."""
-
-
-class Frozen(BaseModel):
-    """An immutable value object that refuses unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Unsampled(Frozen):
@@ -47,15 +43,15 @@ class PoissonSampled(Frozen):
     """Sampling event: each unit takes part independently with ``sampling_probability``."""
 
     kind: Literal["poisson"] = "poisson"
-    sampling_probability: float = Field(gt=0, le=1)
+    sampling_probability: Probability
 
 
 class SampledWithoutReplacement(Frozen):
     """Sampling event: a uniform subset of ``sample_size`` of ``population`` units takes part."""
 
     kind: Literal["without-replacement"] = "without-replacement"
-    sample_size: int = Field(ge=1)
-    population: int = Field(ge=1)
+    sample_size: PositiveCount
+    population: PositiveCount
 
     @model_validator(mode="after")
     def _fits(self) -> "SampledWithoutReplacement":
@@ -66,9 +62,7 @@ class SampledWithoutReplacement(Frozen):
         return self
 
 
-Sampling = Annotated[
-    Unsampled | PoissonSampled | SampledWithoutReplacement, Field(discriminator="kind")
-]
+Sampling = Annotated[Unsampled | PoissonSampled | SampledWithoutReplacement, BY_KIND]
 
 
 class Release(Frozen):
@@ -83,14 +77,14 @@ class Release(Frozen):
     kind: Literal["gaussian", "laplace"] = "gaussian"
     unit: PrivacyUnit
     neighboring_relation: NeighboringRelation
-    noise_multiplier: float = Field(ge=0)
+    noise_multiplier: NonNegative
     """Standard deviation of Gaussian noise over the L2 sensitivity of the query, or scale of
     Laplace noise in every coordinate over the L1 sensitivity, *under the stated neighbouring
     relation*, for the worst pair of neighbours that the sampling selects. 0 means that nothing was
     added: an infinite epsilon."""
-    to_server: float | None = Field(default=None, ge=0)
-    to_one: float | None = Field(default=None, ge=0)
-    to_coalition: float | None = Field(default=None, ge=0)
+    to_server: NonNegative | None = None
+    to_one: NonNegative | None = None
+    to_coalition: NonNegative | None = None
     sampling: Sampling = Unsampled()
     count: int = Field(default=1, ge=0, le=10**15)
     label: str = "gradient"

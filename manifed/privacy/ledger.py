@@ -45,7 +45,7 @@ from pydantic import Field, model_validator
 
 from manifed.durable import append_durably, create_atomically, write_atomically
 from manifed.errors import ConfigError
-from manifed.privacy.events import Frozen
+from manifed.fields import Frozen, WholeNumber
 from manifed.privacy.tariff import Terms
 
 FORMAT: Final = 3
@@ -75,9 +75,9 @@ class LedgerDamaged(ValueError):
 class Reserves(Frozen):
     """A reservation: one attempt of each of the rounds ``first`` to ``last``, paid in advance."""
 
-    first: int = Field(ge=0)
+    first: WholeNumber
     last: int = Field(le=10**9)
-    attempt: int = Field(default=0, ge=0)
+    attempt: WholeNumber = 0
     cohort: str
     """Who may be sent a message in each of them (manifed/privacy/tariff.py)."""
 
@@ -111,7 +111,7 @@ class Entry(Frozen):
     said: Mapping[str, Any] = {}
     """What costs nothing: of the first line format, run and key; where noise came from; the place
     of a site's answer; bytes of a line that a crash tore."""
-    sequence: int = Field(default=0, ge=0)
+    sequence: WholeNumber = 0
     previous: str = _GENESIS
     sha256: str = ""
     tag: str | None = None

@@ -17,13 +17,12 @@ from collections.abc import Callable
 from typing import Final
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from manifed.fields import Fraction, Frozen, NonNegative, Positive
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
 from manifed.privacy.events import (
-    Frozen,
     NeighboringRelation,
     PrivacyUnit,
     Release,
@@ -84,13 +83,13 @@ _Normals = Callable[[tuple[int, ...], int], Tensor]
 class Noise(Frozen):
     """The size of a release's noise, as the sum of three ways to state it."""
 
-    multiplier: float = Field(default=0.0, ge=0)
+    multiplier: NonNegative = 0.0
     """Times the sensitivity of whatever is released."""
-    coefficient: float = Field(default=0.0, ge=0)
+    coefficient: NonNegative = 0.0
     """Over N_i, whatever is released: the papers' calibration (spec 000 §3.3), tau *
     sqrt(o * K * log(1/delta)) / epsilon for DP-RSGD, and sqrt(m) times that for DP-RSVRG. It is
     *not* relative to the sensitivity; the accountant prices what it really buys."""
-    value: float = Field(default=0.0, ge=0)
+    value: NonNegative = 0.0
     """A standard deviation of its own, whatever is released."""
 
     def stddev(self, sensitivity: float, num_examples: int) -> float:
@@ -105,11 +104,11 @@ class ExampleMechanism(Frozen):
     ``noise``, a "standard deviation" and a sensitivity are scale and change in L1.
     """
 
-    l2_norm_clip: float | None = Field(default=None, gt=0)
+    l2_norm_clip: Positive | None = None
     """Bound in the metric at the point, of one example's gradient; None clips nothing."""
-    correction_l2_norm_clip: float | None = Field(default=None, gt=0)
+    correction_l2_norm_clip: Positive | None = None
     """Bound of the variance-reduced part (RSVRG); None means ``l2_norm_clip``."""
-    l1_norm_clip: float | None = Field(default=None, gt=0)
+    l1_norm_clip: Positive | None = None
     """Bound of one example's gradient in L1, on R^d, under Laplace noise; ``l2_norm_clip`` is then
     the same number, which bounds the L2 norm too."""
     neighboring_relation: NeighboringRelation = "add-or-remove"
@@ -168,11 +167,11 @@ class AdaptiveClip(Frozen):
     noised mean of b_i - 1/2 moves C by exp(-learning_rate * (mean + 1/2 - target_quantile)).
     """
 
-    target_quantile: float = Field(default=0.5, gt=0, lt=1)
+    target_quantile: Fraction = 0.5
     """Share of the uploads that shall not be clipped."""
-    learning_rate: float = Field(default=0.2, gt=0)
+    learning_rate: Positive = 0.2
     """How fast the clip norm follows."""
-    quantile_noise_multiplier: float = Field(gt=0)
+    quantile_noise_multiplier: Positive
     """Noise of the sum of b_i - 1/2, relative to its sensitivity of 1/2."""
 
 
@@ -183,9 +182,9 @@ class ClientMechanism(Frozen):
     N_x(0, (noise_multiplier * clip / expected cohort size)^2) is added once.
     """
 
-    l2_norm_clip: float = Field(gt=0)
+    l2_norm_clip: Positive
     """The clip norm C, or where an adaptive one starts."""
-    noise_multiplier: float = Field(ge=0)
+    noise_multiplier: NonNegative
     """The noise multiplier of the whole round; an adaptive clip's quantile takes its part of it."""
     neighboring_relation: NeighboringRelation = "add-or-remove"
     adaptive: AdaptiveClip | None = None

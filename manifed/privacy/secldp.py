@@ -25,12 +25,11 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
+from manifed.fields import Frozen, NonNegative
 from manifed.graphs import MOST_SUBSETS, Graph, Matrix, connectivity_bound
 from manifed.privacy import epsilon_bounds
 from manifed.privacy.events import (
-    Frozen,
     PoissonSampled,
     PrivacyUnit,
     Release,
@@ -382,7 +381,7 @@ class MaskedMechanism(ExampleMechanism):
     """
 
     unit: PrivacyUnit = "client"
-    mask_stddev: float = Field(default=0.0, ge=0)
+    mask_stddev: NonNegative = 0.0
     """The deviation of the mask of one pair, per orthonormal coordinate."""
     hidden: Hidden
 

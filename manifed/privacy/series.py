@@ -22,10 +22,9 @@ import math
 from typing import Final, Literal
 
 import numpy as np
-from pydantic import Field
 
+from manifed.fields import Frozen, NonNegative, Positive, PositiveCount
 from manifed.privacy.composition import gaussian_epsilon
-from manifed.privacy.events import Frozen
 from manifed.schedules import Array, TimeVarying
 
 _ROUNDING: Final = 2.0**-44
@@ -38,14 +37,14 @@ class Releases(Frozen):
 
     algorithm: Literal["output", "gradient"]
     schedules: TimeVarying
-    sensitivity: float = Field(gt=0)
+    sensitivity: Positive
     """C: how far apart two examples' gradients can be, L1 for Laplace noise, L2 for Gaussian."""
     noise: Literal["laplace", "gaussian"] = "laplace"
-    lipschitz: float = Field(default=0.0, ge=0)
+    lipschitz: NonNegative = 0.0
     """Of an example's gradient, in the norm of C; for output perturbation whose gradients are taken
     at a node's own state. 0 where both runs take them at one point (``grad_point = "mixed"``), or
     where the step is no expansion (convex losses, alpha_k L <= 2 (1 - beta_k), L2)."""
-    num_examples: int | None = Field(default=None, ge=1)
+    num_examples: PositiveCount | None = None
     """How many examples a node has: no batch is larger, so nothing is finite for ever."""
 
     def spent(self, rounds: int, side: int = 1) -> float:

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
+from manifed.fields import Frozen, Positive, PositiveCount
 from manifed.problems.examples import Examples
 
 ExampleKind = Literal[
@@ -28,12 +28,6 @@ Array = NDArray[np.float64]
 _Indices = NDArray[np.int64]
 NUM_EXAMPLES = "num_examples"
 """In the ``meta`` of data that every site has at home: N_i, a public constant."""
-
-
-class Frozen(BaseModel):
-    """An immutable value object that refuses unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -160,7 +154,7 @@ class Equal(PartitionRule):
     """Partition into shards of equal size, shuffled or as consecutive blocks."""
 
     kind: Literal["equal"] = "equal"
-    shard_size: int | None = Field(default=None, ge=1)
+    shard_size: PositiveCount | None = None
     """Examples a client; None divides all."""
     is_shuffled: bool = True
     """False: consecutive blocks."""
@@ -181,9 +175,9 @@ class Sorted(PartitionRule):
     """
 
     kind: Literal["sorted"] = "sorted"
-    blocks_per_client: int = Field(default=1, ge=1)
+    blocks_per_client: PositiveCount = 1
     """How many consecutive blocks a client gets."""
-    shard_size: int | None = Field(default=None, ge=1)
+    shard_size: PositiveCount | None = None
     """Examples a client; None divides all."""
 
     def split(self, dataset: Dataset, num_partitions: int, rng: Generator) -> list[_Indices]:
@@ -209,7 +203,7 @@ class Dirichlet(PartitionRule):
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
-    alpha: float = Field(default=0.5, gt=0)
+    alpha: Positive = 0.5
     """Small: each client has few classes; large: all are alike."""
 
     def split(self, dataset: Dataset, num_partitions: int, rng: Generator) -> list[_Indices]:

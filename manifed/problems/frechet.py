@@ -33,6 +33,7 @@ import torch
 from pydantic import Field, PlainSerializer, WrapValidator
 from torch import Tensor
 
+from manifed.fields import Positive
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.hyperbolic import Lorentz, PoincareBall
 from manifed.manifolds.spd import SPD, SPDLogEuclidean
@@ -206,15 +207,15 @@ class HyperbolicPrediction(_NearPoints):
     needs: ClassVar[ExampleKind] = "hyperbolic-pairs"
     kind: Literal["hyperbolic-prediction"] = "hyperbolic-prediction"
     start: Start = OriginStart()
-    bandwidth: float = Field(default=0.3, gt=0)
+    bandwidth: Positive = 0.3
     """v, the width of the kernel over features."""
-    ridge: float = Field(default=1e-5, gt=0)
+    ridge: Positive = 1e-5
     """gamma, added to the diagonal of the kernel matrix."""
     kernel_width: Literal["printed", "rbf"] = "printed"
     """"printed": exp(-|w-w'|^2 / (2 v)^2); "rbf": exp(-|w-w'|^2 / (2 v^2))."""
     ridge_rule: Literal["printed", "times-examples"] = "printed"
     """"printed": K + gamma I; "times-examples": K + N_i gamma I."""
-    radius: float = Field(default=4.0, gt=0)
+    radius: Positive = 4.0
     """The paper's M, of its constants L_f and L_g; nothing is computed from it."""
     are_features_public: bool = False
     """Declares the features public: the weights of an agent depend on all of its features, so what

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, linalg
 from torch.nn.functional import softplus
 
+from manifed.fields import NonNegative
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
 from manifed.problems.data import NUM_EXAMPLES, ExampleKind
@@ -125,7 +125,7 @@ class LeastSquares(LinearModel):
     needs: ClassVar[ExampleKind] = "regression"
     steepest_slope: ClassVar[float] = 1.0
     kind: Literal["least-squares"] = "least-squares"
-    ridge: float = Field(default=0.0, ge=0)
+    ridge: NonNegative = 0.0
     """Weight of |x|^2 / 2 in the loss."""
     scaling: Literal["mean", "sum"] = "mean"
     """"mean": the loss is a mean over a client's rows; "sum": their sum."""
@@ -178,7 +178,7 @@ class Logistic(LinearModel):
     steepest_slope: ClassVar[float] = 0.25
     kind: Literal["logistic"] = "logistic"
     start: Start = OriginStart()
-    penalty: float = Field(default=0.0, ge=0)
+    penalty: NonNegative = 0.0
     """Weight of |x|^2 / 2 in the loss."""
 
     @property

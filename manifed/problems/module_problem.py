@@ -18,12 +18,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import field_validator
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
 from manifed.errors import ConfigError, one_line
+from manifed.fields import Seed
 from manifed.layers import KeyedDropout, keyed
 from manifed.manifolds.linalg import standard_normal
 from manifed.manifolds.product import Product
@@ -341,7 +342,7 @@ class ModuleSpec(ProblemSource):
     loss: str = "cross-entropy"
     """"cross-entropy", "mse", or ``package.module:function`` of an output (1, *) and a label
     (1, *)."""
-    model_seed: int = Field(default=0, ge=0, lt=1 << 63)
+    model_seed: Seed = 0
     """The seed of torch's generator while the factory runs: it fixes start point and constants."""
 
     compute: Literal["float64", "float32"] | None = None

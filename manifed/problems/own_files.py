@@ -12,9 +12,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from manifed.errors import short
+from manifed.fields import Positive
 from manifed.problems.data import Dataset, ExampleKind, checksum
 from manifed.problems.examples import Examples
 from manifed.problems.file_formats import Array, BadFile, Layout, Raw
@@ -76,12 +77,12 @@ class FileData(Layout):
     """Public bounds of the label of a regression."""
     rescale_to: _Interval | None = None
     """Map ``range`` linearly to this, each column by itself."""
-    row_norm: float | None = Field(default=None, gt=0)
+    row_norm: Positive | None = None
     """Public bound of a row's length; of a hyperbolic point's distance from the origin."""
     outside: _Outside = "refuse"
     """A row beyond a bound: refuse the file; clip its entries, then its length; or project it onto
     the manifold (rows and sphere points: onto the sphere of radius ``row_norm``)."""
-    ridge: float = Field(default=1e-6, gt=0)
+    ridge: Positive = 1e-6
     """Added to the diagonal of the covariance of a signal."""
     is_centred: bool = True
     """Subtract each signal's own mean over time."""

@@ -21,9 +21,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from manifed.fields import BY_KIND, Frozen
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import Shape, standard_normal
-from manifed.problems.data import ExampleKind, Frozen
+from manifed.problems.data import ExampleKind
 from manifed.problems.examples import Examples
 
 Shards = Sequence[Examples]
@@ -296,9 +297,7 @@ class ModelStart(Frozen):
     kind: Literal["model"] = "model"
 
 
-Start = Annotated[
-    _RandomStart | OriginStart | _GivenStart | ModelStart, Field(discriminator="kind")
-]
+Start = Annotated[_RandomStart | OriginStart | _GivenStart | ModelStart, BY_KIND]
 
 
 # -- the problem of a config ----------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from manifed.durable import MOST_BYTES
 from manifed.errors import Missing, optional
+from manifed.fields import PositiveCount
 from manifed.problems.data import Array, Dataset, DataSource, ExampleKind, build, generator
 
 _Labels = NDArray[np.int64]
@@ -82,7 +83,7 @@ class _Images(DataSource):
 
     has_labels: bool | None = None
     """Examples are images with the digit that they show; null: images alone."""
-    num_examples: int | None = Field(default=None, ge=1)
+    num_examples: PositiveCount | None = None
     """A uniform subset of this size; null keeps all."""
     digit: int | None = Field(default=None, ge=0, le=9)
     """Only images of this digit; null keeps all ten."""

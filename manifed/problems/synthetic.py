@@ -16,6 +16,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 
+from manifed.fields import NonNegative, Positive, PositiveCount
 from manifed.problems.data import Array, Dataset, DataSource, ExampleKind, build, generator
 from manifed.problems.examples import Examples, Stream
 
@@ -35,16 +36,16 @@ class _Recipe(DataSource):
 class Pooled(_Recipe):
     """Base of synthetic data whose examples belong to no client in particular."""
 
-    num_examples: int = Field(default=1000, ge=1)
+    num_examples: PositiveCount = 1000
     """Examples in all."""
 
 
 class OfClients(_Recipe):
     """Base of synthetic data drawn for each client, from a law of its own."""
 
-    num_clients: int = Field(default=10, ge=1)
+    num_clients: PositiveCount = 10
     """Clients that rows are made for, each from its own law."""
-    dimension: int = Field(default=10, ge=1)
+    dimension: PositiveCount = 10
     """The dimension of a row, or of the space that points lie in."""
 
     def _sources(self, rows: int) -> NDArray[np.int64]:
@@ -59,10 +60,10 @@ class SyntheticPCA(OfClients):
 
     kind: Literal["synthetic-pca"] = "synthetic-pca"
     provides: ClassVar[ExampleKind] = "rows"
-    num_clients: int = Field(default=30, ge=1)
-    rows: int = Field(default=15, ge=1)
+    num_clients: PositiveCount = 30
+    rows: PositiveCount = 15
     """Rows a client."""
-    dimension: int = Field(default=20, ge=1)
+    dimension: PositiveCount = 20
 
     def draw(self, rng: Generator) -> Dataset:
         """Rows ``z`` with their client as source."""
@@ -78,11 +79,11 @@ class SyntheticLeastSquares(OfClients):
 
     kind: Literal["synthetic-least-squares"] = "synthetic-least-squares"
     provides: ClassVar[ExampleKind] = "regression"
-    rows: int = Field(default=20, ge=1)
+    rows: PositiveCount = 20
     """Rows a client."""
-    noise_stddev: float = Field(default=0.1, ge=0)
+    noise_stddev: NonNegative = 0.1
     """Deviation of the noise in the targets."""
-    heterogeneity: float = Field(default=0.0, ge=0)
+    heterogeneity: NonNegative = 0.0
     """Deviation of a client's own truth from the common one."""
 
     def draw(self, rng: Generator) -> Dataset:
@@ -104,7 +105,7 @@ class ScaledIdentities(OfClients):
 
     kind: Literal["scaled-identities"] = "scaled-identities"
     provides: ClassVar[ExampleKind] = "regression"
-    num_clients: int = Field(default=16, ge=1)
+    num_clients: PositiveCount = 16
 
     def draw(self, rng: Generator) -> Dataset:
         """``feature`` and ``target`` with their client as source, d rows a client."""
@@ -128,9 +129,9 @@ class LogNormalSPD(Pooled):
 
     kind: Literal["spd-lognormal"] = "spd-lognormal"
     provides: ClassVar[ExampleKind] = "spd-matrices"
-    dimension: int = Field(default=10, ge=1)
+    dimension: PositiveCount = 10
     """Side of the matrices."""
-    spread: float = Field(default=0.25, gt=0)
+    spread: Positive = 0.25
     """Deviation in the exponent."""
     condition: float = Field(default=100.0, ge=1)
     """Condition number of the centre."""

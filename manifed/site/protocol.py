@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import ConfigDict, StringConstraints, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -25,6 +25,7 @@ from torch import Tensor
 from manifed.errors import one_line
 from manifed.experiment.schema import Experiment, canonical, sha256
 from manifed.federation.exchange import Header
+from manifed.fields import BY_KIND
 
 MAGIC = b"manifed-site-2\n"
 MOST_CONFIG = 1 << 16
@@ -98,7 +99,7 @@ class Refusal:
 
 _Reply = Introduction | Update | Refusal
 Tensors = Mapping[str, Tensor]
-_HEADER = TypeAdapter[Question | _Reply](Annotated[Question | _Reply, Field(discriminator="kind")])
+_HEADER = TypeAdapter[Question | _Reply](Annotated[Question | _Reply, BY_KIND])
 
 
 # -- bytes ---------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-MODULES = ("accountant", "composition")
+MODULES = ("composition", "epsilon_bounds")
 
 
 @pytest.mark.parametrize("name", MODULES)
