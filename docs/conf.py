@@ -108,7 +108,9 @@ def plain_types(
 ) -> tuple[str | None, str | None]:
     """What pydantic reads beside a type tells a reader nothing."""
     prefix = r"~?(?:\w+\.)*"
-    beside = re.compile(rf"{prefix}Annotated\[([^\[\]]*), {prefix}FieldInfo\((?:[^()]|\([^()]*\))*\)\]")
+    beside = re.compile(
+        rf"{prefix}Annotated\[([^\[\]]*), {prefix}FieldInfo\((?:[^()]|\([^()]*\))*\)\]"
+    )
     return signature and beside.sub(r"\1", signature), returns
 
 

@@ -6,7 +6,7 @@ stands in for it. A config names them as ``kind = "reproduction.mammals:WordnetM
 
 import io
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from manifed.durable import MOST_BYTES
+from manifed.fields import Positive, PositiveCount
 from manifed.problems.data import Dataset, DataSource, ExampleKind, build, generator
 from manifed.problems.real import DataDamaged, content, find
 from reproduction import trees
-from reproduction.recipes import PositiveCount
 
 
 def lines(path: Path) -> list[str]:
@@ -45,7 +45,7 @@ class HyperbolicTree(DataSource):
     """Columns of the features."""
     radius: PositiveFloat = 2.5
     """Most edges from the root to a node, times the length of an edge."""
-    edge: Annotated[float, Field(gt=0)] | None = None
+    edge: Positive | None = None
     """Length of an edge, in place of ``radius``: trees of any depth are then equally curved."""
     held_out: NonNegativeInt | None = None
     """The query; None: the node below the root with the largest subtree."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from manifed.fields import PositiveCount
 from manifed.problems.data import NUM_EXAMPLES, ExampleKind
 from manifed.problems.examples import Examples
 from manifed.problems.pca import OnFrames, principal_angle
@@ -34,7 +34,7 @@ class MatrixCompletion(OnFrames):
     kind: Literal["reproduction.matrix_completion:MatrixCompletion"] = (
         "reproduction.matrix_completion:MatrixCompletion"
     )
-    rank: int = Field(default=2, ge=1)
+    rank: PositiveCount = 2
     """Columns of the frame."""
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat
 
+from manifed.fields import PositiveCount
 from manifed.problems.data import Dataset, DataSource, ExampleKind, build, generator
 from manifed.problems.real import subset
-from reproduction.recipes import PositiveCount
 
 Array = NDArray[np.float64]
 Features = Literal["nine", "eleven"]

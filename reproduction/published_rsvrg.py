@@ -26,7 +26,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from manifed.fields import Frozen
+from manifed.fields import Frozen, Positive, PositiveCount
 from manifed.privacy.events import Release, SampledWithoutReplacement
 
 PRINTED_FACTOR: Final = 28.0
@@ -42,10 +42,10 @@ class Schedule(Frozen):
     """Algorithm 11's sizes and clips, one example a step."""
 
     num_examples: int = Field(ge=2)
-    inner_steps: int = Field(ge=1)
-    epochs: int = Field(ge=1)
-    l2_norm_clip: float = Field(default=1.0, gt=0)
-    correction_l2_norm_clip: float = Field(default=1.0, gt=0)
+    inner_steps: PositiveCount
+    epochs: PositiveCount
+    l2_norm_clip: Positive = 1.0
+    correction_l2_norm_clip: Positive = 1.0
 
     @property
     def steps(self) -> int:

@@ -3,13 +3,14 @@
 Each recipe is its configuration, and a function of a generator, as `manifed.problems.synthetic`.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
+from manifed.fields import PositiveCount
 from manifed.problems.data import Array, Dataset, ExampleKind, build
 from manifed.problems.examples import Examples
 from manifed.problems.synthetic import (
@@ -19,9 +20,6 @@ from manifed.problems.synthetic import (
     StreamData,
     orthonormal,
 )
-
-PositiveCount = Annotated[int, Field(ge=1)]
-"""How many there are of something: at least one."""
 
 
 class Eigengap(OfClients):

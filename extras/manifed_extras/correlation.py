@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, model_validator
 
-from manifed.fields import Frozen
+from manifed.fields import BY_KIND, Frozen, NonNegative
 
 Array = NDArray[np.float64]
 MOST_BANDS: Final = 512
@@ -58,7 +58,7 @@ class Banded(Frozen):
     kind: Literal["banded"] = "banded"
     bands: int = Field(ge=2, le=MOST_BANDS)
     """How many rounds the correlation reaches, the present one included."""
-    coefficients: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    coefficients: tuple[NonNegative, ...] | None = None
     """c_0 = 1 and on, not growing; None: those of A^{1/2}."""
 
     @model_validator(mode="after")
@@ -116,7 +116,7 @@ class BandedInverse(Frozen):
         return "drawn"
 
 
-Correlation = Annotated[Banded | BandedInverse, Field(discriminator="kind")]
+Correlation = Annotated[Banded | BandedInverse, BY_KIND]
 
 
 # -- prices --------------------------------------------------------------------------------------

@@ -23,12 +23,13 @@ least as fast the noise of the mean does not grow (growing_manifolds.md).
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import PositiveFloat, model_validator
 from torch import Tensor
 
 from manifed.algorithms.algorithm import ClientUpdate
 from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
+from manifed.fields import Positive
 from manifed.oracles.minibatch import Full, Minibatch, Poisson, Query, WithoutReplacement
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.schedules import AnySchedule, factor_of, whole
@@ -129,7 +130,7 @@ class ScaledProjected(Projected):
     """Projected steps with scaled noise, after a round whose step size was another one."""
 
     noise_factor: PositiveFloat = 1.0
-    last_step_size: float = Field(gt=0)
+    last_step_size: Positive
     """Eta of the round before, by which line 17 undoes that round's step."""
 
     def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:

@@ -17,14 +17,15 @@ from operator import methodcaller
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 from torch import Tensor
 
 from manifed.algorithms.payloads import Displacement, Down, Payload, Point
+from manifed.fields import Frozen, Positive, PositiveCount
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.oracles.minibatch import Ask, Full, Minibatch, Query
 from manifed.oracles.noisy_oracle import STEPS_PER_PHASE, Draws, Oracle
-from manifed.privacy.events import Frozen, Release
+from manifed.privacy.events import Release
 from manifed.privacy.mechanism import ExampleMechanism
 
 Space = Literal["tangent", "ambient"]
@@ -224,9 +225,9 @@ class ClientUpdate(Frozen):
 class GradientSteps(ClientUpdate):
     """Base of client updates that take ``local_steps`` steps along minibatch gradients."""
 
-    step_size: float = Field(gt=0)
+    step_size: Positive
     """The length of a local step."""
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: PositiveCount = 1
     """Local steps a round."""
     minibatch: Minibatch = Full()
     """The examples of one step."""

@@ -22,10 +22,10 @@ from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import State
+from manifed.fields import BY_KIND, Frozen, PositiveCount
 from manifed.manifolds import Grassmann, Sphere, Stiefel
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.manifolds.linalg import polar
-from manifed.privacy.events import Frozen
 
 _LARGEST = 1e100
 """The largest W_n / w_n: beyond it an iterate changes nothing."""
@@ -34,7 +34,7 @@ _LARGEST = 1e100
 class _Weights(Frozen):
     """Which iterates count, and how much: public numbers, fixed before the run."""
 
-    from_round: int = Field(default=1, ge=1)
+    from_round: PositiveCount = 1
     """The first iterate that counts is the one after this round."""
     power: float = Field(default=0.0, ge=0, le=64)
     """w_n is proportional to n^power, n = 1 in ``from_round``: 0 is a plain average, and a larger
@@ -125,7 +125,7 @@ class ProjectorAverage(_Weights):
             )
 
 
-Average = Annotated[GeodesicAverage | ProjectorAverage, Field(discriminator="kind")]
+Average = Annotated[GeodesicAverage | ProjectorAverage, BY_KIND]
 
 
 def _frame(x: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from manifed.algorithms.algorithm import (
     There,
 )
 from manifed.algorithms.payloads import Down, PerClient, Point
+from manifed.fields import Positive, WholeNumber
 from manifed.graphs import Graph, GraphSpec, metropolis_hastings
 from manifed.manifolds.base import Manifold
 from manifed.oracles.noisy_oracle import Oracle
@@ -71,7 +72,7 @@ class _OfGraph(ClientUpdate):
 
     graph: GraphSpec
     """Who talks to whom."""
-    graph_seed: int = Field(default=0, ge=0)
+    graph_seed: WholeNumber = 0
     """Read by random graphs only."""
     num_nodes: int | None = Field(default=None, ge=1, lt=1 << 20)
     """None in a config: federation.num_clients. Node i is partition i."""
@@ -161,7 +162,7 @@ class ModelOfEachNode(_OfGraph, ServerUpdate):
 class ByGraph(GradientSteps, _OfGraph):
     """Base of gossip algorithms with gradient steps whose size may fall with the round."""
 
-    decay_rounds: float | None = Field(default=None, gt=0)
+    decay_rounds: Positive | None = None
     """Eta_t = step_size / (1 + t / decay_rounds) in round t + 1; None: constant."""
 
     def step_size_in(self, server_round: int) -> float:

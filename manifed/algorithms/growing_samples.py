@@ -25,12 +25,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Here, Memory, Phase, State
 from manifed.algorithms.gossip import ModelOfEachNode
 from manifed.algorithms.payloads import Payload, PerClient, Point
+from manifed.fields import NonNegative
 from manifed.oracles.minibatch import Ask, Query, WithoutReplacement
 from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.events import Release, Unsampled
@@ -81,7 +82,7 @@ class GrowingSamples(ModelOfEachNode):
     grad_point: Literal["own", "mixed"] = "own"
     """Where Algorithm 1 takes gradients: at x_i,k, which is hidden, or at z_i,k, which everybody
     sees and which needs no Lipschitz constant (not in the paper)."""
-    lipschitz: float | None = Field(default=None, ge=0)
+    lipschitz: NonNegative | None = None
     """Of an example's gradient in L2, for grad_point = "own", whose price it enters; enforced: a
     record that can be steeper counts as zero. Clipping to an L2 ball does not raise it."""
     samples: Literal["subsets", "in-order"] | None = None

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import (
@@ -37,6 +36,7 @@ from manifed.algorithms.algorithm import (
 from manifed.algorithms.pair_masks import SETUP, Masking
 from manifed.algorithms.payloads import Displacement, Down, Payload, Point
 from manifed.errors import RoundFailed
+from manifed.fields import WholeNumber
 from manifed.oracles.noisy_oracle import Oracle
 
 
@@ -60,7 +60,7 @@ class MaskedMean(Masking, MappedSteps):
     kind: Literal["masked-mean"] = "masked-mean"
     mean_weights = "uniform"
     """Masks cancel in the plain sum."""
-    max_dropped: int | None = Field(default=None, ge=0)
+    max_dropped: WholeNumber | None = None
     """With how many nodes at once masks are revealed; None: a third of them."""
 
     @property

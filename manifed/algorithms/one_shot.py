@@ -68,7 +68,6 @@ there is would else be divided by next to nothing. Invariant: state["x"] is fini
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import (
@@ -80,6 +79,7 @@ from manifed.algorithms.algorithm import (
     Weighting,
 )
 from manifed.algorithms.payloads import Displacement, Payload, Point, SymmetricMean
+from manifed.fields import NonNegative, Positive
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import EXP, sym_function, unpacked
 from manifed.oracles.minibatch import Ask, Full
@@ -197,9 +197,9 @@ class NoisyGram(OneShot):
     """One-shot least squares: the solution of the noised mean Gram matrix."""
 
     kind: Literal["noisy-gram"] = "noisy-gram"
-    ridge: float = Field(default=0.0, ge=0)
+    ridge: NonNegative = 0.0
     """The ridge of the problem."""
-    eigenvalue_floor: float = Field(default=1e-3, gt=0)
+    eigenvalue_floor: Positive = 1e-3
     """Public: least eigenvalue of A_aa that is believed."""
 
     up = SymmetricMean.sized(1)

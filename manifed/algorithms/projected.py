@@ -24,7 +24,6 @@ whoever takes part. With everybody in every round it is Algorithm 1.
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import (
@@ -38,6 +37,7 @@ from manifed.algorithms.algorithm import (
 )
 from manifed.algorithms.payloads import Displacement, Payload, Point, PointAndDisplacement
 from manifed.errors import RoundFailed
+from manifed.fields import Positive
 from manifed.manifolds.base import Manifold
 from manifed.oracles.noisy_oracle import Oracle
 
@@ -45,9 +45,9 @@ from manifed.oracles.noisy_oracle import Oracle
 class _Projecting(GradientSteps, ServerUpdate):
     """What both forms share: local steps, the mean's projection, and the tube it must stay in."""
 
-    server_step_size: float = Field(default=1.0, gt=0)
+    server_step_size: Positive = 1.0
     """eta_g, of the server's step; line 17 undoes it at the clients."""
-    tube_radius: float | None = Field(default=None, gt=0)
+    tube_radius: Positive | None = None
     """Largest |x - P_M(x)|; None: the reach of the manifold, beyond which P_M is not unique (the
     theory asks for half of it, Assumption 2.3)."""
 

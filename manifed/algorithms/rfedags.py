@@ -26,10 +26,9 @@ stream is clipped in T_{x^(t)} and the server noises sum_{i in S_t} zeta_i / (ex
 which is the rule above for equal weights and the cohort's own p (manifed/privacy/mechanism.py).
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import (
@@ -39,9 +38,8 @@ from manifed.algorithms.algorithm import (
     State,
     There,
 )
+from manifed.fields import Positive, Probability
 from manifed.oracles.noisy_oracle import Oracle
-
-_Probability = Annotated[float, Field(gt=0, le=1)]
 
 
 class RFedAGS(MappedSteps, ServerUpdate):
@@ -50,9 +48,9 @@ class RFedAGS(MappedSteps, ServerUpdate):
     kind: Literal["rfedags"] = "rfedags"
     mean_weights = "uniform"
     """The weights of the mean that a mechanism noises; 1 / (n p_i) weigh the streams."""
-    server_step_size: float = Field(default=1.0, gt=0)
+    server_step_size: Positive = 1.0
     """The length of the server's step along the mean."""
-    participation: _Probability | tuple[_Probability, ...] | None = None
+    participation: Probability | tuple[Probability, ...] | None = None
     """p_i, one for all clients or one each; None: the share of rounds in which a client was there
     (at client level: the cohort's own)."""
 

@@ -12,10 +12,10 @@ Invariant: every iterate is on the manifold; what leaves is tangent at the broad
 
 from typing import Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Here, MappedSteps
+from manifed.fields import NonNegative
 from manifed.oracles.noisy_oracle import Oracle
 
 
@@ -23,7 +23,7 @@ class RFedProx(MappedSteps):
     """Client update of ``local_steps`` steps that are pulled back to the broadcast point."""
 
     kind: Literal["rfedprox"] = "rfedprox"
-    penalty_weight: float = Field(ge=0)
+    penalty_weight: NonNegative
     """mu, of the pull towards the broadcast point."""
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:

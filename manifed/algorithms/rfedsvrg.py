@@ -16,7 +16,6 @@ is state["gradient"].
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import (
@@ -29,6 +28,7 @@ from manifed.algorithms.algorithm import (
     Weighting,
 )
 from manifed.algorithms.payloads import Displacement, MeanGradient, Payload, Point, check_tangent
+from manifed.fields import Positive
 from manifed.oracles.minibatch import Ask, Full
 from manifed.oracles.noisy_oracle import Oracle
 
@@ -37,7 +37,7 @@ class RFedSVRG(MappedSteps, ServerUpdate):
     """RFedSVRG with two exchanges a round: gradients at a common point, then iterates."""
 
     kind: Literal["rfedsvrg"] = "rfedsvrg"
-    server_step_size: float = Field(default=1.0, gt=0)
+    server_step_size: Positive = 1.0
     """The length of the server's step along the mean."""
     weights: Weighting = "uniform"
     """A client's weight in the mean: its number of examples, or 1."""

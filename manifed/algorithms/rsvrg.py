@@ -23,7 +23,6 @@ import math
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import (
@@ -33,6 +32,7 @@ from manifed.algorithms.algorithm import (
     check_steps,
 )
 from manifed.algorithms.rsgd import Option, Output
+from manifed.fields import Positive, PositiveCount
 from manifed.manifolds.base import MapChoice
 from manifed.oracles.minibatch import Ask, Minibatch, Poisson, Query
 from manifed.oracles.noisy_oracle import Oracle
@@ -43,11 +43,11 @@ class RSVRG(ClientUpdate):
     """Client update of K epochs of m variance-reduced steps each (PriRFed, Algorithm 3)."""
 
     kind: Literal["rsvrg"] = "rsvrg"
-    step_size: float = Field(gt=0)
+    step_size: Positive
     """The length of a local step."""
-    epochs: int = Field(default=1, ge=1)
+    epochs: PositiveCount = 1
     """K: how often the reference gradient is taken anew in a round."""
-    inner_steps: int = Field(ge=1)
+    inner_steps: PositiveCount
     """m: corrected steps an epoch."""
     minibatch: Minibatch = Poisson(batch_size=32)
     """The examples of one step."""

@@ -19,11 +19,12 @@ heavy-ball momentum carried between tangent spaces; m^(t) state["momentum"], kep
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from manifed.algorithms.algorithm import ServerUpdate, State, There, Weighting
 from manifed.algorithms.averaging import Average
+from manifed.fields import Fraction, Positive
 from manifed.manifolds.base import DRIFT, Manifold, MapChoice
 
 
@@ -31,7 +32,7 @@ class TangentMean(ServerUpdate):
     """Server update of PriRFed (Algorithm 1): a step to the tangent mean of the uploads, (3.2)."""
 
     kind: Literal["tangent-mean"] = "tangent-mean"
-    server_step_size: float = Field(default=1.0, gt=0)
+    server_step_size: Positive = 1.0
     """The length of the server's step along the mean."""
     weights: Weighting = "num-examples"
     """A client's weight in the mean: its number of examples, or 1."""
@@ -41,7 +42,7 @@ class TangentMean(ServerUpdate):
     """How the server moves; None: exactly, or in a config by the maps of ``training``."""
     average: Average | None = None
     """The model is this average of the iterates; None: the last iterate."""
-    momentum: float | None = Field(default=None, gt=0, lt=1)
+    momentum: Fraction | None = None
     """None: no momentum."""
 
     @model_validator(mode="after")

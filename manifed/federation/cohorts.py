@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from manifed.errors import ConfigError
+from manifed.fields import BY_KIND, Frozen, PositiveCount, Probability
 from manifed.privacy.events import (
-    Frozen,
     PoissonSampled,
     SampledWithoutReplacement,
     Sampling,
@@ -21,7 +21,7 @@ from manifed.privacy.events import (
 )
 from manifed.privacy.random_numbers import NoiseSource, Stream
 
-_Probabilities = tuple[Annotated[float, Field(gt=0, le=1)], ...]
+_Probabilities = tuple[Probability, ...]
 """p_i of every client, where they differ; () where one number says them all."""
 
 
@@ -97,7 +97,7 @@ class FixedSize(_Cohort):
 
     kind: Literal["fixed-size"] = "fixed-size"
     probabilities: ClassVar[_Probabilities] = ()
-    cohort_size: int = Field(ge=1)
+    cohort_size: PositiveCount
     """Clients a round, drawn uniformly."""
 
     def check(self, num_clients: int) -> None:
@@ -130,7 +130,7 @@ class PoissonCohort(_Cohort):
 
     kind: Literal["poisson"] = "poisson"
     probabilities: ClassVar[_Probabilities] = ()
-    sampling_probability: float = Field(gt=0, le=1)
+    sampling_probability: Probability
     """With which each client takes part in a round, independently."""
 
     def rate(self, num_clients: int) -> float:
@@ -173,4 +173,4 @@ class PoissonEach(_Cohort):
         return max(self.probabilities)
 
 
-Cohort = Annotated[Everyone | FixedSize | PoissonCohort | PoissonEach, Field(discriminator="kind")]
+Cohort = Annotated[Everyone | FixedSize | PoissonCohort | PoissonEach, BY_KIND]

@@ -28,10 +28,11 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.payloads import Payload, Point
+from manifed.fields import Fraction, Frozen, Positive, PositiveCount
 from manifed.oracles.blocks import Points, in_blocks
 from manifed.oracles.noisy_oracle import Draws
 from manifed.oracles.sums import keeps_rows_apart
-from manifed.privacy.events import Frozen, NeighboringRelation, Release
+from manifed.privacy.events import NeighboringRelation, Release
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.random_numbers import Stream
 from manifed.problems.examples import Examples
@@ -63,14 +64,14 @@ EVALUATE = Phase("evaluate", Point, Totals, uploads=("any",), aggregation="none"
 class _StopWhen(Frozen):
     """When a run ends before its last round; it pays for all of them."""
 
-    no_better_for: int = Field(ge=1)
+    no_better_for: PositiveCount
     """Evaluations in a row without a smaller mean loss than any before."""
 
 
 class _HeldOut(Frozen):
     """When a model is judged by records that no training step uses, and what follows from it."""
 
-    every: int = Field(default=1, ge=1)
+    every: PositiveCount = 1
     """Rounds between evaluations; the others pay nothing for it."""
     keep: Literal["last", "best"] = "last"
     """Which round's model is the result: the last, or the one of the least mean loss."""
@@ -90,11 +91,11 @@ class PrivateEvaluation(_HeldOut):
     """Evaluates loss and accuracy on every site's hold-out, noised and charged to every ledger."""
 
     kind: Literal["private"] = "private"
-    hold_out: float = Field(gt=0, lt=1)
+    hold_out: Fraction
     """Share of the records that no training step uses."""
     loss_range: tuple[float, float]
     """Public: what losses are clipped to."""
-    noise_multiplier: float | None = Field(default=None, gt=0)
+    noise_multiplier: Positive | None = None
     """Noise relative to the sensitivity; None: as training's, found together with it."""
 
     @model_validator(mode="after")

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
+from manifed.fields import BY_KIND, Frozen, Positive, PositiveCount
 from manifed.privacy.events import (
-    Frozen,
     PoissonSampled,
     Release,
     SampledWithoutReplacement,
@@ -43,7 +42,7 @@ class Poisson(Frozen):
     """Minibatch rule: each example independently with ``batch_size / num_examples``."""
 
     kind: Literal["poisson"] = "poisson"
-    batch_size: float = Field(gt=0)
+    batch_size: Positive
     """Expected number of examples in a batch."""
 
     def expected_size(self, num_examples: int) -> float:
@@ -60,7 +59,7 @@ class WithoutReplacement(Frozen):
     """Minibatch rule: a uniform subset of exactly ``batch_size`` (PriRFed, Algorithm 2, line 3)."""
 
     kind: Literal["without-replacement"] = "without-replacement"
-    batch_size: int = Field(ge=1)
+    batch_size: PositiveCount
     """Examples of a batch, exactly."""
 
     def expected_size(self, num_examples: int) -> float:
@@ -73,7 +72,7 @@ class WithoutReplacement(Frozen):
         return SampledWithoutReplacement(sample_size=size, population=num_examples)
 
 
-Minibatch = Annotated[Full | Poisson | WithoutReplacement, Field(discriminator="kind")]
+Minibatch = Annotated[Full | Poisson | WithoutReplacement, BY_KIND]
 
 
 # -- which rows are in a batch ------------------------------------------------------------------

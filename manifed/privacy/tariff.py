@@ -47,10 +47,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
+from manifed.fields import Frozen, Probability, WholeNumber
 from manifed.privacy.epsilon_bounds import a_priori_epsilon, external_epsilon
 from manifed.privacy.events import (
     Adversary,
-    Frozen,
     PoissonSampled,
     Releases,
     SampledWithoutReplacement,
@@ -148,12 +148,12 @@ class Terms(Frozen):
     """How cohorts are drawn."""
     aggregate: Releases = ()
     """What the server releases about whole clients in a round, its sampling included."""
-    planned_draws: int = Field(default=0, ge=0)
+    planned_draws: WholeNumber = 0
     """The most cohort draws that the run may make (under these terms, where it plans several); an
     outsider is priced for at least these, because how many were made can tell who was in them."""
     num_examples: tuple[int, ...] = ()
     """N_i of every client, where they are declared and not counted."""
-    probabilities: tuple[Annotated[float, Field(gt=0, le=1)], ...] = ()
+    probabilities: tuple[Probability, ...] = ()
     """p_i of every client, where they differ; ``sampling`` is then by the largest of them."""
 
     @model_validator(mode="after")

@@ -27,9 +27,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, linalg
 
+from manifed.fields import PositiveCount
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.linalg import Shape
@@ -169,7 +169,7 @@ class KPCA(OnFrames, _Components):
 
     keeps_rows_apart = True
     kind: Literal["kpca"] = "kpca"
-    num_components: int = Field(default=2, ge=1)
+    num_components: PositiveCount = 2
     """Columns of the frame, k."""
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
