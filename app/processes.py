@@ -175,7 +175,7 @@ def stage(project: Path, target: Path) -> Path:
 @contextmanager
 def private_flower(
     project: Path, variables: Mapping[str, str] | None = None
-) -> Generator[PrivateFlower, None, None]:
+) -> Generator[PrivateFlower]:
     """Makes a private Flower for one run of the app in ``project``; nothing of it is left.
 
     Its processes have ``variables`` in their environment. SIGTERM and SIGHUP end the block like

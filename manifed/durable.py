@@ -118,7 +118,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Generator[None, None, None]:
+def held(folder: Path) -> Generator[None]:
     """Locks ``folder`` for this process without writing; the lock ends with the process.
 
     Raises:

@@ -45,6 +45,15 @@ class ConfigError(ValueError):
         super().__init__(one_line(text, LONGEST))
 
 
+@contextmanager
+def named_by(place: object, *kinds: type[Exception]) -> Generator[None]:
+    """Makes errors of these kinds a `ConfigError` that says first where the fault is."""
+    try:
+        yield
+    except kinds as error:
+        raise ConfigError(f"{place}: {error}") from None
+
+
 def check_linux(what: str) -> None:
     """Refuse, on another platform, a part that reads Linux's /proc or asks a socket for its peer.
 
@@ -66,7 +75,7 @@ class Missing(ImportError):
 
 
 @contextmanager
-def optional() -> Generator[None, None, None]:
+def optional() -> Generator[None]:
     """Name the extra of an optional package whose import fails in the block.
 
     Raises:

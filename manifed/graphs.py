@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.random import Generator
@@ -32,7 +32,7 @@ from manifed.fields import BY_KIND, Frozen, PositiveCount, Probability
 
 Matrix = NDArray[np.float64]
 
-MOST_SUBSETS: Final = 4_000
+MOST_SUBSETS = 4_000
 """Coalitions that are enumerated; with more of them a proved bound takes over."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from manifed.errors import ConfigError
+from manifed.errors import ConfigError, named_by
 from manifed.federation.client import releases_in
 from manifed.federation.plan import Plan
 from manifed.privacy.composition import NoValidBound
@@ -102,10 +102,8 @@ def client_mechanism(setting: Setting) -> ClientMechanism | None:
         found = noised(_search(setting, rule, tariff, CLIENT_LEVEL))
     else:
         found = noised(rule.noise_multiplier)
-    try:
+    with named_by("privacy.adaptive.quantile_noise_multiplier", ValueError):
         found.upload_noise_multiplier  # noqa: B018  raises when the quantile costs too much
-    except ValueError as error:
-        raise ConfigError(f"privacy.adaptive.quantile_noise_multiplier: {error}") from None
     return found
 
 
@@ -371,11 +369,9 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
         claim=_claim(setting),
         after_dropout=disclosing,
     )
-    try:
+    with named_by("privacy", NoValidBound):
         promise.planned(1)
         return promise.for_draws(promise.planned_draws)
-    except NoValidBound as refusal:
-        raise ConfigError(f"privacy: {refusal}") from None
 
 
 def _claim(setting: Setting) -> "Claim | None":

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +25,9 @@ from torch import Tensor
 from manifed.errors import ConfigError
 
 _Scores = NDArray[np.float64]
-_DELTAS: Final = (1e-5, 1e-4, 1e-3, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+_DELTAS = (1e-5, 1e-4, 1e-3, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 """Where a claim is compared: the larger ones need the fewest runs."""
-_LEAST_CLAIM: Final = 0.1
+_LEAST_CLAIM = 0.1
 """At a delta where less is claimed, a ratio of two small numbers says nothing."""
 
 

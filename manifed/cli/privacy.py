@@ -10,7 +10,7 @@ import click
 from typer import Argument, Exit, Option, echo
 
 from manifed.cli.options import QUICKSTART, ConfigPath, DataDir, Sets, answer, print_json
-from manifed.errors import ConfigError, one_line
+from manifed.errors import ConfigError, named_by, one_line
 
 
 class _Number(click.FloatRange):
@@ -193,10 +193,8 @@ def calibrate(
         )
         return epsilon([release], target_delta)
 
-    try:
+    with named_by("calibrate", ValueError):
         found = least_multiplier(cost, target_epsilon)
-    except ValueError as error:
-        raise ConfigError(f"calibrate: {error}") from None
     spent = cost(found)
     answer(
         {"noise_multiplier": found, "epsilon": spent, "delta": target_delta},

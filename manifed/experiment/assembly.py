@@ -23,7 +23,7 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.payloads import PerClient
-from manifed.errors import ConfigError, one_line
+from manifed.errors import ConfigError, named_by
 from manifed.experiment.plugins import is_plugin
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import ClientSetup, ClientSide, Node, Seat, Uncharged, run_update
@@ -119,16 +119,15 @@ def _examples(
     data = config.data
     if isinstance(data, SiteData):
         return tuple(_read(config, i, None, sizes[i]) for i in members)
-    try:
+    place = f"data.kind: {data.kind!r}"
+    with (
+        named_by(place, FileNotFoundError),
+        named_by(f"{place}: cannot be prepared", RuntimeError),
+        named_by("data, federation.partition", ValueError),
+    ):
         if members == range(config.federation.num_clients):
             return shards(config.problem, *_split(config))
         return some_shards(config.problem, *_split(config), members)
-    except FileNotFoundError as missing:
-        raise ConfigError(f"data.kind: {data.kind!r}: {missing}") from None
-    except ValueError as error:
-        raise ConfigError(f"data, federation.partition: {error}") from None
-    except RuntimeError as error:
-        raise ConfigError(f"data.kind: {data.kind!r}: cannot be prepared: {error}") from None
 
 
 def _split(config: Experiment) -> tuple[DataSource, PartitionRule, int, int, Path | None]:
@@ -178,12 +177,10 @@ def made_up_examples(config: Experiment, num_examples: int = 1) -> Examples:
         ConfigError: the problem cannot read such data.
     """
     assert isinstance(config.data, SiteData)
-    try:
+    with named_by("data", ValueError):
         check_pair(config.problem, config.data)
         blank = config.data.blank().take(torch.zeros(num_examples, dtype=torch.long))
         return config.problem.prepare(blank, {**config.data.meta, NUM_EXAMPLES: num_examples})
-    except ValueError as error:
-        raise ConfigError(f"data: {error}") from None
 
 
 def _own_size(config: Experiment, partition: int, declared: int | None) -> int:
@@ -246,17 +243,15 @@ def _read(config: Experiment, partition: int, path: Path | None, size: int | Non
             "data.paths: required in a simulation, but not given; in a deployment each node names "
             "its own file (--node-config 'data-path=\"...\"')"
         )
-    try:
+    place = f"data: client {partition}"
+    with (
+        named_by(f"{place}: cannot be prepared", RuntimeError),  # a kernel that fails
+        named_by(place, OSError, ValueError),
+    ):
         check_pair(config.problem, data)
         found = data.read(path or paths[partition])
         size = len(found) if size is None else size
         examples = config.problem.prepare(found, {**data.meta, NUM_EXAMPLES: size})
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"data: client {partition}: {error}") from None
-    except RuntimeError as error:  # a kernel that fails
-        raise ConfigError(
-            f"data: client {partition}: cannot be prepared: {one_line(str(error))}"
-        ) from None
     # nobody may ask if a site holds N_i examples where N_i + 1 would be a neighbour
     is_any = privacy.kind != "none" and privacy.neighboring_relation == "add-or-remove"
     if not is_any and len(examples) != size:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifed.errors import ConfigError
+from manifed.errors import named_by
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.schema import Experiment
 from manifed.manifolds.base import Manifold
@@ -165,11 +165,9 @@ def public_evaluator(config: Experiment) -> PublicEvaluator | None:
     if held.kind != "public":
         return None
     assert isinstance(data, SiteData)
-    try:
+    with named_by("evaluation.path", OSError, ValueError):
         found = data.read(Path(held.path))
         size, *_ = config.federation.num_examples or (len(found),)
         examples = config.problem.prepare(found, {**data.meta, NUM_EXAMPLES: size})
         config.problem.check_records(examples)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"evaluation.path: {error}") from None
     return PublicEvaluator(config.problem.build(), examples)

@@ -20,12 +20,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Final
 
 from manifed.privacy.events import PoissonSampled, Release, SampledWithoutReplacement
 from manifed.privacy.loss import Loss, gaussian_loss, laplace_loss, special
 
-_LEAST_RATE: Final = 1e-9
+_LEAST_RATE = 1e-9
 """Below this sampling probability a release counts as sampled with this one: still a bound."""
 
 

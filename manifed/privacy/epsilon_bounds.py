@@ -69,7 +69,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import Final
 
 import numpy as np
 
@@ -82,8 +81,8 @@ Coins = tuple[tuple[Releases, float, int], ...]
 """(What an update releases, the probability that it is made and counts, how often)."""
 _Counts = Counter[tuple[Composition, float]]
 """How often an update was made, by what it releases and its probability; 1 at most once."""
-_WASTE: Final = 0.002
-_LARGEST: Final = 2.0**40
+_WASTE = 0.002
+_LARGEST = 2.0**40
 
 
 def epsilon(releases: Iterable[Release], delta: float) -> float:

@@ -21,7 +21,7 @@ A further adversary is another `Adversary`; whatever prices takes it as an argum
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -151,20 +151,20 @@ class Adversary:
     """Whose pairwise masks it knows."""
 
 
-SERVER: Final = Adversary("server", "the server, who sees every cohort and every upload")
-EXTERNAL: Final = Adversary(
+SERVER = Adversary("server", "the server, who sees every cohort and every upload")
+EXTERNAL = Adversary(
     "external", "an outsider who sees every broadcast model and no cohort", sees_cohorts=False
 )
-CLIENT_LEVEL: Final = Adversary(
+CLIENT_LEVEL = Adversary(
     "client-level",
     "an outsider who sees every broadcast model; the server is trusted",
     "aggregate",
     sees_cohorts=False,
 )
-ADVERSARIES: Final = (SERVER, EXTERNAL, CLIENT_LEVEL)
+ADVERSARIES = (SERVER, EXTERNAL, CLIENT_LEVEL)
 """Adversaries of a star: all that configs and ledgers can name."""
 
-OF_MASKS: Final = (
+OF_MASKS = (
     SERVER,
     Adversary(
         "one-node",
@@ -214,7 +214,7 @@ class Label(StrEnum):
     __repr__ = str.__repr__
 
 
-AUTHENTICITY: Final = {
+AUTHENTICITY = {
     "unkeyed": "unkeyed: accidents are excluded, a consistent rewrite is not",
     "not checked": "keyed, but no key was given: a consistent rewrite is not excluded",
     "verified": "keyed: every line is by the holder of the key",

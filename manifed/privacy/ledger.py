@@ -39,19 +39,19 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, NamedTuple, Self
+from typing import Any, BinaryIO, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from manifed.durable import append_durably, create_atomically, write_atomically
-from manifed.errors import ConfigError
+from manifed.errors import ConfigError, named_by
 from manifed.fields import Frozen, WholeNumber
 from manifed.privacy.tariff import Terms
 
-FORMAT: Final = 3
-_GENESIS: Final = "0" * 64
+FORMAT = 3
+_GENESIS = "0" * 64
 """The hash that the first line is bound to."""
-_LONGEST_END: Final = 160
+_LONGEST_END = 160
 """Bytes; what follows the content of a line, its hash among it, is shorter."""
 
 
@@ -428,8 +428,8 @@ class Ledger:
 
 
 # -- the chain ---------------------------------------------------------------------------------
-_END: Final = re.compile(rb',"sha256":"([0-9a-f]{64})"(?:,"tag":"([0-9a-f]{64})")?\}\n\Z')
-_FREE: Final = re.compile(rb'\{"previous":"[0-9a-f]{64}","s')
+_END = re.compile(rb',"sha256":"([0-9a-f]{64})"(?:,"tag":"([0-9a-f]{64})")?\}\n\Z')
+_FREE = re.compile(rb'\{"previous":"[0-9a-f]{64}","s')
 """How a line begins that is seen to reserve nothing: its keys are in alphabetical order."""
 
 
@@ -474,7 +474,7 @@ def _lines(path: Path, file: BinaryIO, key: bytes | None) -> Iterator[tuple[Entr
 
 
 @contextmanager
-def _counting(path: Path, line: int) -> Generator[None, None, None]:
+def _counting(path: Path, line: int) -> Generator[None]:
     """Turn what a line raises that no run wrote into LedgerDamaged."""
     try:
         yield
@@ -548,11 +548,8 @@ def ledger_key(path: Path | None = None) -> bytes | None:
     named = path or os.environ.get("MANIFED_LEDGER_KEY_FILE")
     if not named:
         return None
-    try:
+    with named_by("ledger key (MANIFED_LEDGER_KEY_FILE or --ledger-key)", OSError, ValueError):
         return _checked(Path(named).read_bytes().strip(), f"the key file {named}")
-    except (OSError, ValueError) as error:
-        what = "ledger key (MANIFED_LEDGER_KEY_FILE or --ledger-key)"
-        raise ConfigError(f"{what}: {error}") from None
 
 
 def _checked(key: bytes, name: str = "the ledger's key") -> bytes:

@@ -18,19 +18,19 @@ Guarantee: every ``epsilon`` is an upper bound, up to the rounding that `_roundo
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special as _scipy_special
 
 Array = npt.NDArray[np.float64]
-_TAIL: Final = 1e-16
+_TAIL = 1e-16
 """Mass that a composition may cut off, per side; it counts as an infinite loss."""
 _Complex = npt.NDArray[np.complex128]
-_LARGEST_LOSS: Final = 600.0
+_LARGEST_LOSS = 600.0
 """Finite losses above this count as infinite (their exponentials leave float64)."""
-_REACH: Final = 8.9
+_REACH = 8.9
 """Standard deviations kept of a Gaussian: what lies above, < 3e-19, is an infinite loss."""
 special: Any = _scipy_special
 """Scipy's special functions, which ship no stubs."""

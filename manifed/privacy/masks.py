@@ -19,7 +19,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 import torch
 from cryptography.exceptions import InvalidSignature
@@ -34,9 +33,9 @@ from manifed.privacy.random_numbers import NoiseSource, Stream, edge_place
 
 _LONGEST_FILE = 1 << 26
 """Bytes of a file of pinned keys."""
-KEY_BYTES: Final = 32
+KEY_BYTES = 32
 
-FLAWS: Final = (
+FLAWS = (
     "no usable X25519 key",
     "offered by two nodes",
     "not signed by the key that is pinned",

@@ -14,7 +14,6 @@ the point (Han et al. 2024), so these functions take norms and know no geometry.
 
 import math
 from collections.abc import Callable
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -72,9 +71,9 @@ def clipped(vectors: Tensor, norms: Tensor, l2_norm_clip: float | Tensor) -> Ten
     return torch.where(factors > 0, factors * vectors, 0.0)
 
 
-_LARGEST_CLIP: Final = 1e100
+_LARGEST_CLIP = 1e100
 """An adapted clip norm stays between 1e-100 and 1e100, the sizes that a config may name."""
-_STEEPEST: Final = 2 * math.log(_LARGEST_CLIP)
+_STEEPEST = 2 * math.log(_LARGEST_CLIP)
 
 _Normals = Callable[[tuple[int, ...], int], Tensor]
 """``normals(shape, step)``: standard normals of one address; another ``step`` is another draw."""

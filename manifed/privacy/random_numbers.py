@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Final, Literal, Required, TypedDict, Unpack
+from typing import Any, Literal, Required, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -45,16 +45,16 @@ from torch import Tensor
 
 Precision = Literal["single", "summed"]
 
-BITS: Final = {
+BITS = {
     "stream": 8, "attempt": 16, "step": 24, "server_round": 24, "partition": 24, "block": 32,
 }  # fmt: skip
-_EDGE_BITS: Final = {
+_EDGE_BITS = {
     "stream": 8, "attempt": 16, "step": 16, "server_round": 24, "edge": 40, "block": 24,
 }  # fmt: skip
 """In place of a partition stands `edge_place`."""
 _Array = npt.NDArray[Any]
-_WORD: Final = np.dtype("<u8")
-_AHEAD: Final = 256
+_WORD = np.dtype("<u8")
+_AHEAD = 256
 """Numbers that a seeded source draws at once for a round and those after it."""
 
 

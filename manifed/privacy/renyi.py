@@ -17,17 +17,17 @@ computed they are interpolated, upwards.
 
 import math
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from manifed.privacy.composition import Composition
 from manifed.privacy.loss import Array, special
 
-_STEP: Final = 0.25
-_REACH: Final = 9.0
-_MARGIN: Final = 1e-7
-_EVERY: Final = 64
+_STEP = 0.25
+_REACH = 9.0
+_MARGIN = 1e-7
+_EVERY = 64
 """Up to this power every even one is computed, beyond it one in fifty."""
 
 

@@ -21,7 +21,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,14 +37,14 @@ from manifed.privacy.events import (
 )
 from manifed.privacy.mechanism import ExampleMechanism
 
-_UNIT_ROUNDOFF: Final = 2.0**-53
-_DIRECT: Final = 100
+_UNIT_ROUNDOFF = 2.0**-53
+_DIRECT = 100
 """Up to so many nodes each leaves a matrix that is inverted by itself."""
-MOST_EXACT: Final = 4096
+MOST_EXACT = 4096
 """Nodes of the largest graph whose whole covariance is inverted; of larger ones see `_around`."""
-_TREE: Final = 256
+_TREE = 256
 """Nodes of the trees around each node of a larger graph."""
-_MOST_LOST: Final = 1e-2
+_MOST_LOST = 1e-2
 """Where float64 may lose more than this share of a price, masks are worth nothing."""
 
 

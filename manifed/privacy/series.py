@@ -19,7 +19,7 @@ computes to 16 ulps.
 """
 
 import math
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -27,9 +27,9 @@ from manifed.fields import Frozen, NonNegative, Positive, PositiveCount
 from manifed.privacy.composition import gaussian_epsilon
 from manifed.schedules import Array, TimeVarying
 
-_ROUNDING: Final = 2.0**-44
+_ROUNDING = 2.0**-44
 """Allowed, relatively, to each term and each step of a recursion: some hundred ulps."""
-_MOST_TERMS: Final = 10**7
+_MOST_TERMS = 10**7
 
 
 class Releases(Frozen):

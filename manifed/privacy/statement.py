@@ -14,7 +14,7 @@ from operator import le
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manifed.errors import BudgetExhausted, ConfigError
+from manifed.errors import BudgetExhausted, ConfigError, named_by
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import Adversary, label_of
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
@@ -297,10 +297,8 @@ def audit_ledger(
     if delta is None and not limits:
         raise ConfigError("--delta: required for the ledger of a run, but not given")
     delta = limits["delta"] if delta is None else delta
-    try:
+    with named_by(path, NoValidBound):
         spent = odometer.spent(delta)
-    except NoValidBound as refusal:
-        raise ConfigError(f"{path}: {refusal}") from None
     return {
         "label": label_of(None, odometer.noise_origins),
         "noise_origins": sorted(odometer.noise_origins),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import State
 from manifed.durable import remove_drafts, sync, write_atomically
-from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
+from manifed.errors import BudgetExhausted, RoundFailed, named_by
 from manifed.experiment.assembly import (
     Facts,
     client_side,
@@ -180,10 +180,8 @@ def _agreed(config: Experiment, declared: _AskSizes | None) -> tuple[Facts, Plan
 
 
 def _claim(directory: Path) -> None:
-    try:
+    with named_by("output.directory", OSError):
         RunFolder.claim(directory)
-    except OSError as error:
-        raise ConfigError(f"output.directory: {error}") from None
 
 
 class _Run:

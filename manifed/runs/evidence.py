@@ -23,12 +23,12 @@ from collections.abc import Collection, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from manifed.durable import held, is_draft
-from manifed.errors import ConfigError, one_line
+from manifed.errors import ConfigError, named_by, one_line
 from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import dump, load, parse
 from manifed.experiment.plugins import allowed_here, packages_in
@@ -45,8 +45,8 @@ from manifed.runs.checkpoint import Checkpoint
 from manifed.runs.folder import FolderDamaged, RunFolder, check_regular
 from manifed.runs.manifest import LIBRARY
 
-_ALIKE: Final = 1e-3
-_PRICED: Final = 1e-2
+_ALIKE = 1e-3
+_PRICED = 1e-2
 """Relative; another machine or version may calibrate a noise, and price it, so much otherwise."""
 _Manifest = Mapping[str, Any]
 
@@ -174,10 +174,8 @@ def saved_config(directory: Path, plugins: Collection[str] | None = None) -> Exp
         ConfigError: with the file.
     """
     path = experiment_in(directory)
-    try:
+    with named_by(path, ConfigError):
         return load(path, plugins=plugins)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def refused(directory: Path, expected: str, found: str) -> ConfigError:
@@ -312,10 +310,8 @@ def _check_numbers(folder: RunFolder, manifest: _Manifest, odometer: Odometer) -
     for one in said["adversaries"]:
         if one["name"] == "published":
             continue
-        try:
+        with named_by(folder.ledger_path, NoValidBound):
             priced = odometer.epsilon(named(one["name"]), one["delta"])
-        except NoValidBound as error:
-            raise ConfigError(f"{folder.ledger_path}: {error}") from None
         if not math.isclose(float(one["epsilon"]), priced, rel_tol=_PRICED):
             raise FolderDamaged(
                 path,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manifed.errors import ConfigError, one_line
+from manifed.errors import named_by, one_line
 from manifed.experiment.schema import sha256
 from manifed.federation.exchange import KINDS
 from manifed.plan import budget_of
@@ -39,10 +39,8 @@ def status_of(directory: Path) -> dict[str, Any]:
     metrics = folder.metrics(final.get("rounds"))
     delta = config.setting.reporting_delta
     budget = budget_of(config.setting)
-    try:
+    with named_by("ledger.jsonl", NoValidBound):
         spent = () if delta is None else found.odometer.spent(delta)
-    except NoValidBound as error:
-        raise ConfigError(f"ledger.jsonl: {error}") from None
     name = shlex.quote(str(directory))
     state, next_step = "stopped" if found.manifest else "not begun", to_go_on(f"--resume {name}")
     if holder is not None:

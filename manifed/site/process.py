@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from manifed.durable import held, write_atomically
-from manifed.errors import ConfigError, check_linux, one_line
+from manifed.errors import ConfigError, check_linux, named_by, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
 from manifed.privacy.ledger import Head
@@ -48,10 +48,8 @@ def run(wanted: Wanted, on_ready: Callable[[Mapping[str, Any]], object]) -> None
     users = {os.geteuid(), *(_id_of(name, "--allow-user") for name in wanted.users)}
     group = None if wanted.group is None else _id_of(wanted.group, "--socket-group")
     with opened(wanted) as site:
-        try:
+        with named_by("--config", Refused):
             site.open_all()
-        except Refused as error:
-            raise ConfigError(f"--config: {error}") from None
         door = listening(wanted.socket, group)
         try:
             told = {
@@ -79,7 +77,7 @@ def run(wanted: Wanted, on_ready: Callable[[Mapping[str, Any]], object]) -> None
 
 
 @contextmanager
-def opened(wanted: Wanted) -> Generator[Site, None, None]:
+def opened(wanted: Wanted) -> Generator[Site]:
     """Opens the site: its folder locked, its ledger open and its data set named.
 
     Raises:
