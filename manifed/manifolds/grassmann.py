@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, linalg
 
 from manifed.manifolds.base import Frames
-from manifed.manifolds.linalg import above_zero, expm, identity_like, length, quotient
+from manifed.manifolds.linalg import Shape, above_zero, expm, identity_like, length, quotient
 
 
 class Grassmann(Frames):
@@ -20,7 +20,7 @@ class Grassmann(Frames):
 
     name = "Grassmann"
 
-    def dim(self, shape: tuple[int, ...]) -> int:
+    def dim(self, shape: Shape) -> int:
         """k(n - k) for points of shape ``(n, k)``."""
         return shape[-1] * (shape[-2] - shape[-1])
 

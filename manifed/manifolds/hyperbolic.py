@@ -34,6 +34,16 @@ from manifed.manifolds.base import Manifold, safe_sqrt
 from manifed.manifolds.linalg import Shape, above_zero, dot, length
 
 
+def _time(x: Tensor) -> Tensor:
+    """The coordinate that the metric counts as negative, (..., 1)."""
+    return x[..., :1]
+
+
+def _space(x: Tensor) -> Tensor:
+    """The other coordinates, (..., d)."""
+    return x[..., 1:]
+
+
 def _with_time(space: Tensor) -> Tensor:
     """The point of the hyperboloid with that space part."""
     return torch.cat(((1 + dot(space, space)).sqrt(), space), -1)
@@ -41,7 +51,7 @@ def _with_time(space: Tensor) -> Tensor:
 
 def _tangent(x: Tensor, space: Tensor) -> Tensor:
     """The tangent vector at ``x`` with that space part: u_0 = x_s . u_s / x_0."""
-    return torch.cat((dot(x[..., 1:], space) / x[..., :1], space), -1)
+    return torch.cat((dot(_space(x), space) / _time(x), space), -1)
 
 
 def _parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,10 +59,10 @@ def _parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     sinh^2(d / 2) is sinh^2(first / 2) + second.
     """
-    space = x[..., 1:]
-    target = y[..., 1:]
-    time = x[..., :1]
-    other = y[..., :1]
+    space = _space(x)
+    target = _space(y)
+    time = _time(x)
+    other = _time(y)
     a = length(space)
     b = length(target)
     rise = (b - a) + (other - time)
@@ -83,24 +93,24 @@ class Lorentz(Manifold):
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """Parallel transport of (0, c) from the origin: (x_s.c, c + x_s.c / (1 + x_0) x_s)."""
-        space = x[..., 1:]
+        space = _space(x)
         along = dot(space, c)
-        return torch.cat((along, c + along / (1 + x[..., :1]) * space), -1)
+        return torch.cat((along, c + along / (1 + _time(x)) * space), -1)
 
     def projx(self, x: Tensor) -> Tensor:
         """The point with the same space part."""
-        return _with_time(x[..., 1:])
+        return _with_time(_space(x))
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The Lorentz-orthogonal projection u + <x, u>_L x, its time recomputed."""
-        space = x[..., 1:]
-        moved = u[..., 1:]
-        product = torch.addcmul(dot(space, moved), x[..., :1], u[..., :1], value=-1.0)
+        space = _space(x)
+        moved = _space(u)
+        product = torch.addcmul(dot(space, moved), _time(x), _time(u), value=-1.0)
         return _tangent(x, torch.addcmul(moved, product, space))
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The projection of (-g_0, g_s)."""
-        return self.proju(x, torch.cat((-u[..., :1], u[..., 1:]), -1))
+        return self.proju(x, torch.cat((-_time(u), _space(u)), -1))
 
     def inner(
         self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False
@@ -109,37 +119,37 @@ class Lorentz(Manifold):
 
         (u_s)_across . (v_s)_across + (x_s.u_s)(x_s.v_s) / (r^2 x_0^2), across x_s.
         """
-        space = x[..., 1:]
-        right = u[..., 1:]
+        space = _space(x)
+        right = _space(u)
         square = above_zero(dot(space, space), power=2)
         along_u = along_v = dot(space, right)
         across_u = across_v = right - along_u / square * space
         if v is not None and v is not u:
-            along_v = dot(space, v[..., 1:])
-            across_v = v[..., 1:] - along_v / square * space
+            along_v = dot(space, _space(v))
+            across_v = _space(v) - along_v / square * space
         product = dot(across_u, across_v) + along_u / square * along_v / (1 + square)
         return product if keepdim else product.squeeze(-1)
 
     def norm_slack(self, x: Tensor) -> Tensor:
         """16 eps x_0: a rounding of u_s along x_s counts x_0 times across it."""
-        largest = x[..., 1:].abs().amax(-1).clamp_min(1.0)
+        largest = _space(x).abs().amax(-1).clamp_min(1.0)
         return 16 * torch.finfo(x.dtype).eps * largest * x.shape[-1] ** 0.5
 
     def tangent_part(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector of the same space part (``proju`` subtracts terms of size cosh^2 r)."""
-        return _tangent(x, u[..., 1:])
+        return _tangent(x, _space(u))
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """cosh|u| x + sinh|u| u / |u|, its time recomputed."""
         t = above_zero(safe_sqrt(self.inner(x, u, keepdim=True)))
-        return _with_time(t.cosh() * x[..., 1:] + (t.sinh() / t) * u[..., 1:])
+        return _with_time(t.cosh() * _space(x) + (t.sinh() / t) * _space(u))
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The vector d / sinh d ((y - x) - 2 sinh^2(d / 2) x), its time recomputed."""
         d = above_zero(self._distance(x, y))
-        space = x[..., 1:]
+        space = _space(x)
         rise = (d / 2).sinh()
-        apart = (y[..., 1:] - space) - (2 * rise * rise) * space
+        apart = (_space(y) - space) - (2 * rise * rise) * space
         return _tangent(x, (d / d.sinh()) * apart)
 
     def _distance(self, x: Tensor, y: Tensor) -> Tensor:
@@ -153,7 +163,7 @@ class Lorentz(Manifold):
         if not (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)):
             return d
         slope = torch.where(d > 0, 1 / above_zero(d.sinh()), 0.0)
-        cosh = x[..., :1] * y[..., :1] - dot(x[..., 1:], y[..., 1:])
+        cosh = _time(x) * _time(y) - dot(_space(x), _space(y))
         return d + slope * (cosh - cosh.detach())
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
@@ -162,10 +172,10 @@ class Lorentz(Manifold):
         1 - <x, y>_L = 2 cosh^2(d / 2). With n = x_s / a, v = v_n n + v' and y = y_n n + y' the
         product is v' . y' + (v_n / x_0) (sinh(radius of y - radius of x) - x_0 (b - y_n)).
         """
-        space = x[..., 1:]
-        target = y[..., 1:]
-        moved = v[..., 1:]
-        time = x[..., :1]
+        space = _space(x)
+        target = _space(y)
+        moved = _space(v)
+        time = _time(x)
         radial, angular, a = _parts(x, y)
         a = above_zero(a)
         unit = space / a
@@ -191,8 +201,8 @@ class Lorentz(Manifold):
 
     def _off_manifold(self, x: Tensor) -> Tensor:
         """|x_0 / sqrt(1 + |x_s|^2) - 1|."""
-        time = torch.hypot(length(x[..., 1:]), x.new_ones(()))
-        return ((x[..., :1] - time) / time).abs().squeeze(-1)
+        time = torch.hypot(length(_space(x)), x.new_ones(()))
+        return ((_time(x) - time) / time).abs().squeeze(-1)
 
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
         """|<x, u>_L| / |x|: (-x_0, x_s) is normal to the hyperboloid.
@@ -201,7 +211,7 @@ class Lorentz(Manifold):
         tangent vector of the same space part, and that is how every method here reads it.
         """
         unit = x / length(x)
-        return (dot(unit[..., 1:], u[..., 1:]) - unit[..., :1] * u[..., :1]).abs().squeeze(-1)
+        return (dot(_space(unit), _space(u)) - _time(unit) * _time(u)).abs().squeeze(-1)
 
 
 # -- the Poincaré ball ------------------------------------------------------------------------

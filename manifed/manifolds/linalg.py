@@ -47,9 +47,9 @@ def above_zero(t: Tensor, power: int = 1) -> Tensor:
     return t.clamp_min(TINY[t.dtype] ** power)
 
 
-def dot(u: Tensor, v: Tensor, dim: int = -1) -> Tensor:
-    """Returns u . v over one dimension, which is kept."""
-    return (u * v).sum(dim, keepdim=True)
+def dot(u: Tensor, v: Tensor) -> Tensor:
+    """Returns u . v over the last dimension, which is kept."""
+    return (u * v).sum(-1, keepdim=True)
 
 
 def length(u: Tensor, dim: int = -1) -> Tensor:

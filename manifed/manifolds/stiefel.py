@@ -23,6 +23,7 @@ from torch import Tensor, linalg
 from manifed.manifolds.base import Frames
 from manifed.manifolds.linalg import (
     RSQRT,
+    Shape,
     above_zero,
     expm,
     identity_like,
@@ -190,7 +191,7 @@ class Stiefel(Frames):
         """The metric."""
         return (self.metric,)
 
-    def dim(self, shape: tuple[int, ...]) -> int:
+    def dim(self, shape: Shape) -> int:
         """Dimension n k - k (k + 1) / 2 of points (n, k)."""
         n, k = shape[-2:]
         return n * k - k * (k + 1) // 2
