@@ -1,8 +1,10 @@
 """The errors of the library; each is one line with field, value and bound."""
 
 import sys
+import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 EXTRAS = {
     "flwr": "flower",
@@ -33,6 +35,17 @@ def short(value: object) -> str:
     if isinstance(value, dict | list):
         return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
     return one_line(repr(value), 80)
+
+
+def described(error: BaseException, most: int = 200) -> str:
+    """Says on one line of which class an error is, and its text."""
+    return one_line(f"{type(error).__name__}: {error}", most)
+
+
+def raised_at(error: BaseException) -> str:
+    """Names file and line at which an error was raised."""
+    (last,) = traceback.extract_tb(error.__traceback__)[-1:]
+    return f"{Path(last.filename).name}:{last.lineno}"
 
 
 class ConfigError(ValueError):

@@ -253,14 +253,18 @@ class Torus(_NamedGraph):
         return nx.grid_2d_graph(rows, num_nodes // rows, periodic=True)
 
 
-class Complete(_NamedGraph):
+class _OfPairs(_NamedGraph):
+    """A graph whose edges are all pairs of nodes, or drawn from them."""
+
+    def pairs(self, num_nodes: int) -> int:
+        """All pairs of nodes."""
+        return num_nodes * (num_nodes - 1) // 2
+
+
+class Complete(_OfPairs):
     """The complete graph, in which every node is joined to all others."""
 
     kind: Literal["complete"] = "complete"
-
-    def pairs(self, num_nodes: int) -> int:
-        """Returns the number of all pairs."""
-        return num_nodes * (num_nodes - 1) // 2
 
     def drawn(self, nx: Any, num_nodes: int, rng: Generator) -> Any:
         """Returns the graph of all edges."""
@@ -292,16 +296,12 @@ class Exponential(_NamedGraph):
         return nx.circulant_graph(num_nodes, offsets)
 
 
-class ErdosRenyi(_NamedGraph):
+class ErdosRenyi(_OfPairs):
     """A random graph with each edge by ``probability``, drawn again until it is connected."""
 
     kind: Literal["erdos-renyi"] = "erdos-renyi"
     probability: Probability
     """The probability of each edge."""
-
-    def pairs(self, num_nodes: int) -> int:
-        """Returns the number of all pairs, each of which a draw looks at."""
-        return num_nodes * (num_nodes - 1) // 2
 
     def drawn(self, nx: Any, num_nodes: int, rng: Generator) -> Any:
         """Returns a draw of G(n, p)."""

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.errors import ConfigError
+from manifed.errors import ConfigError, described
 from manifed.experiment.plugins import Kinds, is_plugin
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.exchange import ReplyPolicy
@@ -646,8 +646,7 @@ def _sampling_faults(setting: Setting, relation: NeighboringRelation, clip: floa
         releases = training.releases(unit, 1 << 20) if is_plugin(training.kind) else ()
         schemes = {r.sampling.kind for r in releases} or {a.batch.kind for a in training.asks()}
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        yield f"training.kind: {training.kind!r}: releases failed: {said}"
+        yield f"training.kind: {training.kind!r}: releases failed: {described(error)}"
         return
     if is_plugin(training.kind) and not sum(r.count for r in releases):
         yield (

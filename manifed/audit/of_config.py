@@ -24,7 +24,6 @@ from manifed.privacy import epsilon_bounds
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import MOST_EXACT, Correlated, MaskedMechanism, worst
-from manifed.problems.data import SiteData
 
 _SEEN_AT = 0.05
 """So many rounds are attacked together that epsilon = 1 is claimed at this delta, or all there are:
@@ -87,7 +86,7 @@ def _of_examples(config: Experiment, source: NoiseSource) -> _Found:
     mechanism = example_mechanism(config.setting, facts.sizes)
     smallest = (
         made_up_examples(config, min(facts.sizes))
-        if isinstance(config.data, SiteData)
+        if config.setting.is_at_sites
         else min(load_shards(config).examples, key=len)
     )
     if training.is_scheduled:

@@ -25,7 +25,6 @@ from manifed.experiment.plugins import consent_to
 from manifed.experiment.schema import Experiment
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
 from manifed.plan import promise_of
-from manifed.problems.data import SiteData
 from manifed.runs.driver import cohort_transport, named_directory, rounds_over, run
 from manifed.runs.evidence import experiment_in, held_or_refused, read_past, to_go_on
 from manifed.runs.folder import RunFolder, is_fresh, printable
@@ -57,7 +56,7 @@ def _to_go_on(config: Experiment, named: str) -> str:
     if not folder.experiment_path.is_file():
         return " before anything was written"
     # a deployed run's folder names no files of its nodes
-    needs_files = config.engine.kind == "deployment" and isinstance(config.data, SiteData)
+    needs_files = config.engine.kind == "deployment" and config.setting.is_at_sites
     words = [*([named] if needs_files else []), "--resume", str(directory)]
     return f"; go on with: {to_go_on(shlex.join(words))}"
 

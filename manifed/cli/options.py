@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 from typer import Argument, Option, echo
 from typer.core import TyperCommand
 
-from manifed.errors import one_line
+from manifed.errors import described, one_line, raised_at
 
 QUICKSTART = "configs/quickstart.toml"
 _DOCUMENT = "manifed.document"
@@ -116,8 +115,6 @@ def outcome(error: Exception) -> tuple[str, int]:
         return one_line(error.format_message()), 2
     code = getattr(error, "exit_code", 2 if isinstance(error, OSError) else None)
     if code is None:
-        (last,) = traceback.extract_tb(error.__traceback__)[-1:]
-        said = one_line(f"{type(error).__name__}: {error}", 400)
-        place = f"at {Path(last.filename).name}:{last.lineno}"
-        return f"{said} (unexpected {place}; MANIFED_DEBUG=1 shows the traceback)", 1
+        where = f"unexpected at {raised_at(error)}; MANIFED_DEBUG=1 shows the traceback"
+        return f"{described(error, 400)} ({where})", 1
     return one_line(str(error), 1500) if code == 2 else str(error), code

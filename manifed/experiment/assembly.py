@@ -11,7 +11,6 @@ Where workers play the clients, they read and check the data; this process does 
 models by them, or to count what the config does not say, and then lets go of it.
 """
 
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -23,22 +22,22 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.payloads import PerClient
-from manifed.errors import ConfigError, named_by
+from manifed.errors import ConfigError, described, named_by, raised_at
 from manifed.experiment.plugins import is_plugin
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import ClientSetup, ClientSide, Node, Seat, Uncharged, run_update
 from manifed.federation.plan import Plan
 from manifed.plan import Sizes, example_mechanism, plan
 from manifed.privacy.random_numbers import NoiseSource, Stream
-from manifed.problems.data import NUM_EXAMPLES, DataSource, PartitionRule, SiteData
+from manifed.problems.data import NUM_EXAMPLES, SiteData
 from manifed.problems.examples import Examples
 from manifed.problems.problem import InvalidRecord, Problem
 from manifed.problems.shards import (
     check_pair,
     data_folder,
     dataset,
+    divided,
     shards,
-    sizes_of_shards,
     some_shards,
 )
 from manifed.problems.synthetic import StreamData
@@ -126,15 +125,16 @@ def _examples(
         named_by("data, federation.partition", ValueError),
     ):
         if members == range(config.federation.num_clients):
-            return shards(config.problem, *_split(config))
-        return some_shards(config.problem, *_split(config), members)
+            return shards(*split_of(config))
+        return some_shards(*split_of(config), members)
 
 
-def _split(config: Experiment) -> tuple[DataSource, PartitionRule, int, int, Path | None]:
-    """Which data set is cut into which shards."""
+def split_of(config: Experiment) -> tuple[Any, ...]:
+    """What decides who has which examples, as the functions of `manifed.problems.shards` take it."""
     federation = config.federation
     return (
-        config.data, federation.partition, federation.num_clients, federation.seed, data_folder()
+        config.problem, config.data, federation.partition, federation.num_clients,
+        federation.seed, data_folder(),
     )  # fmt: skip
 
 
@@ -164,7 +164,9 @@ def facts_of(config: Experiment) -> Facts:
         return load_shards(config)
     (first,) = _examples(config, range(1))
     found = _facts(
-        config, first.take(torch.zeros(1, dtype=torch.long)), sizes_of_shards(*_split(config))
+        config,
+        first.take(torch.zeros(1, dtype=torch.long)),
+        tuple(map(len, divided(*split_of(config)[1:])[1])),
     )
     dataset.cache_clear()
     return found
@@ -446,9 +448,7 @@ def check_first_update(config: Experiment) -> None:
     except Uncharged as error:
         raise ConfigError(str(error)) from None
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        where = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
             f"training.kind: {training.kind!r} with strategy.kind = {server.kind!r}: a first "
-            f"update failed: {said} ({Path(where.filename).name}:{where.lineno})"
+            f"update failed: {described(error)} ({raised_at(error)})"
         ) from None

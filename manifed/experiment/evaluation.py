@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from manifed.errors import named_by
-from manifed.experiment.assembly import load_shards
+from manifed.experiment.assembly import load_shards, split_of
 from manifed.experiment.schema import Experiment
 from manifed.manifolds.base import Manifold
 from manifed.problems.data import NUM_EXAMPLES, DataSource, SiteData
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Optimum, Problem, ProblemSource
-from manifed.problems.shards import data_folder, dataset, shards
+from manifed.problems.shards import dataset, shards
 
 
 @dataclass(frozen=True)
@@ -133,14 +133,9 @@ def client_shares(sizes: Sequence[int], rule: str) -> Tensor:
 
 def oracle_of(config: Experiment, sizes: tuple[int, ...]) -> Evaluator:
     """Makes the evaluator on all data, whose reference solution is computed once a process."""
-    federation = config.federation
     weighting = config.server_update.weighting
-    if not isinstance(config.data, SiteData):
-        key: tuple[Any, ...] = (
-            config.problem, config.data, federation.partition, federation.num_clients,
-            federation.seed, data_folder(),
-        )  # fmt: skip
-        return _oracle(weighting, *key)
+    if not config.setting.is_at_sites:
+        return _oracle(weighting, *split_of(config))
     found = load_shards(config)
     shares = client_shares(sizes, weighting)
     return Evaluator(found.problem, [one.judged for one in found.examples], shares, found.meta)

@@ -21,6 +21,9 @@ from manifed.experiment.plugins import (
 from manifed.experiment.schema import Experiment
 from manifed.problems.data import SiteData, look_in
 
+_Table = dict[str, Any]
+"""A table of TOML."""
+
 
 def load(
     path: str | Path,
@@ -54,7 +57,7 @@ def load(
 
 def table_of(
     path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+) -> _Table:
     """Returns the table that `load` parses: the file's, with the overrides on top.
 
     Raises:
@@ -74,7 +77,7 @@ def table_of(
     return table
 
 
-def _place_files(table: dict[str, Any], folder: Path) -> None:
+def _place_files(table: _Table, folder: Path) -> None:
     """Make the path of a graph and ``data.paths`` absolute, these a list out of a pattern."""
     if isinstance(path := part(part(table, "training"), "graph").get("path"), str):
         table["training"]["graph"]["path"] = str(folder / path)
@@ -93,7 +96,7 @@ def _place_files(table: dict[str, Any], folder: Path) -> None:
         ]
 
 
-def parse(table: dict[str, Any], plugins: Collection[str] | None = None) -> Experiment:
+def parse(table: _Table, plugins: Collection[str] | None = None) -> Experiment:
     """Makes the experiment of a parsed table (see `load` for arguments and errors)."""
     if plugins is not None:
         check_allowed(table, plugins)
@@ -113,7 +116,7 @@ def _is_auto(table: Mapping[str, Any]) -> bool:
     return part(table, "training").get("kind") == "auto"
 
 
-def parse_overrides(text: str) -> dict[str, Any]:
+def parse_overrides(text: str) -> _Table:
     """Reads the settings in a TOML document of single lines ``a.b = VALUE``, by dotted field.
 
     Nothing is guessed: a line that is no whole TOML statement, a table header, a bare word, a
@@ -122,7 +125,7 @@ def parse_overrides(text: str) -> dict[str, Any]:
     Raises:
         ConfigError: with what is wrong.
     """
-    found = dict[str, Any]()
+    found = _Table()
     try:
         tomllib.loads(text)  # refuses a field that is set twice
         for line in filter(None, map(str.strip, text.split("\n"))):
@@ -137,20 +140,20 @@ def parse_overrides(text: str) -> dict[str, Any]:
     return found
 
 
-def _apply(table: dict[str, Any], override: str) -> None:
+def _apply(table: _Table, override: str) -> None:
     key, separator, text = (part.strip() for part in override.partition("="))
     if not separator or not all(key.split(".")):
         raise ConfigError(f"Expected an override like federation.num_rounds=50, got {override!r}")
     try:
         found = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:  # a bare word
-        found = dict[str, Any]()
+        found = _Table()
     except (RecursionError, ValueError) as error:
         raise ConfigError(f"{key}: expected a TOML value, got {one_line(str(error))}") from None
     _put(table, key, found["value"] if len(found) == 1 else text)
 
 
-def _put(table: dict[str, Any], key: str, value: Any) -> None:
+def _put(table: _Table, key: str, value: Any) -> None:
     node, (*names, last) = table, key.split(".")
     for name in names:
         node = node.setdefault(name, {})
@@ -160,7 +163,7 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
 
 
 # -- TOML from disk: of bounded size and depth, every fault in one line ---------------------
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> _Table:
     """Reads the table in a TOML file.
 
     Raises:
@@ -180,7 +183,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"Expected a readable config file, got {shown}: {said}") from None
 
 
-def _parsed(text: str, where: str, loads: Callable[[str], Any] = tomllib.loads) -> dict[str, Any]:
+def _parsed(text: str, where: str, loads: Callable[[str], Any] = tomllib.loads) -> _Table:
     """The table in a text, which may nest too deep, or hold an integer of thousands of digits."""
     try:
         table = loads(text)
@@ -192,7 +195,7 @@ def _parsed(text: str, where: str, loads: Callable[[str], Any] = tomllib.loads) 
 
 
 # -- as text, and its hash ------------------------------------------------------------------
-def dump(config: Experiment) -> dict[str, Any]:
+def dump(config: Experiment) -> _Table:
     """Returns the resolved config as plain data."""
     return config.model_dump(mode="json")
 
@@ -233,7 +236,7 @@ def save(config: Experiment, path: Path) -> None:
     path.write_text(to_toml(config), encoding="utf-8")
 
 
-def table_of_canonical(text: str) -> dict[str, Any]:
+def table_of_canonical(text: str) -> _Table:
     """Returns the table, for `parse`, of the experiment in a `canonical` text.
 
     What the text leaves out (how and where the run happens) is left at its defaults. Nothing is

@@ -145,17 +145,16 @@ def _log_moments(z: float, q: float, orders: Array) -> Array:
     with np.errstate(invalid="ignore"):
         left = special.gammaln(np.maximum(a - j, 0.0) + 1)
         binomials: Array = special.gammaln(a + 1) - special.gammaln(j + 1) - left
-    total = np.where(j <= a, binomials, -np.inf) + (j * math.log(q) + _log_terms(z, largest))
+    total = np.where(j <= a, binomials, -np.inf) + (j * math.log(q) + _log_terms(z, j))
     top = np.maximum(total.max(1), 0.0)
     rest: Array = np.exp(total - top[:, None]).sum(1)
     return np.where(top > 0, top + np.log(rest + np.exp(-top)), np.log1p(rest)) * (1 + _MARGIN)
 
 
-def _log_terms(z: float, largest: int) -> Array:
-    """Log T_j for j = 2..largest."""
-    j = np.arange(2, largest + 1, dtype=np.float64)
+def _log_terms(z: float, j: Array) -> Array:
+    """Log T_j for j = 2, 3, ..."""
     simple = math.log(2) + j * (j - 1) / (2 * z**2)
-    even = _log_even_moments(z, largest // 2 + 1)
+    even = _log_even_moments(z, int(j[-1]) // 2 + 1)
     lower = np.floor(j / 2).astype(np.int64)
     upper = np.ceil(j / 2).astype(np.int64)
     differences = math.log(4) + (even[lower - 1] + even[upper - 1]) / 2

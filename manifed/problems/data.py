@@ -17,6 +17,7 @@ import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from manifed.errors import described
 from manifed.fields import Frozen, Positive, PositiveCount
 from manifed.problems.examples import Examples
 
@@ -300,10 +301,9 @@ def named(name: str, what: str) -> Any:
     try:
         module = importlib.import_module(where)
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"expected a module that can be imported, got {where!r} ({said}); install its package "
-            "where this runs, or put it beside the config file"
+            f"expected a module that can be imported, got {where!r} ({described(error)}); install "
+            "its package where this runs, or put it beside the config file"
         ) from None
     return getattr(module, attribute, None)
 

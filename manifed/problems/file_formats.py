@@ -7,7 +7,6 @@ error may be read by others than the owner of the data.
 
 import csv
 import importlib
-import traceback
 from array import array
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from manifed.durable import check_regular
-from manifed.errors import Missing
+from manifed.errors import Missing, raised_at
 from manifed.problems.data import DataSource, named
 
 Array = NDArray[np.float64]
@@ -264,11 +263,9 @@ class Layout(DataSource):
             by_name = found if isinstance(found, Mapping) else {self.array: found}
             return {str(key): np.asarray(value) for key, value in by_name.items()}
         except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
             raise BadFile(
                 path,
-                f"data.source {self.source!r} raised {type(error).__name__} "
-                f"({Path(at.filename).name}:{at.lineno})",
+                f"data.source {self.source!r} raised {type(error).__name__} ({raised_at(error)})",
             ) from None
 
 

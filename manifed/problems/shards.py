@@ -10,9 +10,11 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from manifed.problems.data import NUM_EXAMPLES, DataSource, PartitionRule, generator
+from manifed.problems.data import NUM_EXAMPLES, Dataset, DataSource, PartitionRule, generator
 from manifed.problems.examples import Examples
 from manifed.problems.problem import ProblemSource
 from manifed.problems.synthetic import StreamData
@@ -76,8 +78,7 @@ def some_shards(
     if isinstance(data, StreamData):
         prepare = partial(problem.prepare, meta={NUM_EXAMPLES: data.num_examples})
         return tuple(data.shard(seed, i, prepare) for i in members)
-    whole = dataset(data, seed, data_dir)
-    lists = partition.split(whole, num_partitions, generator(seed, "partition"))
+    whole, lists = divided(data, partition, num_partitions, seed, data_dir)
     parts = (whole.examples.take(torch.from_numpy(lists[i])) for i in members)
     return tuple(problem.prepare(part, whole.meta) for part in parts)
 
@@ -86,14 +87,13 @@ shards: Callable[..., tuple[Examples, ...]] = lru_cache(maxsize=4)(some_shards)
 """`some_shards` of all clients, kept."""
 
 
-def sizes_of_shards(
+def divided(
     data: DataSource,
     partition: PartitionRule,
     num_partitions: int,
     seed: int,
     data_dir: Path | None,
-) -> tuple[int, ...]:
-    """Returns how many examples each shard has."""
+) -> tuple[Dataset, list[NDArray[np.int64]]]:
+    """Loads a data set, and says which of its examples each client has."""
     whole = dataset(data, seed, data_dir)
-    lists = partition.split(whole, num_partitions, generator(seed, "partition"))
-    return tuple(len(one) for one in lists)
+    return whole, partition.split(whole, num_partitions, generator(seed, "partition"))

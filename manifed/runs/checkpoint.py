@@ -24,6 +24,7 @@ from manifed.runs.folder import (
     Count,
     FolderDamaged,
     HeadText,
+    Pairs,
     Table,
     Words,
     checked,
@@ -59,7 +60,7 @@ class Tally(Table):
     by_client: dict[_Key, dict[str, Count]]
     """Reasons, each one bounded line, and how often."""
     by_kind: dict[Kind, Count] = Field(min_length=len(KINDS))
-    missed: dict[_Key, dict[Kind, list[Annotated[list[Count], Field(min_length=2, max_length=2)]]]]
+    missed: dict[_Key, dict[Kind, Pairs]]
     """By client and kind, the rounds that it missed, in stretches [first, last]."""
 
     @classmethod

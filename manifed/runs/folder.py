@@ -39,7 +39,7 @@ from pydantic_core import from_json
 
 from manifed import durable
 from manifed.durable import sync, write_atomically
-from manifed.errors import RoundFailed, one_line, short
+from manifed.errors import RoundFailed, described, one_line, short
 from manifed.privacy.events import AdversaryName, Label
 
 if TYPE_CHECKING:  # who only reads numbers needs no torch
@@ -79,6 +79,7 @@ _Number = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
 _Epsilon = Annotated[float, Field(ge=0, le=1e300)] | Literal["infinity"]
 _Delta = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=10**15)]
+Pairs = list[Annotated[list[Count], Field(min_length=2, max_length=2)]]
 HeadText = Annotated[str, Field(pattern=r"^[0-9]{1,18}:[0-9a-f]{64}$")]
 
 
@@ -141,7 +142,7 @@ class _Manifest(Table):
     experiment_sha256: Words | None = None
     ledger_run_id: Words | None = None
     ledger_head: HeadText | None = None
-    num_examples: list[Annotated[list[Count], Field(min_length=2, max_length=2)]] | None = None
+    num_examples: Pairs | None = None
     """N_i of clients 0, 1, ...: a size, and how many clients in a row have it."""
     stopped: str | None = None
     final: Final = Final.model_construct()
@@ -248,7 +249,7 @@ class RunFolder:
         """Writes why a run ended before its end, if the disk lets it."""
         said = {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "what": one_line(f"{type(error).__name__}: {error}"),
+            "what": described(error, 600),
             "is_computed": isinstance(error, RoundFailed) and error.is_computed,
         }
         with suppress(OSError):

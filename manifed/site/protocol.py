@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from manifed.errors import one_line
+from manifed.errors import described
 from manifed.experiment.schema import Experiment, canonical, sha256
 from manifed.federation.exchange import Header
 from manifed.fields import BY_KIND
@@ -169,7 +169,7 @@ def send(peer: socket.socket, frame: bytes, seconds: float) -> None:
     try:
         peer.sendall(frame)
     except OSError as error:
-        raise Silent(_said(error)) from None
+        raise Silent(described(error)) from None
 
 
 class Incoming:
@@ -219,7 +219,7 @@ class Incoming:
             try:
                 part = self._peer.recv(min(1 << 20, count - len(found)))
             except OSError as error:
-                raise Silent(_said(error)) from None
+                raise Silent(described(error)) from None
             if not part:
                 if may_end and not found:
                     return b""
@@ -247,7 +247,3 @@ def ask(
         if header is None:
             raise Silent("the site closed the connection")
         return read_reply((header, frame.body()))
-
-
-def _said(error: OSError) -> str:
-    return one_line(f"{type(error).__name__}: {error}", 200)

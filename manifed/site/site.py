@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,7 @@ import torch
 
 from manifed.algorithms.payloads import BadBroadcast, Payload
 from manifed.durable import write_atomically
-from manifed.errors import ConfigError, one_line
+from manifed.errors import ConfigError, one_line, raised_at
 from manifed.experiment.assembly import own_node
 from manifed.experiment.load import parse, table_of_canonical, without_paths
 from manifed.experiment.plugins import allowed_here
@@ -36,7 +35,6 @@ from manifed.federation.exchange import BadMessage, Header, flaw
 from manifed.federation.held_out import EVALUATE
 from manifed.federation.memory import MemoryStore
 from manifed.privacy.events import Releases
-from manifed.problems.data import SiteData
 from manifed.runs.manifest import code_sha256
 from manifed.site.account import Place, Refused, SiteAccount
 from manifed.site.protocol import (
@@ -190,7 +188,7 @@ class Site:
         wanted = self.wanted
         clients = config.federation.num_clients
         path = wanted.data
-        is_of_files = isinstance(config.data, SiteData)
+        is_of_files = config.setting.is_at_sites
         privacy = config.privacy
         if privacy.kind != "example-level":
             raise Refused(
@@ -316,8 +314,7 @@ def _said(error: Exception) -> str:
     """Type and place of an error; its text where it is written for the owner of the data."""
     if isinstance(error, ConfigError):
         return one_line(str(error))
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
+    return f"{type(error).__name__} at {raised_at(error)}"
 
 
 # -- whose data these are ----------------------------------------------------------------------
