@@ -15,7 +15,7 @@ EXTRAS = {
     "typer": "cli",
 }
 """An optional package and the extra of manifed that installs it."""
-LONGEST = 2000
+_LONGEST = 2000
 """Characters of an error, whatever was handed in; one that names what to do has a few hundred."""
 
 
@@ -55,7 +55,7 @@ class ConfigError(ValueError):
     """The exit code of a command that ends with this error; unforeseen errors have none."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(one_line(text, LONGEST))
+        super().__init__(one_line(text, _LONGEST))
 
 
 @contextmanager

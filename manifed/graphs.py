@@ -166,7 +166,7 @@ _LONGEST_FILE = 1 << 26
 """Bytes of a file of edges."""
 
 
-class GraphSource(Frozen):
+class _GraphSource(Frozen):
     """Base of the tables that name a graph in a config."""
 
     @abstractmethod
@@ -179,7 +179,7 @@ class GraphSource(Frozen):
         """
 
 
-class _NamedGraph(GraphSource):
+class _NamedGraph(_GraphSource):
     """A graph that networkx makes; a random one is drawn until it is connected."""
 
     def pairs(self, num_nodes: int) -> int:
@@ -329,7 +329,7 @@ class RandomRegular(_NamedGraph):
         return nx.random_regular_graph(self.degree, num_nodes, seed=rng)
 
 
-class EdgeList(GraphSource):
+class EdgeList(_GraphSource):
     """A graph by its edges, or by a file with a line ``i j`` for each; ``#`` begins a comment."""
 
     kind: Literal["edges"] = "edges"

@@ -75,7 +75,7 @@ class Verdict:
         )
 
 
-def clopper_pearson(
+def _clopper_pearson(
     successes: ArrayLike, trials: int, confidence: float
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """One-sided bounds (lower, upper), each at ``confidence``, of binomial probabilities."""
@@ -136,8 +136,8 @@ def _proved(
     wins, losses = (
         trials - np.searchsorted(np.sort(one), thresholds, side="right") for one in scores
     )
-    rate = clopper_pearson(wins, trials, each)[0]
-    return np.log(np.maximum(rate - delta, 1e-300) / clopper_pearson(losses, trials, each)[1])
+    rate = _clopper_pearson(wins, trials, each)[0]
+    return np.log(np.maximum(rate - delta, 1e-300) / _clopper_pearson(losses, trials, each)[1])
 
 
 class Attack(ABC):

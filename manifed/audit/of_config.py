@@ -52,7 +52,7 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
     return [Audited(config.name, one, trials, how) for one, how in ways[kind](config, source)]
 
 
-def costliest_round(
+def _costliest_round(
     training: ClientUpdate, mechanism: ExampleMechanism, num_examples: int, num_rounds: int
 ) -> int:
     """Returns the first of the rounds in which a client's update releases most."""
@@ -90,7 +90,7 @@ def _of_examples(config: Experiment, source: NoiseSource) -> _Found:
         else min(load_shards(config).examples, key=len)
     )
     if training.is_scheduled:
-        training = training.in_round(costliest_round(training, mechanism, len(smallest), rounds))
+        training = training.in_round(_costliest_round(training, mechanism, len(smallest), rounds))
     own = ExampleAttack(facts.problem, training, mechanism, smallest, initial_point(config), source)
     how = "own problem: the record that moves the upload most"
     if isinstance(training, OneShot):

@@ -126,11 +126,11 @@ def _examples(
     ):
         if members == range(config.federation.num_clients):
             return shards(*split_of(config))
-        return some_shards(*split_of(config), members)
+        return some_shards(*split_of(config), members=members)
 
 
 def split_of(config: Experiment) -> tuple[Any, ...]:
-    """What decides who has which examples, as the functions of `manifed.problems.shards` take it."""
+    """What decides who has which examples, as `manifed.problems.shards` takes it."""
     federation = config.federation
     return (
         config.problem, config.data, federation.partition, federation.num_clients,

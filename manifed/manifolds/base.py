@@ -85,7 +85,7 @@ MapChoice = Literal["exact", "retraction"]
 (2024, section 5) ran them: one choice for a whole algorithm."""
 
 
-class Maps(NamedTuple):
+class _Maps(NamedTuple):
     """The three maps by which an algorithm moves: exponential, logarithm and transport."""
 
     forward: Callable[[Tensor, Tensor], Tensor]
@@ -169,14 +169,14 @@ class Manifold(geoopt.Manifold):
         return self.logmap(x, y)
 
     # -- how an algorithm moves ----------------------------------------------------------------
-    def maps(self, choice: MapChoice) -> Maps:
+    def maps(self, choice: MapChoice) -> _Maps:
         """Returns ``expmap``, ``logmap``, ``transp``; or ``retr``, ``invretr`` and projection.
 
         The transport of "exact" is parallel only where ``is_transp_parallel``.
         """
         if choice == "exact":
-            return Maps(self.expmap, self.logmap, self.transp)
-        return Maps(self.retr, self.invretr, self.projected)
+            return _Maps(self.expmap, self.logmap, self.transp)
+        return _Maps(self.retr, self.invretr, self.projected)
 
     def projected(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Projects v, tangent at x, on T_yM."""

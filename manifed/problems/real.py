@@ -240,12 +240,12 @@ class BreastCancer(_TwoClasses):
         """``feature`` (569, 30 or 31) and ``label`` 1 for benign, -1 for malignant."""
         path = _shipped("data/breast_cancer.csv")
         table = np.loadtxt(path, delimiter=",", skiprows=1)
-        low, high = breast_cancer_ranges().T
+        low, high = _breast_cancer_ranges().T
         features = np.clip((table[:, :-1] - low) / (high - low), 0.0, 1.0) * 2 - 1
         return self._dataset(features, (2 * table[:, -1] - 1).astype(np.int64))
 
 
-def breast_cancer_ranges() -> Array:
+def _breast_cancer_ranges() -> Array:
     """Least and greatest value of each feature, (30, 2), as the data set's documentation prints.
 
     The documentation is a file of scikit-learn's, and no record is looked at.

@@ -10,7 +10,7 @@ from scipy import stats
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.audit.attacks import SHORT_STEP, ExampleAttack, worst_case
-from manifed.audit.bound import Audited, Verdict, audit, clopper_pearson, find, find_all
+from manifed.audit.bound import Audited, Verdict, _clopper_pearson, audit, find, find_all
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.oracles.minibatch import Full, Poisson
@@ -71,11 +71,11 @@ def test_an_attack_that_proves_less_than_half_is_called_weak():
 
 
 def test_clopper_pearson_is_the_exact_binomial_bound():
-    low, high = clopper_pearson(7, 50, 0.975)
+    low, high = _clopper_pearson(7, 50, 0.975)
     assert stats.binom.sf(6, 50, low) == pytest.approx(0.025, rel=1e-9)
     assert stats.binom.cdf(7, 50, high) == pytest.approx(0.025, rel=1e-9)
-    assert clopper_pearson(0, 50, 0.975)[0] == 0.0
-    assert clopper_pearson(50, 50, 0.975)[1] == 1.0
+    assert _clopper_pearson(0, 50, 0.975)[0] == 0.0
+    assert _clopper_pearson(50, 50, 0.975)[1] == 1.0
 
 
 def test_the_attack_is_as_strong_as_the_worst_case_of_the_accountant():

@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from manifed.problems.examples import Examples
 from manifed.problems.own_files import FileData
-from manifed.problems.real import BreastCancer, breast_cancer_ranges
+from manifed.problems.real import BreastCancer, _breast_cancer_ranges
 from reproduction.mlp import MLP
 from tests.conformance.manifold_cases import generator, normals
 
@@ -57,7 +57,7 @@ def test_the_cancer_data_lie_in_their_public_ranges():
     features = found.examples["feature"]
     assert features.shape == (569, 31)
     assert features.abs().max() == 1.0
-    assert breast_cancer_ranges().sum(0).tolist() == pytest.approx([468.122, 7925.565])
+    assert _breast_cancer_ranges().sum(0).tolist() == pytest.approx([468.122, 7925.565])
     assert sorted(set(found.examples["label"].tolist())) == [-1.0, 1.0]
     assert (found.examples["label"] == 1).sum() == 357
 
