@@ -27,6 +27,7 @@ from manifed.experiment.plugins import is_plugin
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import ClientSetup, ClientSide, Node, Seat, Uncharged, run_update
 from manifed.federation.plan import Plan
+from manifed.manifolds.linalg import Shape
 from manifed.plan import Sizes, example_mechanism, plan
 from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.problems.data import NUM_EXAMPLES, SiteData
@@ -48,7 +49,7 @@ class Facts:
     """The public facts about the data, and the examples where this process has them."""
 
     problem: Problem
-    point_shape: tuple[int, ...]
+    point_shape: Shape
     declared: Sizes | None
     """N_i, public: the normalisers and weights of the mechanism; None: sites declare them."""
     like: Examples
@@ -339,9 +340,7 @@ def outlined_side(config: Experiment) -> ClientSide:
     return replace(one, shards=(one.shards[0],) * len(facts.sizes), hold_outs=())
 
 
-def side_of(
-    config: Experiment, sizes: Sizes, point_shape: tuple[int, ...], members: range
-) -> ClientSide:
+def side_of(config: Experiment, sizes: Sizes, point_shape: Shape, members: range) -> ClientSide:
     """Makes the client side of some neighbouring clients alone, as a worker does.
 
     ``sizes`` are the public ones of all clients. Nobody else's file is opened; of a data set that
@@ -353,7 +352,7 @@ def side_of(
 
 
 def _side(
-    config: Experiment, examples: Sequence[Examples], sizes: Sizes, point_shape: tuple[int, ...]
+    config: Experiment, examples: Sequence[Examples], sizes: Sizes, point_shape: Shape
 ) -> ClientSide:
     both = [_halves(config, one) for one in examples]
     clients = config.federation.num_clients

@@ -45,6 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manifed.experiment.schema import Experiment
+from manifed.manifolds.linalg import Shape
 from manifed.problems.class_means import NearestMean
 from manifed.problems.frechet import FrechetMean, name_of
 
@@ -301,7 +302,7 @@ _CURVATURE: Mapping[str, float] = {
 
 
 def guess_of(
-    config: Experiment, clip: float, shape: tuple[int, ...], decay: float | None
+    config: Experiment, clip: float, shape: Shape, decay: float | None
 ) -> Components | Flat | Cloud | None:
     """Returns the guess for a problem with points of that shape; None if its kind has none."""
     kind = config.problem.kind
@@ -331,7 +332,7 @@ def _powers(count: int, decay: float, trace: float) -> Array:
     return trace * found / found.sum()
 
 
-def _components(kind: str, clip: float, shape: tuple[int, ...], decay: float) -> Components:
+def _components(kind: str, clip: float, shape: Shape, decay: float) -> Components:
     k = shape[1] if len(shape) == 2 else 1
     values = _powers(shape[0], decay, 2 * clip if kind == COMPLETION else clip)
     best = float(values[:k].sum())
@@ -341,7 +342,7 @@ def _components(kind: str, clip: float, shape: tuple[int, ...], decay: float) ->
     return Components(values, k, curvature, curvature / 2 * best)
 
 
-def _mean(config: Experiment, clip: float, shape: tuple[int, ...]) -> Cloud:
+def _mean(config: Experiment, clip: float, shape: Shape) -> Cloud:
     """Means of points, for several starts and distances; a class has a share of the records.
 
     The mean sectional curvature of m x m matrices is -1 / (2 (m + 1)): that of X and Y is

@@ -71,6 +71,10 @@ class LedgerDamaged(ValueError):
         self.line = line
 
 
+_Said = Mapping[str, Any]
+"""What a line says beside charges, the first one as the header."""
+
+
 # -- entries -----------------------------------------------------------------------------------
 class Reserves(Frozen):
     """A reservation: one attempt of each of the rounds ``first`` to ``last``, paid in advance."""
@@ -206,7 +210,7 @@ class Head(NamedTuple):
 class Verified:
     """The result of verifying a ledger."""
 
-    header: Mapping[str, Any]
+    header: _Said
     """What its first line says."""
     head: Head
     """The head after the last whole line."""
@@ -243,7 +247,7 @@ class Ledger:
         self._length = found.length
 
     @classmethod
-    def create(cls, path: Path, header: Mapping[str, Any], *, key: bytes | None = None) -> "Ledger":
+    def create(cls, path: Path, header: _Said, *, key: bytes | None = None) -> "Ledger":
         """Creates a ledger whose first line holds ``header``, format, run and the key's name.
 
         Raises:
@@ -343,7 +347,7 @@ class Ledger:
         length = 0
         if path.exists() and not path.is_file():
             raise LedgerDamaged(path, 1, "is no regular file")
-        header: Mapping[str, Any] = {}
+        header: _Said = {}
         with path.open("rb") as file:
             for entry, size in _lines(path, file, key):
                 header = header or entry.said
@@ -487,7 +491,7 @@ def _counting(path: Path, line: int) -> Generator[None]:
 def _check_header(path: Path, found: Mapping[str, Any], key: bytes | None) -> bool:
     """Whether a ledger is keyed, by its first line; refuses another format and another key."""
     said = found.get("said", found.get("body"))
-    header: Mapping[str, Any] = said if isinstance(said, dict) else {}
+    header: _Said = said if isinstance(said, dict) else {}
     if (known := header.get("format", 1)) != FORMAT:
         what = f"has format {repr(known)[:40]}, this version reads and writes format {FORMAT} alone"
         remedy = "go on with the version of manifed that wrote it, or begin anew elsewhere"
@@ -505,7 +509,7 @@ def _check_header(path: Path, found: Mapping[str, Any], key: bytes | None) -> bo
 def _check_head(
     path: Path,
     last: Head,
-    header: Mapping[str, Any],
+    header: _Said,
     acknowledged: tuple[Head, str | None] | None,
     key: bytes | None,
 ) -> None:

@@ -34,7 +34,7 @@ from manifed.experiment.load import dump, load, parse
 from manifed.experiment.plugins import allowed_here, packages_in
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.rounds import CLIP
-from manifed.plan import promise_of
+from manifed.plan import Sizes, promise_of
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import AUTHENTICITY, Label, label_of, named
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Verified, ledger_key
@@ -268,7 +268,7 @@ def _unlike(path: Path, config: Experiment, manifest: _Manifest, charged: _Charg
     return []
 
 
-def _sizes(config: Experiment, manifest: _Manifest, odometer: Odometer) -> tuple[int, ...]:
+def _sizes(config: Experiment, manifest: _Manifest, odometer: Odometer) -> Sizes:
     """N_i of every client, all public, from the config, the ledger's terms, or the manifest."""
     runs, declared = manifest.get("num_examples") or (), config.federation.num_examples
     if odometer.terms:
