@@ -24,6 +24,7 @@ from manifed.privacy.events import (
     named,
 )
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import Budget, Promise
 from manifed.privacy.tariff import Block, ClientReleases, Tariff, Terms, blocks
 from manifed.setting import ExampleLevel, NoPrivacy, Setting, Target
@@ -255,10 +256,12 @@ def plan(
     sizes: Sizes,
     *,
     config_sha256: str | None = None,
+    source: NoiseSource | None = None,
 ) -> Plan:
     """Checks and prices a setting for shards of these public sizes, and makes its plan.
 
     ``config_sha256`` is what both sides compare; None: the `digest` of what they must agree on.
+    ``source`` is the server's, and a seeded one in tests; None: as the setting says.
 
     Raises:
         ConfigError: for parts that do not go together, or a price that nothing bounds.
@@ -276,7 +279,7 @@ def plan(
         setup_phases=training.setup_phases,
         cohort=federation.cohort,
         policy=federation.replies,
-        source=setting.client_source(),
+        source=source or setting.client_source(),
         client_source=setting.client_source,
         num_examples=sizes,
         config_sha256=config_sha256 or digest(setting, client),

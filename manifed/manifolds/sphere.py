@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, linalg
 
 from manifed.manifolds.base import Submanifold
-from manifed.manifolds.linalg import Shape, above_zero, dot, length
+from manifed.manifolds.linalg import TINY
 
 
 class Sphere(Submanifold):
@@ -19,21 +19,21 @@ class Sphere(Submanifold):
     looks_at_all_pairs = False
     carries_rows_apart = True
 
-    def dim(self, shape: Shape) -> int:
+    def dim(self, shape: tuple[int, ...]) -> int:
         """The number of entries less one."""
         return shape[-1] - 1
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """The orthogonal projection of n ambient normals."""
-        return c - dot(x, c) * x
+        return c - (x * c).sum(-1, keepdim=True) * x
 
     def projx(self, x: Tensor) -> Tensor:
         """The point x / |x|, the nearest one; NaN for x = 0, where it is not unique."""
-        return x / length(x)
+        return x / linalg.vector_norm(x, dim=-1, keepdim=True)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The orthogonal projection u - <x, u> x."""
-        return torch.addcmul(u, dot(x, u), x, value=-1.0)
+        return torch.addcmul(u, (x * u).sum(-1, keepdim=True), x, value=-1.0)
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """Euclidean norm, shape (...,)."""
@@ -45,26 +45,27 @@ class Sphere(Submanifold):
 
     def invretr(self, x: Tensor, y: Tensor) -> Tensor:
         """The vector y / <x, y> - x, for <x, y> > 0."""
-        return y / dot(x, y) - x
+        return y / (x * y).sum(-1, keepdim=True) - x
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The point cos|u| x + sin|u| u / |u|, renormalised."""
-        t = above_zero(length(u))
+        t = linalg.vector_norm(u, dim=-1, keepdim=True).clamp_min(TINY[u.dtype])
         return self.projx(t.cos() * x + (t.sin() / t) * u)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The shortest tangent vector u with expmap(x, u) = y, |u| <= pi."""
-        v = self.from_coords(x, y - x)
-        s = above_zero(length(v))
-        return v * (torch.atan2(s, dot(x, y)) / s)
+        w = y - x
+        v = w - (x * w).sum(-1, keepdim=True) * x
+        s = linalg.vector_norm(v, dim=-1, keepdim=True).clamp_min(TINY[v.dtype])
+        return v * (torch.atan2(s, (x * y).sum(-1, keepdim=True)) / s)
 
     def _distance(self, x: Tensor, y: Tensor) -> Tensor:
         """The angle 2 atan2(|x - y|, |x + y|)."""
-        return 2 * torch.atan2(length(x - y), length(x + y))
+        return 2 * torch.atan2(*(self.norm(x, w, keepdim=True) for w in (x - y, x + y)))
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Parallel transport v - <y, v> / (1 + <x, y>) (x + y)."""
-        along = dot(y, v) / (1 + dot(x, y))
+        along = (y * v).sum(-1, keepdim=True) / (1 + (x * y).sum(-1, keepdim=True))
         return v - along * (x + y)
 
     def of_zeros(self, zeros: Tensor) -> Tensor:
