@@ -122,6 +122,17 @@ def test_the_price_is_never_below_the_dense_inverse(seed):
             assert 4 * worth <= squared_mu(2.0, k, found.precision, mean)
 
 
+def test_eight_rounds_of_the_best_signs_show_nearly_what_is_charged():
+    """On a ring with slow masks and fast noise of each node's own; more rounds show more of it."""
+    law = np.array([[4.0, 0, 9]] * 6), np.array([[0, 36.0, 0]] * 6)
+    noise = StationaryNoise(Ring().build(6), (WHITE, Shape("slow", 0.8), Shape("fast", 0.5)), *law)
+    block = blocks_of_inverse(noise, 8)[0]
+    shown = max(
+        signs @ block @ signs for signs in map(np.array, itertools.product((1, -1), repeat=8))
+    )
+    assert 0.9 < shown / (8 * against(noise).precision) <= 1
+
+
 def test_what_the_price_needs():
     """Cold starts, fast streams alone, masks known to a coalition: each would be underpriced."""
     pair = Graph.of(2, [(0, 1)])

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from extras.tests.streams import covariance_of
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.federation.rounds import Course, free, run_rounds, sent
@@ -121,33 +120,6 @@ def test_a_statement_says_what_a_node_keeps_and_prices_all_rounds():
     spent = [[one["epsilon"] for one in each["adversaries"]] for each in said]
     assert all(few < many for few, many in zip(*spent, strict=True))
     assert "states of its streams" in said[0]["kept_noise"]
-
-
-def test_messages_carry_the_covariance_that_is_charged():
-    """The best linear attack on one node's messages, on the noise of the real client code."""
-    rounds = 6
-    nodes = 4
-    d = 600
-    config = streaming(nodes, rounds, d, privacy={"l2_norm_clip": 1e-9})
-    x = initial_point(config)
-    seen = []
-    plan = plan_of(config)
-    weights = reference.metropolis_hastings(config.training.secret_graph).toarray()
-    x = x.expand(nodes, d).numpy()
-    for report in reports_of(config):
-        mixed = plan.server_update.node_models(report.state, plan.manifold).numpy()
-        seen.append((x - np.linalg.solve(weights, mixed)) / STEP)
-        x = mixed
-    y = np.stack(seen).reshape(rounds * nodes, d)  # round after round
-    covariance = covariance_of(config.training.noise(Correlated(OWN, MASK)), rounds)
-    change = np.zeros((rounds, nodes))
-    change[:, 0] = 1.0  # node 0 moves alike in every round
-    filtered = np.linalg.solve(covariance, change.ravel())
-    separation = change.ravel() @ filtered
-    hidden = example_mechanism(config.setting, (d,) * nodes).hidden
-    assert separation <= rounds / hidden.from_server**2
-    # 600 coordinates: the variance of the statistic is within 4.9 sqrt(2 / 600), at 1e-6
-    assert np.square(filtered @ y).mean() / separation == pytest.approx(1.0, abs=0.29)
 
 
 def test_a_seeded_run_goes_on_in_the_middle_as_if_it_had_never_stopped():
