@@ -1,18 +1,16 @@
-"""DECOR under attack: best linear tests through the nodes' own code, and a run's log read."""
+"""DECOR under attack: best linear tests through the nodes' own code."""
 
 from dataclasses import replace
 
 import pytest
-import torch
 
 from manifed.audit.attacks import MaskedAttack
 from manifed.audit.of_config import attacks_of
 from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.privacy.random_numbers import NoiseSource
-from manifed.privacy.secldp import Correlated, against
-from tests.attacks.shipped import NOISE, RING, MasksUsedTwice, as_a
-from tests.attacks.transcript import Heard, read
+from manifed.privacy.secldp import against
+from tests.attacks.shipped import NOISE, RING
 
 SOURCE = NoiseSource.from_seed(11)
 ATTACK = MaskedAttack(RING, NOISE, SOURCE)
@@ -45,40 +43,3 @@ def test_fresh_masks_of_a_config_are_attacked_and_other_masks_refused():
     assert max(a.attack.scores(2, is_present=True).size for a in attacks) == 2
     with pytest.raises(ConfigError, match="got 'masked-mean'"):
         attacks_of(load("configs/examples/masked_mean.toml"), 10)
-
-
-# -- a log ------------------------------------------------------------------------------------
-def log_of(attack, rounds):
-    """The rounds of one copy, as the server relays them, along the canary."""
-    had = torch.zeros(8, 1, dtype=torch.float64)
-    return [Heard(had, -attack.seen(r, is_present=True).mT, 1.0) for r in range(1, rounds + 1)]
-
-
-def clean(attack):
-    """Nothing, but where the canary is."""
-    return lambda x: CLIP * (torch.arange(8) == attack.victim).to(x).unsqueeze(-1)
-
-
-@pytest.mark.statistical
-def test_a_log_of_masked_messages_reads_as_charged_and_planted_faults_do_not():
-    one = replace(ATTACK, copies=1)
-    for reading in read(log_of(one, 60), clean(one), RING, NOISE):
-        assert reading.is_as_charged, reading
-    twice = as_a(MasksUsedTwice, one)
-    for reading in read(log_of(twice, 60), clean(twice), RING, NOISE):
-        assert reading.change < reading.lowest[1]
-    bare = log_of(one, 60)
-    for heard in bare:  # one node forgets its masks
-        heard.sent[3] = heard.had[3] - clean(one)(heard.had)[3] - 0.01
-    verdicts = [r.is_as_charged for r in read(bare, clean(one), RING, NOISE)]
-    assert verdicts == [i != 3 for i in range(8)]
-
-
-@pytest.mark.slow
-@pytest.mark.statistical
-@pytest.mark.parametrize("scale", [0.8, 1.25])
-def test_noise_of_another_size_is_read_in_a_log(scale):
-    one = replace(ATTACK, copies=1)
-    other = Correlated(NOISE.sigma_cdp * scale, NOISE.sigma_cor * scale)
-    found = read(log_of(one, 300), clean(one), RING, other)
-    assert not all(reading.is_as_charged for reading in found)

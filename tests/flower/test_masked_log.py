@@ -1,20 +1,17 @@
-"""A run's messages under Flower, read as an adversary who knows everything but the noise does."""
+"""A run's messages under Flower hold masked points, and no secret that a mask is drawn from."""
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import ArrayRecord
 
-from manifed.experiment.assembly import load_shards, plan_of
+from manifed.experiment.assembly import plan_of
 from manifed.flower.records import tensors_from_record
 from manifed.flower.transport import InlineGrid, MessageTransport
-from manifed.privacy.secldp import Correlated
-from tests.algorithms.gossip_runs import experiment, grid_of, reports_of
-from tests.attacks.transcript import Heard, read
+from tests.algorithms.gossip_runs import grid_of, reports_of
+from tests.algorithms.test_decor import decor
 
 NODES = 6
-ROUNDS = 20
-D = 5
+ROUNDS = 4
 
 
 class Listening(InlineGrid):
@@ -32,59 +29,22 @@ class Listening(InlineGrid):
 
 
 def arrays(message):
-    (record,) = (r for r in message.content.values() if isinstance(r, ArrayRecord))
-    return tensors_from_record(record)
+    """Of all records of a message, by name."""
+    found = {}
+    for record in message.content.values():
+        found |= tensors_from_record(record) if isinstance(record, ArrayRecord) else {}
+    return found
 
 
-def heard_in(messages, config):
-    """The rounds, from the bytes on the wire."""
-    return [
-        Heard(
-            torch.stack([arrays(down)["x"] for down, _ in turn]),
-            torch.stack([arrays(up)["x"] for _, up in turn]),
-            config.training.step_size,
-        )
-        for turn in (messages[r : r + NODES] for r in range(0, NODES * ROUNDS, NODES))
-    ]
-
-
-def clean(config):
-    """Every node's clipped gradient, from all data."""
-    found = load_shards(config)
-
-    def gradients(x):
-        each = torch.stack([
-            found.problem.gradients(x[i], shard).sum(torch.full((D,), 1 / D, dtype=torch.float64))
-            for i, shard in enumerate(found.examples)
-        ])  # fmt: skip
-        return each * (1.0 / each.norm(dim=1, keepdim=True)).clamp_max(1.0)
-
-    return gradients
-
-
-@pytest.mark.statistical
 @pytest.mark.parametrize("keys", ["seeded", "exchanged"])
-def test_nothing_un_masked_is_in_the_message_log_of_a_run(keys):
-    privacy = {
-        "kind": "correlated", "l2_norm_clip": 1.0, "noise_stddev": 2.0, "mask_stddev": 7.0,
-        "delta": 1e-5,
-    }  # fmt: skip
-    config = experiment(
-        NODES, ROUNDS, D, privacy, kind="decor", step_size=0.01, pair_keys=keys,
-        minibatch={"kind": "full"},
-    )  # fmt: skip
+def test_nothing_but_masked_points_is_in_the_message_log_of_a_run(keys):
+    """That those points are masked: tests/algorithms/test_decor.py."""
+    config = decor(ROUNDS, pair_keys=keys)
     grid = grid_of(config, Listening)
     reports_of(config, transport=MessageTransport.meet(grid, plan_of(config)))
-    rounds = grid.heard[-NODES * ROUNDS :]
-    for _, up in rounds:
+    for _, up in grid.heard[-NODES * ROUNDS :]:
         assert set(arrays(up)) == {"x"}
         assert not list(up.content.metric_records)
-    heard = heard_in(rounds, config)
-    for reading in read(heard, clean(config), config.training.network.graph, Correlated(2.0, 7.0)):
-        assert reading.is_as_charged, reading
-    left = torch.stack([(h.had - h.sent) / h.step_size - clean(config)(h.had) for h in heard])
-    total = float(left.sum(1).square().mean()) / (NODES * 2.0**2)
-    assert 0.4 < total < 2.0, "masks did not cancel in the sum over all nodes"
     if keys == "exchanged":
         _no_secret_travelled(grid)
 
@@ -95,7 +55,6 @@ def _no_secret_travelled(grid):
         np.ascontiguousarray(tensor.numpy()).tobytes()
         for pair in grid.heard
         for message in pair
-        if any(isinstance(r, ArrayRecord) for r in message.content.values())
         for tensor in arrays(message).values()
     )
     held = [
