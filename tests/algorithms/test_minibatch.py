@@ -3,42 +3,32 @@
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from manifed.oracles.minibatch import Poisson, WithoutReplacement, rows_of, rows_of_least
 from manifed.oracles.noisy_oracle import Draws
-from manifed.privacy.random_numbers import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from tests.conformance.client_cases import batch
 
 SIZE = 40
-BATCH = 10.0
-ROUNDS = 1500
+SOURCE = NoiseSource.from_seed(2)
 
 
 def weights_of(minibatch, server_round):
     """The weight of every example, shape (SIZE,)."""
-    draws = Draws(NoiseSource.from_seed(2), 0, server_round)
+    draws = Draws(SOURCE, 0, server_round)
     positions, weights = batch(minibatch, [SIZE], draws)
     if positions is None:
         return weights
     return torch.zeros(SIZE).double().index_put((positions,), weights, accumulate=True)
 
 
-@pytest.mark.statistical
-def test_a_poisson_batch_takes_each_example_at_the_charged_rate_and_by_itself():
-    minibatch = Poisson(batch_size=BATCH)
-    drawn = torch.stack([weights_of(minibatch, r) for r in range(1, ROUNDS + 1)])
-    assert set(drawn.unique().tolist()) == {0.0, 1.0}
+def test_a_poisson_batch_takes_each_example_by_a_coin_of_the_charged_rate():
+    minibatch = Poisson(batch_size=10.0)
     rate = minibatch.sampling(SIZE).sampling_probability
-    both = (drawn[:, 0] * drawn[:, 1]).sum()
-    for count, trials, chance, is_accepted in (
-        (drawn.sum(), ROUNDS * SIZE, rate, True),
-        (drawn.sum(), ROUNDS * SIZE, 0.94 * rate, False),
-        (drawn.sum(), ROUNDS * SIZE, 1.06 * rate, False),
-        (both, ROUNDS, (BATCH / SIZE) ** 2, True),
-    ):
-        tail = stats.binom.cdf(float(count), trials, chance)
-        assert (5e-7 < tail < 1 - 5e-7) == is_accepted
+    for server_round in range(1, 50):
+        at = Draws(SOURCE, 0, server_round).at(Stream.MINIBATCH, 0)
+        drawn = weights_of(minibatch, server_round)
+        assert torch.equal(drawn, SOURCE.coins(SIZE, rate, **at).double())
 
 
 def test_a_subset_has_exactly_the_charged_size():
