@@ -11,7 +11,7 @@ import torch
 
 from manifed.algorithms.gossip import Gossip
 from manifed.errors import ConfigError, RoundFailed
-from manifed.experiment.assembly import initial_point, load_shards, plan_of
+from manifed.experiment.assembly import initial_point, load_shards
 from manifed.graphs import (
     ErdosRenyi,
     Exponential,
@@ -20,7 +20,6 @@ from manifed.graphs import (
     Star,
     Torus,
 )
-from manifed.manifolds import Euclidean
 from manifed.problems.linear import LeastSquares
 from tests.algorithms.gossip_runs import (
     EVERY_WAY,
@@ -46,17 +45,6 @@ def test_every_way_is_the_loop_in_numpy(way):
         found = models_of(config, way)
         expected = models_in_numpy(config)
         assert np.abs(found - expected).max() <= 1e-12, name
-
-
-def test_the_mean_moves_by_the_mean_gradient_whatever_the_graph():
-    config = experiment(rounds=1)
-    task = least_squares_of(config)
-    x = initial_point(config).numpy()
-    expected = x - 0.02 * task.gradients(np.tile(x, (6, 1)))[0].mean(0)
-    for graph in GRAPHS.values():
-        (report,) = reports_of(experiment(rounds=1, graph=graph))
-        model = plan_of(config).server_update.model(report.state, Euclidean())
-        assert_near(model.numpy(), expected, 1e-14)
 
 
 def test_complete_mixing_keeps_one_model_and_is_gradient_descent():

@@ -181,21 +181,6 @@ def answer(config, shard=None, i=0, server_round=1, **said):
     return run_update(setup, seat, down, memory, shard, len(shard), side.source())
 
 
-@pytest.mark.parametrize("case", ["output, own", "output, mixed"])
-def test_algorithm_1_shows_its_model_only_under_the_noise_that_is_charged(case):
-    config = experiment(case)
-    side = client_side(config)
-    done = answer(config, i=2)
-    noise = (done.up.x - done.memory.x).numpy()
-    drawn = Draws(side.source(), 2, 1).normals((4,), Stream.GRADIENT_NOISE, 1).numpy()
-    stddev = NOISE * 2 * CLIP * config.training.schedules.noise_scale(1)
-    np.testing.assert_allclose(noise, stddev * drawn, rtol=1e-9)
-    (event,) = side.setup.releases(1, 4)
-    moved = config.training.schedules.step_size(0) * 2 * CLIP / 1  # alpha_0 C / gamma_0
-    assert event.noise_multiplier == pytest.approx(stddev / moved, rel=1e-9)
-    assert dict(done.queries) == {"gradient-unnoised": 1, "gradient": 1}
-
-
 L1 = {k: v for k, v in PRIVATE.items() if k != "l2_norm_clip"} | {"l1_norm_clip": CLIP}
 LINEAR = {**SCHEDULES, "sample_size": {**SCHEDULES["sample_size"], "exponent": 1.0}}
 FOUR = {**SCHEDULES, "sample_size": {"kind": "constant", "value": 4}}

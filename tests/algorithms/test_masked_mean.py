@@ -9,15 +9,12 @@ from manifed.errors import BudgetExhausted, RoundFailed
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.federation.exchange import Asked, Failure
 from manifed.federation.rounds import run_rounds
-from manifed.oracles.noisy_oracle import Draws
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from manifed.privacy.composition import gaussian_epsilon as gdp_epsilon
 from manifed.privacy.events import OF_MASKS
-from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated, against, worst
 from tests.algorithms.gossip_runs import EVERY_WAY, SPACES, correlated, transport_of
-from tests.statistics.laws import assert_chi_square
 from tests.tensors import assert_near
 
 SERVER, ONE_NODE, COALITION, EVERYBODY = OF_MASKS
@@ -88,25 +85,6 @@ def test_masks_cancel_in_the_tangent_space_of_the_common_point(space, way, tmp_p
     assert size > 1e3
     assert_near(alone[1e4].sum(0), alone[0.0].sum(0), 1e-9 * size)
     assert_near(ends[1e4], ends[0.0], 1e-9)
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize("space", SPACES)
-def test_the_mask_of_a_node_has_the_law_of_its_degree(space):
-    config = masked(1, space)
-    count = 6000
-    manifold = plan_of(config).manifold
-    x = initial_point(config)
-    shape = (count, *manifold.coords_shape(tuple(x.shape)))
-    lengths = []
-    for node in (0, 2, 4):  # no two of them share an edge
-        draws = Draws(NoiseSource.from_seed(5), node, 1)
-        coords, _ = config.training.masked_now(shape, None, draws)
-        u = manifold.from_coords(x, coords)
-        assert manifold.tangency_defect(x, u).max() <= 1e-12
-        lengths.append(manifold.inner(x, u).sum())
-    freedom = 3 * count * manifold.dim(tuple(x.shape))
-    assert_chi_square(sum(lengths) / 2, freedom, (0.96, 1.04))  # of two neighbours, each of 1
 
 
 def charged(rounds, before, disclosed, after=0.0):

@@ -9,7 +9,6 @@ from tests.algorithms.test_projected import pca_shards, start
 from tests.conformance.federated_loop import federate, last
 from tests.tensors import assert_near
 
-MECHANISM = ExampleMechanism(l2_norm_clip=0.5, noise=Noise(multiplier=2.0))
 STEPS = {"step_size": 1e-3, "local_steps": 5}
 ALGORITHMS = [Projected(**STEPS), ProjectedPartial(**STEPS)]
 

@@ -7,17 +7,12 @@ from hypothesis import strategies as st
 
 from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.one_shot import SecondMoment
-from manifed.federation.rounds import ServerDraws
 from manifed.manifolds.linalg import packed, packed_size, unpacked
-from manifed.privacy.mechanism import ClientMechanism
-from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle
 from tests.conformance.client_cases import shards
 from tests.conformance.federated_loop import federate, last
 from tests.tensors import float64, normals
 
-CLIP = 0.7
-D = 5
 ONE_SHOT = SecondMoment()
 
 
@@ -33,18 +28,6 @@ def test_coordinates_of_symmetric_matrices_are_an_isometry(seed, order):
     assert packed(a).shape == (packed_size(order),)
     with pytest.raises(ValueError, match="coordinates of a symmetric matrix, got"):
         unpacked(torch.zeros(packed_size(order + 1) + 1))
-
-
-def test_the_server_noises_the_mean_of_clients_in_the_same_coordinates():
-    mechanism = ClientMechanism(l2_norm_clip=CLIP, noise_multiplier=0.0)
-    base = torch.zeros(packed_size(D)).double()
-    big = 50 * normals(2, 3, packed_size(D))
-    drawn = ServerDraws(NoiseSource.from_seed(1), 1, 0).normals
-    mean_of = mechanism.noised_mean(
-        big, base, PrincipalEigenvector().manifold, drawn,
-        expected_cohort=3.0, is_tangent=False,
-    )[0]  # fmt: skip
-    torch.testing.assert_close(mean_of, CLIP * (big / big.norm(dim=1, keepdim=True)).mean(0))
 
 
 # -- components ----------------------------------------------------------------------------------

@@ -8,8 +8,6 @@ import torch
 from manifed.manifolds import Sphere
 from tests.tensors import float64, normals
 
-FLOAT = torch.float64
-
 
 @pytest.mark.parametrize("d", [1e-9, 1e-6, 1e-3, 1.0, math.pi - 1e-3, math.pi - 1e-6])
 def test_sphere_angles_are_accurate_at_both_ends(d):
