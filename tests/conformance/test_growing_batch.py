@@ -114,11 +114,6 @@ def test_the_filter_stops_where_the_growing_batches_pass_the_budget(tmp_path, ha
         list(run(way=manifed.federate, privacy=privacy(max_epsilon=budget)))
 
 
-def test_a_target_is_met_by_the_whole_schedule():
-    target = privacy(noise=manifed.Target(epsilon=2.0, delta=DELTA))
-    assert run(privacy=target).curves["epsilon"][-1] == pytest.approx(2.0, rel=1e-3)
-
-
 def test_each_round_is_held_to_its_own_charge():
     rounds = run(Greedy(), way=manifed.federate)
     assert [next(rounds).server_round for _ in range(3)] == [1, 2, 3]

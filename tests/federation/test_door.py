@@ -11,7 +11,7 @@ import torch
 import manifed
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.errors import BudgetExhausted, ConfigError
+from manifed.errors import ConfigError
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.federation.cohorts import FixedSize
@@ -77,16 +77,6 @@ def test_the_door_gives_the_model_and_the_epsilon_of_the_application(way):
     torch.testing.assert_close(last.model, end.state["x"], rtol=0, atol=1e-12)
     promise = promise_of(config.setting, found.sizes)
     assert last.spending == pytest.approx(promise.headline(promise.odometer(3)))
-
-
-def test_a_budget_ends_a_fit_in_good_order_and_a_loop_with_an_error():
-    tight = PRIVATE.model_copy(update={"max_epsilon": fitted(rounds=2).curves["epsilon"][-1]})
-    stopped = fitted(privacy=tight)
-    assert stopped.curves["round"] == [1, 2]
-    assert "privacy.max_epsilon: round 3 would be cohort draw 3" in stopped.stopped
-    rounds = manifed.federate(FrechetMean(Sphere()), points(), STEPS, privacy=tight, rounds=4)
-    with pytest.raises(BudgetExhausted):
-        list(rounds)
 
 
 def test_the_ledger_has_each_charge_before_the_clients_are_asked(tmp_path):

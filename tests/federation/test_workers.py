@@ -219,12 +219,6 @@ def test_what_cannot_be_shared_out_is_refused_in_one_line(engine, words):
         played(LINES, RSGD, **engine)
 
 
-def test_without_ray_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r'^ray is not installed: pip install "manifed\[ray\]"$'):
-        played(LINES, RSGD, workers=2)
-
-
 # -- what the driver reads -----------------------------------------------------------------------
 OFF = {"evaluation": {"is_enabled": False}}
 

@@ -8,7 +8,6 @@ from flwr.clientapp import ClientApp
 from manifed.algorithms import rsgd
 from manifed.algorithms.payloads import Point
 from manifed.cli.launch import Request, launch
-from manifed.errors import RoundFailed
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.federation.client import ClientSetup, Seat, run_update
@@ -16,7 +15,6 @@ from manifed.flower import transport
 from manifed.flower.transport import InlineGrid
 from manifed.plan import example_mechanism
 from manifed.privacy.random_numbers import NoiseSource
-from tests.conformance.federated_loop import broken
 from tests.fresh import QUICKSTART
 from tests.tensors import assert_near
 
@@ -117,15 +115,3 @@ def test_a_slow_client_costs_the_others_nothing_and_the_folder_names_it(tmp_path
         "missed": {"1": {"late": [[1, 3]]}},
     }
     assert folder.metrics()["late"] == [0, 1, 1, 1]
-
-
-@pytest.mark.parametrize("execution", ["messages", "cohort"])
-def test_a_client_that_diverges_is_left_out_or_ends_the_run_as_the_policy_says(
-    tmp_path, execution, monkeypatch
-):
-    broken(monkeypatch, rsgd.RSGD, {1})
-    sets = (f"engine.execution={execution}",)
-    assert run(tmp_path, *sets, name="proceed").metrics()["bytes_up"][-1] == 3 * 64 * 8
-    with pytest.raises(RoundFailed, match=r"client 1: Expected finite entries in u"):
-        run(tmp_path, *sets, "federation.replies.on_failure=abort", name="abort")
-    assert "final" not in (tmp_path / "abort" / "manifest.json").read_text()

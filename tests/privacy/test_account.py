@@ -71,20 +71,6 @@ def test_a_cohort_takes_the_shorter_of_ranges_and_bits():
 
 
 # -- what counts -------------------------------------------------------------------------------
-def test_one_round_is_one_line_and_what_is_live_is_what_the_file_says_if_one_is_written(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    rng = random.Random(1)
-    unwritten = Account(PROMISE)
-    with (account := account_at(path)).ledger as ledger:
-        for server_round in range(1, 10):
-            cohort = rng.sample(range(5), rng.randrange(3))
-            account.charge(server_round, 0, cohort)
-            unwritten.charge(server_round, 0, cohort)
-            assert ledger.head.sequence == server_round
-            assert state(audited(path)) == state(account.odometer) == state(unwritten.odometer)
-    assert audited(path).spent(DELTA) == account.odometer.spent(DELTA)
-
-
 def test_a_crash_counts_the_whole_block_and_an_orderly_end_only_what_was_run(tmp_path):
     path = tmp_path / "ledger.jsonl"
     crashed = tmp_path / "crashed.jsonl"

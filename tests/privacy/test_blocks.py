@@ -6,12 +6,11 @@ from manifed.experiment.assembly import client_side, facts_of
 from manifed.federation.stack import StackTransport
 from manifed.plan import promise_of
 from manifed.privacy import epsilon_bounds
-from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import audit_ledger
 from manifed.privacy.tariff import blocks
 from manifed.runs.driver import rounds_over, run
 from tests.algorithms.test_growing_samples import PRIVATE, experiment
-from tests.privacy.forging import audited, entries_of
+from tests.privacy.forging import audited
 from tests.privacy.releases import release
 
 ROUNDS = 60
@@ -104,18 +103,6 @@ def test_a_run_that_dies_has_charged_what_left_and_resumed_sends_nothing_twice(t
     assert not set(before) & set(after)  # a round that is made again is another attempt
     counted = audited(path)
     assert all(counted.attempts(r) > attempt for r, attempt in before + after)
-
-
-def test_a_block_that_nobody_settled_counts_whole(tmp_path):
-    """As after kill -9 in the middle of the last block: no consumption is written."""
-    config = growing(tmp_path)
-    folder, _ = made(config)
-    entries = list(entries_of(folder.ledger_path))
-    last = max(i for i, entry in enumerate(entries) if entry.reserves)
-    odometer = Odometer().after(*entries[: last + 1])
-    assert odometer.rounds_counted == ROUNDS
-    headline = promise_of(config.setting, facts_of(config).sizes).headline
-    assert headline(odometer) == pytest.approx(headline(Odometer().after(*entries)), rel=1e-12)
 
 
 def event(z, label="gradient", count=1):

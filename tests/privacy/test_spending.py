@@ -111,11 +111,6 @@ def test_spending_only_grows_and_ignores_the_order(cohorts):
     assert all(before[name] <= total[name] for name in before)
 
 
-def test_a_reservation_of_clients_outside_the_terms_is_refused():
-    with pytest.raises(ValueError, match="clients < 5"):
-        Odometer().after(reserved(1, (7,), terms=TERMS))
-
-
 # -- what is settled -----------------------------------------------------------------------------
 def state(odometer):
     """Everything that can be asked, without a price."""
