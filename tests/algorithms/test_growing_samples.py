@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from manifed.algorithms.growing_samples import GrowingSamples
+from manifed.audit.of_config import attacks_of
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.load import parse
@@ -380,3 +381,8 @@ def test_a_record_that_is_read_in_order_costs_at_most_what_one_round_costs(case)
     assert found[0][0] == pytest.approx(found[0][1], rel=1e-6)  # the first round's is the dearest
     spent, price = realised_of_one_record(case, rounds, 0, 3)  # rounds 1, 3 and 4 read record 0
     assert spent > 1.05 * price
+
+
+def test_the_audit_of_a_config_refuses_it_by_name():
+    with pytest.raises(ConfigError, match="steps or statistics, got 'growing-samples'"):
+        attacks_of(experiment("output, mixed"), 10)

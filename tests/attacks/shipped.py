@@ -25,7 +25,6 @@ from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated
 from reproduction.checks_004.engines import messages_under_attack
 from tests.attacks.corrections import POLE, PULL, CorrectionAttack, FlippingAttack, rows_of
-from tests.attacks.coupled import one_state, shipped_coupling
 
 CLIP = 0.5
 SIZE = 20
@@ -129,10 +128,7 @@ def example_mechanisms(source):
         ("second-moment", moments(add, source)),
         ("second-moment-replace-one", moments(replaced, source)),
     ]
-    return [
-        *(Audited(name, attack, 40000, name) for name, attack in rows),
-        shipped_coupling(source),
-    ]
+    return [Audited(name, attack, 40000, name) for name, attack in rows]
 
 
 def correction_mechanisms(source):
@@ -224,8 +220,7 @@ def planted_faults(source):
         ("mask-reused", as_a(Difference, twice, source=stuck), twice.claim),
         ("one-step-not-charged", replace(rgd, training=two_steps), rgd.claim),
     ]
-    found = [Audited(name, attack, 20000, "as shipped", claim) for name, attack, claim in rows]
-    return [*found, one_state(source)]
+    return [Audited(name, attack, 20000, "as shipped", claim) for name, attack, claim in rows]
 
 
 # -- a published calibration that fails -------------------------------------------------------
