@@ -156,20 +156,6 @@ def test_what_the_price_needs():
         Shape("slow", 1.0)
 
 
-def test_both_ends_of_an_edge_have_opposite_noise_bit_for_bit():
-    normals = np.random.default_rng(3).standard_normal((6, 5))
-    for shape in EVERY:
-        ends = []
-        for sign in (1.0, -1.0):
-            state = normals[0]
-            total = []
-            for t in range(1, 6):
-                state, noise = shape.step(state, normals[t])
-                total.append(sign * 1.7 * noise)
-            ends.append(np.array(total))
-        assert (ends[0] + ends[1] == 0).all()
-
-
 # -- designs ---------------------------------------------------------------------------------
 def test_costs_are_those_of_the_recursion():
     """Against the sum over all lags of x(t+1) = W (rho x(t) - z(t)), by quadrature."""
