@@ -14,11 +14,9 @@ from manifed.algorithms.payloads import (
     check_broadcast,
     check_tangent,
 )
-from manifed.experiment.assembly import client_side
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
-from manifed.federation.exchange import Asked, Header
-from manifed.federation.stack import StackTransport
+from manifed.federation.exchange import Header
 from manifed.flower.records import pack
 from manifed.manifolds import Euclidean, Lorentz, Sphere, Stiefel
 from tests.algorithms.gossip_runs import grid_of
@@ -55,17 +53,6 @@ def test_a_point_off_the_sphere_is_refused_before_any_record_is_read(size):
 @pytest.mark.parametrize("size", [1.0, 1 + 1e-9])
 def test_a_point_on_the_sphere_to_rounding_is_answered(size):
     assert not answered(size * honest()).has_error()
-
-
-def test_a_stacked_cohort_refuses_the_same_points():
-    stacked = StackTransport(client_side(CONFIG), at_once=None, memory_budget_mb=256)
-    header = Header("", 1, 0, "train", -1)
-    phase = CONFIG.training.phases[0]
-    refused = stacked.exchange(Asked(header, phase, Point(1000 * honest()), (0, 2), {}))
-    assert refused.partitions == ()
-    assert set(refused.failures) == {0, 2}
-    assert refused.failures[0].text.startswith("BadBroadcast: Expected the broadcast x on Sphere")
-    assert stacked.exchange(Asked(header, phase, Point(honest()), (0, 2), {})).partitions == (0, 2)
 
 
 @of(CASES)

@@ -68,11 +68,8 @@ def run(config, folder, transport):
         return list(made), account.odometer
 
 
-FAST_WAYS = ("memory", "stacked", pytest.param("messages", marks=pytest.mark.slow))
-
-
 @pytest.mark.parametrize("space", ["flat", *SPACES])
-@pytest.mark.parametrize("way", FAST_WAYS)
+@pytest.mark.parametrize("way", ["memory", "stacked"])
 def test_masks_cancel_in_the_tangent_space_of_the_common_point(space, way, tmp_path):
     ends = {}
     alone = {}
@@ -100,8 +97,6 @@ def charged(rounds, before, disclosed, after=0.0):
         ("memory", "seeded"),
         ("stacked", "seeded"),
         ("memory", "exchanged"),
-        pytest.param("messages", "exchanged", marks=pytest.mark.slow),
-        pytest.param("stacked", "exchanged", marks=pytest.mark.slow),
     ],
 )
 def test_a_node_that_dies_in_round_17_leaves_a_sum_without_masks(keys, way, tmp_path):

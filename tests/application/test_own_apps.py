@@ -28,6 +28,7 @@ from manifed.setting import Federation, Setting
 from strategies.tangent_mean import TangentMean
 from tests import fresh
 from tests.federation.test_door import points
+from tests.tensors import assert_near
 
 SEED = 7
 CLIENTS = 4
@@ -115,7 +116,7 @@ def test_the_ledger_is_on_disk_before_a_message_and_the_budget_ends_the_run(tmp_
     assert 1.0 < strategy.statement()["adversaries"][0]["epsilon"] <= 2.0
     again = tangent_mean(update=STEPS, privacy=tight, num_rounds=50)
     theirs = Strategy.start(again, grid_of(), START, num_rounds=50)
-    torch.testing.assert_close(model(theirs), model(result), rtol=0, atol=0)
+    assert_near(model(theirs), model(result))
 
 
 @pytest.mark.parametrize(

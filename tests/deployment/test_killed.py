@@ -18,6 +18,7 @@ from manifed.flower.transport import InlineGrid, MessageTransport
 from manifed.runs.folder import RunFolder
 from tests.deployment.kills import end, program_under, rounds_done, soon
 from tests.fresh import QUICKSTART, ROOT
+from tests.tensors import assert_near
 
 SETS = (
     "federation.num_clients=2", "evaluation.every=1", "engine.kind=deployment",
@@ -75,4 +76,4 @@ def test_a_killed_supernode_is_missed_comes_back_and_goes_on_with_its_memory(
     assert "supernode-1 is back" in lines
     expected = inline_model(config, set(range(first, last + 1)))
     assert not torch.equal(expected, inline_model(config, set()))
-    torch.testing.assert_close(folder.load_tensors("model")["x"], expected, rtol=0, atol=1e-12)
+    assert_near(folder.load_tensors("model")["x"], expected, 1e-12)

@@ -17,6 +17,7 @@ from tests.deployment.planted import rows_in
 from tests.deployment.released import release_with_a_killed_server
 from tests.deployment.sites import SETS, Sites
 from tests.fresh import ROOT
+from tests.tensors import assert_near
 
 EXAMPLES = ROOT / "configs" / "examples"
 LEDGER = "ledger.jsonl"
@@ -37,7 +38,7 @@ def test_a_rehearsal_is_the_run_in_memory(name, tmp_path):
     found = launch(Request(config, sets, "deployment", out=tmp_path / "sites", plain=True))
     wanted = launch(Request(config, sets, "inline", out=tmp_path / "memory", plain=True))
     models = [folder.load_tensors("model")["x"] for folder in (found, wanted)]
-    torch.testing.assert_close(*models, rtol=0, atol=1e-10)
+    assert_near(*models, 1e-10)
     assert "three_sites/" not in found.manifest_path.read_text()
     assert found.manifest()["randomness_source"] == "seed"
 

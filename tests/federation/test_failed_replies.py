@@ -15,6 +15,7 @@ from manifed.flower.records import tensors_to_record
 from manifed.flower.transport import InlineGrid, MessageTransport
 from manifed.privacy.mechanism import ClientMechanism
 from tests.fresh import QUICKSTART
+from tests.tensors import assert_near
 
 VICTIM = 1
 PRIVATE = (
@@ -99,7 +100,7 @@ def watched(plan, config, grid, num_rounds=ROUNDS):
 
 def assert_equal_views(one, other):
     assert len(one) == len(other) == ROUNDS
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert_near(one, other)
 
 
 @pytest.mark.parametrize("name", COHORTS)

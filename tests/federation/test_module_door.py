@@ -17,6 +17,7 @@ from manifed.privacy.events import PoissonSampled, Release, repeated
 from manifed.problems.frechet import FrechetMean
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_problem import made
+from tests.tensors import assert_near
 
 FRAME = torch.linalg.qr(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))[0]
 
@@ -60,7 +61,7 @@ def test_a_module_is_trained_within_its_budget_and_stays_on_its_manifold():
     assert all(math.isfinite(value) for value in found.curves["spread"])
     assert "gap" not in " ".join(found.curves), "nobody knows the optimum of a module"
     frame = found.state_dict["frame"].to(torch.float64)
-    torch.testing.assert_close(frame.mT @ frame, torch.eye(3).double(), rtol=0, atol=1e-6)
+    assert_near(frame.mT @ frame, torch.eye(3).double(), 1e-6)
     Frame().load_state_dict(found.state_dict, strict=True)
 
 
@@ -69,7 +70,7 @@ def test_a_shorter_type_costs_what_the_longer_one_costs():
     ways = {}, {"compute": "float32"}
     plain, short = (trained(model=model, privacy=SEEDED, **way) for way in ways)
     assert short.statement["adversaries"] == plain.statement["adversaries"]
-    torch.testing.assert_close(short.model, plain.model, rtol=0, atol=1e-4)
+    assert_near(short.model, plain.model, 1e-4)
 
 
 def test_what_is_priced_is_what_the_sites_and_the_rounds_are():

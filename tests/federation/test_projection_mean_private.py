@@ -1,12 +1,11 @@
 """What the noise of private projected training is, and what it does to the run."""
 
-import torch
-
 from manifed.algorithms.projected import Projected
 from manifed.privacy.mechanism import ClientMechanism
 from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import pca_shards, start
 from tests.conformance.federated_loop import federate, last
+from tests.tensors import assert_near
 
 UPDATE = Projected(step_size=2e-3, local_steps=5)
 
@@ -22,7 +21,7 @@ def played(update, rounds, noise=None):
 
 def test_client_level_noise_and_clip_act_on_ambient_uploads():
     plain, silent = (last(played(UPDATE, 4, noise)[1]).state for noise in (None, (1e3, 0.0)))
-    torch.testing.assert_close(silent["x"], plain["x"], rtol=0, atol=1e-13)
+    assert_near(silent["x"], plain["x"], 1e-13)
     x, rounds = played(UPDATE, 4, (0.01, 0.0))
     for one in rounds:
         assert float((one.state["x"] - x).norm()) <= 0.01 + 1e-12
@@ -32,7 +31,7 @@ def test_client_level_noise_and_clip_act_on_ambient_uploads():
 def test_plain_uploads_are_algorithm_1_and_forget_the_servers_noise():
     plain = UPDATE.model_copy(update={"upload": "plain"})
     one, two = (last(played(update, 10)[1]).state["x"] for update in (UPDATE, plain))
-    torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+    assert_near(one, two, 1e-12)
 
     def imbalance(training):
         """Size of the mean correction in the first and in the last rounds."""

@@ -10,6 +10,7 @@ from manifed.experiment.load import load
 from manifed.federation.exchange import Asked, Header
 from tests.algorithms.gossip_runs import EVERY_WAY, transport_of
 from tests.fresh import QUICKSTART
+from tests.tensors import assert_near
 
 SETS = ("federation.num_clients=4", "training.local_steps=2")
 
@@ -29,7 +30,7 @@ def test_what_goes_down_may_differ_by_client(way):
     for row, (client, point) in enumerate(zip((3, 1, 2), points[[0, 1, 3]], strict=True)):
         alone = asked._replace(down=Point(point), partitions=(client,))
         alone = transport_of("memory", config).exchange(alone)
-        torch.testing.assert_close(replies.uploads.u[row], alone.uploads.u[0], rtol=0, atol=1e-12)
+        assert_near(replies.uploads.u[row], alone.uploads.u[0], 1e-12)
 
 
 @EVERY_WAY
@@ -47,5 +48,5 @@ def test_memory_of_a_round_that_was_not_accepted_is_not_gone_on_with(way):
 
     uploaded(one, 1, {})
     forgot = uploaded(one, 2, {})
-    torch.testing.assert_close(forgot, uploaded(other, 2, {}), rtol=0, atol=1e-12)
+    assert_near(forgot, uploaded(other, 2, {}), 1e-12)
     assert float((uploaded(one, 3, {0: 2}) - forgot).norm()) > 1e-6

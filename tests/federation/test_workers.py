@@ -6,7 +6,6 @@ tests/federation/test_workers_on_ray.py has the real one.
 import sys
 
 import pytest
-import torch
 
 from manifed.algorithms import rsgd
 from manifed.cli.launch import check_parts
@@ -26,6 +25,7 @@ from tests.algorithms.gossip_runs import reports_of
 from tests.conformance.federated_loop import broken
 from tests.federation.pretended_ray import Pretended
 from tests.fresh import QUICKSTART
+from tests.tensors import assert_near
 
 PRIVATE = {
     "kind": "example-level", "l2_norm_clip": 1.0, "delta": 1e-3,
@@ -104,7 +104,7 @@ def told(report):
 
 def assert_same(found, expected):
     for mine, theirs in zip(map(told, found), map(told, expected), strict=True):
-        torch.testing.assert_close(mine[0], theirs[0], rtol=0, atol=0)
+        assert_near(mine[0], theirs[0])
         assert mine[1] == theirs[1]
 
 

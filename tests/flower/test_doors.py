@@ -39,30 +39,6 @@ def test_an_editable_install_has_one_class_by_either_name(order):
     assert done.returncode == 0, done.stderr
 
 
-def built(folder, kind):
-    """The files of a wheel or an sdist of this checkout, unpacked."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (found,) = folder.iterdir()
-    return found
-
-
-@pytest.mark.slow
-def test_a_wheel_from_the_tree_and_from_an_sdist_has_the_library_s_door(tmp_path):
-    for name in ("wheel", "sdist", "unpacked", "again"):
-        (tmp_path / name).mkdir()
-    wheel = built(tmp_path / "wheel", "wheel")
-    sdist = built(tmp_path / "sdist", "sdist")
-    words = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    again = tmp_path / "again"
-    subprocess.run([sys.executable, "-m", "pip", *words, "-w", again, sdist], check=True)
-    for number, made in enumerate((wheel, *again.glob("*.whl"))):
-        place = tmp_path / "unpacked" / str(number)
-        ZipFile(made).extractall(place)
-        assert not (place / "strategies").exists()
-        ran(f"import manifed\n{LIBRARY}assert manifed.__file__.startswith({str(place)!r})", place)
-
-
 @pytest.mark.slow
 def test_a_bundle_of_flower_has_both_doors(tmp_path):
     from flwr.cli.build import build_fab_from_disk

@@ -52,14 +52,6 @@ def test_verdicts_still_hold(check, verdict):
     assert CHECKS[check]().verdict == verdict
 
 
-@pytest.mark.parametrize("name", ["SPD affine-invariant", "Poincare ball", "Stiefel"])
-def test_the_noise_has_the_chi_square_law(name):
-    manifold, shapes = laws.MANIFOLDS[name]
-    row = laws.law(manifold, shapes[0], 0)
-    assert abs(row["deviation/sd"]) < 4.9
-    assert row["tangency"] < 1e-10
-
-
 def test_printed_poincare_noise_is_half_of_what_is_accounted():
     root = laws.check_h22().numbers["measured stddev / sigma"]
     assert root["printed"] == pytest.approx(0.5, abs=0.01)

@@ -16,6 +16,7 @@ from manifed.manifolds.hyperbolic import Lorentz
 from manifed.problems.real import find
 from manifed.problems.shards import data_folder
 from reproduction.figure_files import read_figure
+from tests.tensors import assert_near
 
 pytestmark = pytest.mark.data
 FIGURE = Path(__file__).resolve().parents[2] / "configs" / "figures" / "000_5.toml"
@@ -42,7 +43,7 @@ def test_the_agents_and_their_kernel_weights_are_the_published_ones(published):
     _, found = loaded()
     weights = torch.stack([shard["weight"] for shard in found.examples])
     assert weights.shape == (9, 131)
-    torch.testing.assert_close(weights, published["alpha"], rtol=0, atol=1e-9)
+    assert_near(weights, published["alpha"], 1e-9)
     assert float(weights.abs().max()) * 4 <= 0.87  # tau = max|alpha| M
 
 

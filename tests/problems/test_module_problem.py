@@ -15,6 +15,7 @@ from manifed.setting import ExampleLevel, Multiplier
 from manifed.torch import load
 from tests.conformance.manifold_cases import generator, normals
 from tests.privacy.test_clip_bound import one_client
+from tests.tensors import assert_near
 
 WIDTH = 5
 CLASSES = 3
@@ -74,7 +75,7 @@ def test_the_point_holds_what_is_trained_and_gives_it_back():
     assert torch.equal(model.shift.weight, model.same.weight)
     assert torch.equal(model.fixed, torch.ones(4))
     again = ModuleProblem(model).start
-    torch.testing.assert_close(again, moved, rtol=0, atol=1e-6)  # the model is float32
+    assert_near(again, moved, 1e-6)  # the model is float32
 
 
 @pytest.mark.parametrize("bad", [10, -1, 2**62])
@@ -95,8 +96,8 @@ def test_a_record_that_makes_the_model_raise_adds_nothing_and_stops_nobody(bad, 
         oracle = one_client(problem, shard, 0.5)
         sums.append(n * oracle.gradient(problem.start))
         shorter = n * oracle.gradient(problem.start.float())
-        torch.testing.assert_close(shorter, sums[-1].float(), rtol=0, atol=1e-5)
-    torch.testing.assert_close(*sums, rtol=0, atol=1e-12)
+        assert_near(shorter, sums[-1].float(), 1e-5)
+    assert_near(*sums, 1e-12)
     assert float(sums[1].norm()) > 0.5
     losses, _ = judged(problem, problem.start, Examples(rows), worst=7.0)
     assert float(losses[-1]) == 7.0
@@ -109,7 +110,7 @@ def test_a_private_run_stays_on_the_manifolds_and_its_folder_gives_the_state(tmp
     found = manifed.fit(model=Net(), sites=shards, rounds=4, step_size=0.5, privacy=privacy)
     assert ModuleProblem(Net()).manifold.check_point_on_manifold(found.model, atol=1e-10)
     folder = found.save(tmp_path / "run")
-    torch.testing.assert_close(load(folder, Net()), found.state_dict, rtol=0, atol=0)
+    assert_near(load(folder, Net()), found.state_dict)
     with pytest.raises(ConfigError, match="expected 20 parameters"):
         load(folder, nn.Linear(4, 4))
     with pytest.raises(ConfigError, match="no such file"):

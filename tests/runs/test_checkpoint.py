@@ -6,6 +6,7 @@ from safetensors.torch import save_file
 
 from manifed.runs.checkpoint import Meta, Tally, load, save
 from manifed.runs.folder import FolderDamaged, RunFolder
+from tests.tensors import assert_near
 
 META = Meta(
     config_sha256="ab",
@@ -40,13 +41,13 @@ def test_a_checkpoint_comes_back_bit_for_bit_unless_a_newer_one_could_be_written
     assert list(tmp_path.iterdir()) == [path]
     found = load(path)
     assert (found.server_round, found.meta) == (12, META)
-    torch.testing.assert_close(dict(found.tensors), given, rtol=0, atol=0)
+    assert_near(dict(found.tensors), given)
 
 
 def test_tensors_of_a_run_folder_come_back_bit_for_bit_or_not_at_all(tmp_path):
     folder = RunFolder(tmp_path)
     path = folder.save_tensors("model", tensors())
-    torch.testing.assert_close(folder.load_tensors("model"), tensors(), rtol=0, atol=0)
+    assert_near(folder.load_tensors("model"), tensors())
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="expected whole safetensors"):
         folder.load_tensors("model")

@@ -1,6 +1,6 @@
 """Runs that crash at a chosen call of the file system are gone on with, and the judge sees faults.
 
-tests/robustness/kills.py crashes runs at every such call; here are the few that once hurt.
+tests/robustness/kills.py crashes runs at every such call; here are a sample and those that hurt.
 """
 
 import shutil
@@ -52,6 +52,12 @@ def test_a_crashed_run_ends_as_if_nothing_had_happened(root, calls, tmp_path, pl
     assert trial.at
     assert trial.parts == 2
     assert trial.findings == ()
+
+
+@pytest.mark.slow
+def test_crashes_at_any_call_once_or_twice_leave_no_anomaly(calls, tmp_path):
+    for number, (_, crashes) in enumerate(trials_of([calls], 400)[::16]):
+        assert attempt(PRIVATE, tmp_path / f"{number}", crashes).findings == ()
 
 
 def test_rows_that_a_resumed_run_does_not_cut_are_found(root, calls, tmp_path, monkeypatch):

@@ -86,20 +86,17 @@ def test_the_command_without_typer_ends_in_one_line(tmp_path):
     assert (code, out, err) == (2, "", f"error: typer {HOW.format('cli')}")
 
 
-def test_the_command_without_scikit_learn_ends_in_one_line(tmp_path):
-    words = ["--set", "engine.execution=cohort", "--out", str(tmp_path / "run")]
-    code, _, err = command(["sklearn"], tmp_path, "run", str(QUICKSTART), *words)
-    assert (code, err) == (2, f"error: sklearn {HOW.format('data')}")
-
-
-def test_a_command_on_flower_without_it_ends_in_one_line(tmp_path):
-    words = ["--set", "engine.execution=messages", "--out", str(tmp_path / "run")]
-    code, _, err = command(["flwr"], tmp_path, "run", str(QUICKSTART), *words)
-    assert (code, err) == (2, f"error: flwr {HOW.format('flower')}")
-
-
-def test_a_run_with_workers_without_ray_ends_in_one_line(tmp_path):
-    words = ["--set", "engine.execution=cohort", "--set", "engine.workers=2"]
-    words += ["--set", "engine.chunk_clients=1", "--out", str(tmp_path / "run")]
-    code, _, err = command(["ray"], tmp_path, "run", str(QUICKSTART), *words)
-    assert (code, err) == (2, f"error: ray {HOW.format('ray')}")
+@pytest.mark.parametrize(
+    ("package", "sets"),
+    [
+        ("sklearn", ["engine.execution=cohort"]),
+        ("flwr", ["engine.execution=messages"]),
+        ("ray", ["engine.execution=cohort", "engine.workers=2", "engine.chunk_clients=1"]),
+    ],
+)
+def test_a_run_without_what_it_needs_ends_in_one_line(package, sets, tmp_path):
+    words = [
+        word for one in (*sets, f"output.directory={tmp_path / 'run'}") for word in ("--set", one)
+    ]
+    code, _, err = command([package], tmp_path, "run", str(QUICKSTART), *words)
+    assert (code, err) == (2, f"error: {package} {HOW.format(EXTRAS[package])}")

@@ -12,7 +12,7 @@ from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.manifolds.stiefel import Stiefel
-from manifed.oracles.minibatch import Full, WithoutReplacement
+from manifed.oracles.minibatch import Full
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.pca import KPCA
@@ -20,7 +20,6 @@ from tests.algorithms.test_projected import pca_shards, start
 
 TAU = 5
 ARGUMENTS = {"step_size": 1e-3, "local_steps": TAU}
-BATCH = WithoutReplacement(batch_size=4)
 FAST = {"maps": "retraction"}
 
 
