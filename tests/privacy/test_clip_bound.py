@@ -116,11 +116,10 @@ def test_no_record_adds_more_than_the_bound(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 4))
 @EVERY
-def test_no_record_adds_more_than_any_bound(case, seed):
+def test_no_record_adds_more_than_any_bound(case):
     clips = (1e-139, 1e-6, 1.0, 1e6, 1e200)
-    assert worst_of_case(case, seed, clips, 120) <= TOLERANCE
+    assert worst_of_case(case, 1, clips, 120) <= TOLERANCE
 
 
 @pytest.mark.parametrize("target", [1e300, float("inf"), float("nan")])

@@ -176,7 +176,7 @@ def update_without_noise(folder, x):
 
 
 def test_replies_follow_the_noise_law_on_neighbours_and_refusals_are_the_same(tmp_path):
-    asked = 150
+    asked = 60
     told = []
     for count in (N, N + 1):  # one row more: N_i is declared, and stays
         folder = tmp_path / str(count)
