@@ -12,8 +12,9 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --no-compile
 # Numbers are reproducible and cores are not oversubscribed with one thread per test process. Many
-# tests start a process that imports torch: from bytecode, which pip was told not to write.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -q
+# tests start a process that imports torch: from bytecode, which pip was told not to write. Threads
+# that wait for others sleep, since the other test process needs the core.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(RUN) -m pytest -q
 # The Pythons beside 3.11 that pyproject.toml promises; where one is installed it compiles the code.
 NEWER := 3.12 3.13
 # Each worker begins with one half of the files, so that what a file caches is computed once.

@@ -423,13 +423,13 @@ class Masking(ByGraph, ServerUpdate):
                     "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', "
                     "got 'seeded': masks that anybody can compute hide nothing"
                 )
-            edges, ends = _edges_at(graph, nodes, dropped)
+            edges, firsts, seconds = _edges_at(graph, nodes, dropped)
             found = torch.zeros(len(nodes) + 1, *shape, dtype=torch.float64)
             if edges:
                 drawn = seeded_pairs(source).normals(
                     shape, stream=Stream.PAIR_NOISE, edge=edges, **when
                 )
-                found.index_add_(0, ends[:, 0], drawn).index_add_(0, ends[:, 1], drawn, alpha=-1)
+                found.index_add_(0, firsts, drawn).index_add_(0, seconds, drawn, alpha=-1)
             found = found[:-1]
         else:
             assert isinstance(memory, PairKeys)
@@ -453,11 +453,11 @@ class Masking(ByGraph, ServerUpdate):
         return (found[0] if isinstance(draws.partition, int) else found).to(draws.device)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4096)
 def _edges_at(
     graph: Graph, nodes: tuple[int, ...], dropped: frozenset[int] | None
-) -> tuple[tuple[tuple[int, int], ...], Tensor]:
-    """The edges that touch one of the nodes, and one of those that dropped; their ends (E, 2).
+) -> tuple[tuple[tuple[int, int], ...], Tensor, Tensor]:
+    """The edges that touch one of the nodes, and one of those that dropped; their ends, (E,) each.
 
     An end is a place among the nodes, and after the last where it is none of them.
     """
@@ -467,8 +467,9 @@ def _edges_at(
         for edge in graph.edges
         if mine.keys() & edge and (dropped is None or dropped.intersection(edge))
     )
-    ends = [[mine.get(node, len(nodes)) for node in edge] for edge in edges]
-    return edges, torch.tensor(ends, dtype=torch.int64).reshape(-1, 2)
+    ends = ([mine.get(edge[side], len(nodes)) for edge in edges] for side in (0, 1))
+    firsts, seconds = (torch.tensor(places, dtype=torch.int64) for places in ends)
+    return edges, firsts, seconds
 
 
 def _tensor(content: bytes) -> Tensor:

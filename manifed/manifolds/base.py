@@ -313,8 +313,9 @@ class Manifold(geoopt.Manifold):
         """
         norms = self.norm(x, u)
         high = 1e140 if norms.dtype == torch.float64 else 1e15  # squares stay in range below it
-        is_safe = (norms > 1 / high) & (norms < high)
-        if not bool(is_safe.all()):
+        least, most = norms.detach().aminmax() if norms.numel() else (1.0, 1.0)
+        if not 1 / high < float(least) <= float(most) < high:
+            is_safe = (norms > 1 / high) & (norms < high)
             scale = u.abs().amax(self.point_dims(), keepdim=True)
             scale = torch.where(scale > 0, scale, 1.0)
             scaled = self.norm(x, u / scale) * scale.squeeze(self.point_dims())

@@ -164,6 +164,9 @@ class Query:
     mask_stddev: float = 0.0
     """What masks of unit deviation are multiplied by before they are added to an answer."""
 
+    def __hash__(self) -> int:
+        return hash((self.label, self.num_examples, self.stddev))
+
     @staticmethod
     def of(mechanism: ExampleMechanism, ask: Ask, num_examples: int) -> "Query":
         """Makes the query that a mechanism noises by its own rule, for a shard of that size.

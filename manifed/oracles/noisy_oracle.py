@@ -12,6 +12,7 @@ Everything here serves one client and a stacked cohort, with a leading dimension
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -93,7 +94,8 @@ class Asked(NamedTuple):
     """What is charged, as ``size``."""
 
     @staticmethod
-    def of(queries: Sequence[Query], draws: Draws) -> "Asked":
+    @lru_cache(maxsize=32)
+    def of(queries: tuple[Query, ...], device: str) -> "Asked":
         """Joins the queries of all clients, whose public sizes may differ."""
         rows = list[tuple[float, float, float, float]]()
         subset = 0
@@ -106,7 +108,7 @@ class Asked(NamedTuple):
         columns = list[Tensor]()
         for values in zip(*rows, strict=True):
             same = values[0] if len(set(values)) == 1 else values
-            columns.append(torch.tensor(same, dtype=torch.float64, device=draws.device))
+            columns.append(torch.tensor(same, dtype=torch.float64, device=device))
         size, rate, drawn, charged = columns
         return Asked(
             queries[0],
@@ -176,7 +178,9 @@ class Oracle:
         self._draws = draws
         self._step = 0
         self._rows = _rows(examples, queries, draws)
-        self._asked = {one[0].label: Asked.of(one, draws) for one in zip(*queries, strict=True)}
+        self._asked = {
+            one[0].label: Asked.of(one, draws.device) for one in zip(*queries, strict=True)
+        }
 
     def answer(
         self,

@@ -18,6 +18,7 @@ Source: Allouah et al. (DECOR), Algorithm 1 line 3; Bonawitz et al. 2017 for the
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -178,6 +179,7 @@ class Agreement:
         return NoiseSource(key, origin="os")
 
 
+@lru_cache
 def seeded_pairs(source: NoiseSource) -> NoiseSource:
     """Returns one source for all pairs of a seeded run, in which an address names the pair."""
     return source.derive(b"pair of a seeded run\0")

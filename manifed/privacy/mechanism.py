@@ -43,8 +43,8 @@ def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
     Raises:
         ValueError: unless l2_norm_clip > 0 (infinity clips nothing, NaN is refused).
     """
-    bound = torch.as_tensor(l2_norm_clip, dtype=torch.float64)
-    if not bool((bound > 0).all()):
+    is_positive = l2_norm_clip > 0
+    if not (is_positive if isinstance(is_positive, bool) else bool(is_positive.all())):
         raise ValueError(f"Expected l2_norm_clip > 0, got {l2_norm_clip}")
     if norms.dtype != torch.float64:
         # A norm within 16 roundings below the bound counts as above it; none may underflow.
@@ -56,7 +56,7 @@ def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
         return torch.where(is_kept, factors, 0.0).to(norms.dtype)
     factors = (norms.reciprocal() * l2_norm_clip).clamp_max_(1.0)
     # False for NaN; products below these round as denormals, which have no relative accuracy
-    is_kept = (factors >= 1e-308) & (bound >= 1e-140)
+    is_kept = (factors >= 1e-308) & (l2_norm_clip >= 1e-140)
     return torch.where(is_kept, factors, 0.0)
 
 
