@@ -1,17 +1,23 @@
 """A ClientApp around a client update: it opens the message, takes the local steps, replies.
 
+What a client adds to its gradients comes from its own reading of the config, never from the
+message; a message of another config is refused. An error stays in this node's own log: the server
+learns that the node is absent, and no more.
+
 `app_of` is the ClientApp that every run of manifed has. `client_app` makes one of one's own: a
 problem, a client update, one's own data, one's own privacy. Its nodes load their shard once in a
-process and check every record before the first gradient. What protects the shard (clip, noise) is
-computed from this object and never from a message; the server is refused when it states other
+process and check every record before the first gradient; the server is refused when it states other
 privacy parameters. What an algorithm remembers between rounds lives in Flower's ``Context.state``
 and never travels; noise is drawn with a fresh key of the operating system for every client update,
 unless a seeded source is given.
 """
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from logging import ERROR
+from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -22,21 +28,25 @@ from torch import Tensor
 from manifed.algorithms.algorithm import ClientUpdate
 from manifed.algorithms.payloads import BadBroadcast
 from manifed.errors import ConfigError
+from manifed.experiment.assembly import own_node
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, Node, answer
 from manifed.federation.exchange import BadMessage, Header
+from manifed.federation.memory import Kept, MemoryStore
 from manifed.federation.plan import Plan
-from manifed.flower import client
-from manifed.flower.client import SITE_SOCKET
+from manifed.flower.client import SITE_SOCKET, site_answer, site_introduction
 from manifed.flower.handshake import Introduction, check_code
 from manifed.flower.records import (
     CODE_SHA256,
+    CONFIG_SHA256,
     HEADER,
     facts_from_record,
     facts_to_record,
     pack,
-    read_payload,
+    read_tensors,
     shown,
+    tensors_from_record,
+    tensors_to_record,
 )
 from manifed.flower.strategy import keyed_by
 from manifed.plan import digest, example_mechanism
@@ -45,6 +55,91 @@ from manifed.problems.examples import Examples
 from manifed.problems.problem import InvalidRecord, Problem
 from manifed.runs.manifest import code_sha256
 from manifed.setting import Federation, Privacy, Setting
+
+
+def _partition_of(context: Context, count: int | None = None) -> int:
+    """Returns this node's partition, checked against ``count`` where that is known.
+
+    Raises:
+        BadMessage: when the node's own config does not name it.
+    """
+    partition = context.node_config.get("partition-id")
+    if type(partition) is not int or partition < 0 or (count is not None and partition >= count):
+        last = "federation.num_clients - 1" + ("" if count is None else f" = 0..{count - 1}")
+        raise BadMessage(
+            f"Expected a whole partition-id of this node in 0..{last}, got {shown(partition)}"
+        )
+    return partition
+
+
+def node_of(config: Experiment, context: Context) -> Node:
+    """Makes the node of an experiment, which opens only the file that its node config names."""
+    partition = _partition_of(context, config.federation.num_clients)
+    path = context.node_config.get("data-path")
+    declared = context.node_config.get("num-examples")
+    if not (declared is None or type(declared) is int):
+        raise BadMessage(f"Expected a whole num-examples of this node, got {shown(declared)}")
+    return own_node(config, partition, None if path is None else Path(str(path)), declared)
+
+
+def _opened(find: Callable[[Context], Node], context: Context) -> Node:
+    """This node with its records read.
+
+    Raises:
+        BadMessage: the node is pinned to another config. Others as ``find``.
+    """
+    node = find(context)
+    pinned = context.node_config.get(CONFIG_SHA256)
+    if pinned is not None and pinned != node.digest:
+        raise BadMessage(f"This node is pinned to config {pinned}, the run has {node.digest}")
+    return node
+
+
+class _Memory:
+    """A node's memory of its client in this run of Flower's.
+
+    Flower keeps a context in the memory of one SuperNode process, which is enough where no node can
+    die alone. A deployed node has ``state-dir`` in its own config, or ``manifed`` in its Flower
+    home, so that a restart loses nothing.
+    """
+
+    def __init__(self, context: Context, node: Node) -> None:
+        """Read what the node of a context kept.
+
+        Raises:
+            ValueError: ``state-dir`` is no absolute path.
+        """
+        self._context, self._node = context, node
+        named = context.node_config.get("state-dir")
+        # the program that a SuperNode starts for each message
+        if named is None and Path(sys.argv[0]).name == "flwr-clientapp":
+            named = str(
+                Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").absolute() / "manifed"
+            )
+        if named is not None and not (isinstance(named, str) and Path(named).is_absolute()):
+            raise ValueError(
+                f"Expected an absolute path as this node's state-dir, got {shown(named)}"
+            )
+        self._store = None if named is None else MemoryStore(Path(named) / "memory")
+        self.kept: Kept | None = None
+        """What was written last."""
+        state = context.state
+        if self._store is not None:
+            self.kept = self._store.read(str(context.run_id), node.partition)
+        elif "memory" in state.array_records:
+            self.kept = Kept(
+                facts_from_record(Header, state["memory-tag"]),
+                tensors_from_record(state.array_records["memory"]),
+            )
+
+    def keep(self, kept: Kept) -> None:
+        """Write what a client remembers, once its reply is made; an error keeps nothing."""
+        if self._store is not None:
+            lasts = self._node.setup.training.remembers_setup
+            self._store.write(str(self._context.run_id), self._node.partition, kept, lasts=lasts)
+            return
+        self._context.state["memory"] = tensors_to_record(kept.tensors)
+        self._context.state["memory-tag"] = facts_to_record(kept.header)
 
 
 def _no_site(context: Context) -> Experiment:
@@ -83,7 +178,7 @@ def absent_if_it_fails(
 
 
 def app_of(
-    find: client.FindNode, experiment: Callable[[Context], Experiment] = _no_site
+    find: Callable[[Context], Node], experiment: Callable[[Context], Experiment] = _no_site
 ) -> ClientApp:
     """Makes the ClientApp of the nodes that ``find`` makes, or of sites, for ``experiment``."""
     app = ClientApp()
@@ -95,9 +190,9 @@ def app_of(
         asked = message.content.config_records.get(HEADER, ConfigRecord())
         check_code("the server", asked.get(CODE_SHA256))
         if SITE_SOCKET in context.node_config:
-            own = client.site_introduction(context, experiment(context))
+            own = site_introduction(context, experiment(context))
         else:
-            node = client.opened(find, context)
+            node = _opened(find, context)
             own = Introduction(node.partition, node.num_examples, node.digest, code_sha256())
         return Message(RecordDict({HEADER: facts_to_record(own)}), reply_to=message)
 
@@ -107,11 +202,11 @@ def app_of(
         """One client update on this node's own records, clipped and noised here."""
         header = facts_from_record(Header, message.content.get(HEADER))
         if SITE_SOCKET in context.node_config:
-            up = client.site_answer(message.content, header, context, experiment(context))
+            up = site_answer(message.content, header, context, experiment(context))
             return Message(up, reply_to=message)
-        node = client.opened(find, context)
-        memory = client.Memory(context, node)
-        down = partial(read_payload, message.content)
+        node = _opened(find, context)
+        memory = _Memory(context, node)
+        down = partial(read_tensors, message.content)
         made = answer(node, header, down, memory.kept)  # the local steps
         up = pack(header, made.up, noise_origin=made.noise_origin)
         reply = Message(up, reply_to=message)
@@ -161,7 +256,7 @@ def client_app(
     loaded: dict[int, Examples] = {}
 
     def find(context: Context) -> Node:
-        partition = client.partition_of(context)
+        partition = _partition_of(context)
         if partition not in loaded:
             loaded[partition] = _checked(problem, load_shard(context))
         shard = loaded[partition]

@@ -27,7 +27,7 @@ from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment
 from manifed.flower.apps import server_app_of
 from manifed.flower.client import client_app_of
-from manifed.flower.transport import InlineGrid
+from manifed.flower.grids import InlineGrid
 from manifed.runs.folder import RunFolder
 
 EPSILONS = (1.0, 4.0, None)

@@ -59,6 +59,15 @@ class Payload:
         bytes_of = {name: ((*cls.places, *one), torch.uint8) for name, one in cls.of_bytes}
         return dict.fromkeys(cls.names(), (shape, dtype)) | bytes_of
 
+    @classmethod
+    def received(
+        cls, tensors: Mapping[str, Tensor], places: Sequence[str], manifold: Manifold
+    ) -> Self:
+        """Makes the payload of what came down, where it lies; errors as `check_broadcast`."""
+        made = cls(**tensors)
+        check_broadcast(places, made, manifold)
+        return made
+
     def num_bytes(self) -> int:
         """Size of the tensors in bytes."""
         return sum([tensor.nbytes for tensor in vars(self).values()])

@@ -190,10 +190,10 @@ def _inline(config: Experiment) -> None:
         return
     with optional():
         from manifed.flower.apps import run as run_on
-        from manifed.flower.transport import InlineGrid
+        from manifed.flower.client import inline_grid
 
     run_on(
-        InlineGrid.of(config),
+        inline_grid(config),
         config,
     )
 

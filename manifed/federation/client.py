@@ -6,15 +6,16 @@ noise, normaliser) comes from its own reading of the config, never from the mess
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from manifed.algorithms.algorithm import ClientUpdate, Here, Memory, Phase, recorded
-from manifed.algorithms.payloads import Payload, check_broadcast
+from manifed.algorithms.payloads import Payload
 from manifed.federation.exchange import BadMessage, Header
 from manifed.federation.held_out import EVALUATE, LABEL, PrivateEvaluation
 from manifed.federation.memory import Kept, remembered
@@ -270,13 +271,13 @@ class _Answer(NamedTuple):
 def answer(
     node: Node,
     header: Header,
-    read: Callable[[type[Payload], tuple[int, ...], torch.dtype], Payload],
+    read: Callable[[type[Payload], tuple[int, ...], torch.dtype], Mapping[str, Tensor]],
     kept: Kept | None,
     pay: Callable[[], object] | None = None,
 ) -> _Answer:
     """Computes a node's reply; the caller writes ``kept`` down once the reply is made.
 
-    ``read`` reads what came down, of this kind, where a point has this shape and type.
+    ``read`` reads the fields that came down, of this kind, where a point has this shape and type.
     ``pay`` is called when all that came down was checked and before a record is looked at.
 
     Raises:
@@ -290,8 +291,8 @@ def answer(
             f"{header.config_sha256}, client {header.partition_id}"
         )
     _, phase = node.setup.phase(header.phase)
-    down = read(phase.down, node.point_shape, node.dtype)
-    check_broadcast(phase.places, down, node.setup.problem.manifold)
+    tensors = read(phase.down, node.point_shape, node.dtype)
+    down = phase.down.received(tensors, phase.places, node.setup.problem.manifold)
     training = node.setup.training
     # the first field of everything that goes down is like a point
     blank = training.initial_memory(next(iter(vars(down).values())))

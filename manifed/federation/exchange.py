@@ -26,8 +26,7 @@ class BadMessage(ValueError):
     """Error: a message lacks what it must hold; the text says which field and why."""
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """The address of a payload: its config, round, attempt, phase and client."""
 
     config_sha256: str
@@ -113,11 +112,6 @@ class Asked(NamedTuple):
     last_accepted: Mapping[int, int]
     """In which round the server last used a client's reply: a client whose memory is of another
     round starts from its initial one."""
-
-    def to(self, client: int) -> Header:
-        """Returns the header of the message to one client."""
-        last = self.last_accepted.get(client, 0)
-        return replace(self.header, partition_id=client, last_accepted_round=last)
 
     @property
     def point(self) -> Tensor:

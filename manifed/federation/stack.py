@@ -213,8 +213,13 @@ class _Stack:
         if blank is None or known is None:
             return blank
         tags = self.tags
+        last = asked.last_accepted
         valid = [
-            i in tags and (training.remembers_setup or asked.to(i).continues(*tags[i]))
+            i in tags
+            and (
+                training.remembers_setup
+                or asked.header._replace(last_accepted_round=last.get(i, 0)).continues(*tags[i])
+            )
             for i in chunk
         ]
         if self._is_alone:

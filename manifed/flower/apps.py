@@ -9,10 +9,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.plan import RoundReport
+from manifed.flower.grids import InlineGrid, PollingGrid
 from manifed.flower.handshake import declared_sizes
-from manifed.flower.polling import PollingGrid
 from manifed.flower.strategy import ManifoldStrategy
-from manifed.flower.transport import InlineGrid
 from manifed.runs import driver
 from manifed.runs.driver import Job
 from manifed.runs.folder import RunFolder, printable

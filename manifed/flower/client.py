@@ -1,131 +1,28 @@
-"""The parts of a ClientApp around the local steps: node, records, memory, site.
-
-What the client adds to its gradients comes from its own reading of the config, never from the
-message; a message of another config is refused. An error stays in this node's own log: the server
-learns that the node is absent, and no more.
+"""The ClientApp of an experiment, and what a node forwards where a site's process has the records.
 
 Where a node's records lie behind a site's own process, this code forwards and sees none of them.
 What the site refuses, it refuses for its own reasons, which stay in the logs of site and node.
 """
 
-import os
-import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from pkgutil import resolve_name
 
 from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
 
-from manifed.experiment.assembly import own_node
 from manifed.experiment.schema import Experiment
-from manifed.federation.client import Node
-from manifed.federation.exchange import BadMessage, Header
-from manifed.federation.memory import Kept, MemoryStore
+from manifed.federation.exchange import Header
+from manifed.flower.grids import InlineGrid
 from manifed.flower.handshake import Introduction
-from manifed.flower.records import (
-    CONFIG_SHA256,
-    PAYLOAD,
-    facts_from_record,
-    facts_to_record,
-    pack,
-    shown,
-    tensors_from_record,
-    tensors_to_record,
-)
+from manifed.flower.records import PAYLOAD, pack, tensors_from_record, tensors_to_record
 from manifed.site import protocol
 
 SITE_SOCKET = "site-socket"
 """In a node's own config: where the site's own process listens, which has the data."""
-FindNode = Callable[[Context], Node]
-"""Makes the node of a context: its errors, whose text may hold data, stay in the node's own log."""
-
-
-def partition_of(context: Context, count: int | None = None) -> int:
-    """Returns this node's partition, checked against ``count`` where that is known.
-
-    Raises:
-        BadMessage: when the node's own config does not name it.
-    """
-    partition = context.node_config.get("partition-id")
-    if type(partition) is not int or partition < 0 or (count is not None and partition >= count):
-        last = "federation.num_clients - 1" + ("" if count is None else f" = 0..{count - 1}")
-        raise BadMessage(
-            f"Expected a whole partition-id of this node in 0..{last}, got {shown(partition)}"
-        )
-    return partition
-
-
-def node_of(experiment: Callable[[Context], Experiment], context: Context) -> Node:
-    """Makes the node of an experiment, which opens only the file that its node config names."""
-    config = experiment(context)
-    partition = partition_of(context, config.federation.num_clients)
-    path = context.node_config.get("data-path")
-    declared = context.node_config.get("num-examples")
-    if not (declared is None or type(declared) is int):
-        raise BadMessage(f"Expected a whole num-examples of this node, got {shown(declared)}")
-    return own_node(config, partition, None if path is None else Path(str(path)), declared)
-
-
-def opened(find: FindNode, context: Context) -> Node:
-    """Returns this node with its records read.
-
-    Raises:
-        BadMessage: the node is pinned to another config. Others as ``find``.
-    """
-    node = find(context)
-    pinned = context.node_config.get(CONFIG_SHA256)
-    if pinned is not None and pinned != node.digest:
-        raise BadMessage(f"This node is pinned to config {pinned}, the run has {node.digest}")
-    return node
-
-
-class Memory:
-    """A node's memory of its client in this run of Flower's.
-
-    Flower keeps a context in the memory of one SuperNode process, which is enough where no node can
-    die alone. A deployed node has ``state-dir`` in its own config, or ``manifed`` in its Flower
-    home, so that a restart loses nothing.
-    """
-
-    def __init__(self, context: Context, node: Node) -> None:
-        """Makes the memory of the node of a context.
-
-        Raises:
-            ValueError: ``state-dir`` is no absolute path.
-        """
-        self._context, self._node = context, node
-        named = context.node_config.get("state-dir")
-        # the program that a SuperNode starts for each message
-        if named is None and Path(sys.argv[0]).name == "flwr-clientapp":
-            named = str(
-                Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").absolute() / "manifed"
-            )
-        if named is not None and not (isinstance(named, str) and Path(named).is_absolute()):
-            raise ValueError(
-                f"Expected an absolute path as this node's state-dir, got {shown(named)}"
-            )
-        self._store = None if named is None else MemoryStore(Path(named) / "memory")
-        self.kept: Kept | None = None
-        """What was written last."""
-        state = context.state
-        if self._store is not None:
-            self.kept = self._store.read(str(context.run_id), node.partition)
-        elif "memory" in state.array_records:
-            self.kept = Kept(
-                facts_from_record(Header, state["memory-tag"]),
-                tensors_from_record(state.array_records["memory"]),
-            )
-
-    def keep(self, kept: Kept) -> None:
-        """Writes what a client remembers, once its reply is made; an error keeps nothing."""
-        if self._store is not None:
-            lasts = self._node.setup.training.remembers_setup
-            self._store.write(str(self._context.run_id), self._node.partition, kept, lasts=lasts)
-            return
-        self._context.state["memory"] = tensors_to_record(kept.tensors)
-        self._context.state["memory-tag"] = facts_to_record(kept.header)
+_CLIENTS = "manifed.flower.clients.local_training"
+"""In a checkout this is in the folder `clients` beside the library."""
 
 
 def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
@@ -133,9 +30,15 @@ def client_app_of(experiment: Callable[[Context], Experiment]) -> ClientApp:
 
     A node whose own config names ``site-socket`` forwards to the site's process there.
     """
-    # In a checkout this is the folder `clients` beside the library.
-    app_of = resolve_name("manifed.flower.clients.local_training:app_of")
-    return app_of(partial(node_of, experiment), experiment)
+    apps = import_module(_CLIENTS)
+    return apps.app_of(lambda context: apps.node_of(experiment(context), context), experiment)
+
+
+def inline_grid(config: Experiment) -> InlineGrid:
+    """Makes the grid of an experiment whose every node is in this process."""
+    apps = import_module(_CLIENTS)
+    app = apps.app_of(partial(apps.node_of, config), lambda _: config)
+    return InlineGrid(app, config.federation.num_clients, {})
 
 
 def site_introduction(context: Context, config: Experiment) -> Introduction:

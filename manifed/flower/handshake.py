@@ -18,7 +18,7 @@ declares (`declared_sizes` asks before anything is priced). What a site really h
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -26,12 +26,14 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from manifed.federation.exchange import plain
-from manifed.flower.polling import PollingGrid
+from manifed.federation.plan import Plan
+from manifed.flower.grids import PollingGrid
 from manifed.flower.records import (
     CODE_SHA256,
     CONFIG_SHA256,
     HEADER,
     BadMessage,
+    MessageTransport,
     facts_from_record,
     shown,
 )
@@ -42,8 +44,7 @@ _PATIENCE = 5.0
 """Seconds that a federation of wrong or too few answers waits for nodes that may still come."""
 
 
-@dataclass(frozen=True)
-class Introduction:
+class Introduction(NamedTuple):
     """A node's public facts: its partition, its N_i, and the hashes of its config and code."""
 
     partition_id: int
@@ -89,6 +90,13 @@ def meet(
     """
     met = _Meeting(grid, config_sha256, num_examples).held(timeout, patience)
     return {i: node for i, (node, _) in met.items()}
+
+
+def transport_over(grid: Grid, plan: Plan, timeout: float | None = None) -> MessageTransport:
+    """Makes the transport of a federation in which every partition answers; errors as `meet`."""
+    timeout = plan.policy.timeout if timeout is None else timeout
+    nodes = meet(grid, plan.config_sha256, plan.num_examples, timeout)
+    return MessageTransport(grid, nodes, timeout)
 
 
 def declared_sizes(

@@ -1,26 +1,41 @@
-"""Converts payloads and their headers to Flower records and back.
+"""Payloads and their headers as Flower records, and the transport that sends them over a Grid.
 
 Whoever sends a record chooses every byte of it, so what it declares is compared with what is
 expected, and its length with what it declares, before anything is decoded or allocated. Nothing is
 ever unpickled.
+
+An answer counts only for the message it replies to, only from the node that was asked, and only
+with the header that was sent. Whether an upload is tangent is the round's to judge, as for every
+transport (manifed/federation/exchange.py).
 """
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal, TypeVar, get_type_hints
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.logger import log
+from flwr.serverapp import Grid
 from torch import Tensor
 
-from manifed.algorithms.payloads import Payload
-from manifed.federation.exchange import BadMessage, Header, flaw
-
-_P = TypeVar("_P", bound=Payload)
-
+from manifed.algorithms.payloads import Payload, PerClient
+from manifed.federation.exchange import (
+    Asked,
+    BadMessage,
+    Failure,
+    Header,
+    Kind,
+    Replies,
+    flaw,
+    plain,
+)
+from manifed.flower.grids import UNREADABLE_REPLY
 
 PAYLOAD = "payload"
 """ArrayRecord: the tensors of one payload, one entry a field."""
@@ -32,7 +47,7 @@ CODE_SHA256 = "code-sha256"
 """Hash of the source of the ``manifed`` that runs (manifed/runs/manifest.py)."""
 NOISE_ORIGIN = "noise-origin"
 """In a reply's message: where the key of the noise in its payload came from, "os" or "seed"."""
-_F = TypeVar("_F")
+_F = TypeVar("_F", bound=tuple[str | int, ...])
 
 
 def tensors_to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -115,17 +130,17 @@ def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C"
 
 @cache
 def _types(kind: type) -> dict[str, type]:
-    """The fields of a dataclass of scalars under their names in kebab-case."""
+    """The fields of a named tuple of scalars under their names in kebab-case."""
     return {name.replace("_", "-"): wanted for name, wanted in get_type_hints(kind).items()}
 
 
-def facts_to_record(facts: object) -> ConfigRecord:
-    """Writes the scalars of a dataclass into a record, under their names in kebab-case."""
-    return ConfigRecord(dict(zip(_types(type(facts)), vars(facts).values(), strict=True)))
+def facts_to_record(facts: tuple[str | int, ...]) -> ConfigRecord:
+    """Writes a named tuple of scalars into a record, under their names in kebab-case."""
+    return ConfigRecord(dict(zip(_types(type(facts)), facts, strict=True)))
 
 
 def facts_from_record(kind: type[_F], record: object) -> _F:
-    """Reads the dataclass of scalars that a record states.
+    """Reads the named tuple of scalars that a record states.
 
     Raises:
         BadMessage: it is none, has other fields, or a field has another type.
@@ -137,7 +152,8 @@ def facts_from_record(kind: type[_F], record: object) -> _F:
     for key, wanted in types.items():
         if type(record[key]) is not wanted:
             raise BadMessage(f"Expected {key} of type {wanted.__name__}, got {shown(record[key])}")
-    return kind(*map(record.__getitem__, types))
+    found: Any = map(record.__getitem__, types)
+    return kind(*found)
 
 
 def pack(
@@ -157,14 +173,14 @@ def pack(
 def read_reply(
     content: RecordDict,
     asked: RecordDict,
-    kind: type[_P],
+    kind: type[Payload],
     shape: tuple[int, ...],
     dtype: torch.dtype,
-) -> tuple[_P, str]:
-    """Reads the payload of a reply, and where its noise is said to come from.
+) -> tuple[dict[str, Tensor], str]:
+    """Reads the tensors of a reply, and where its noise is said to come from.
 
     Raises:
-        BadMessage: as `read_payload`, and where it does not repeat the header of ``asked``.
+        BadMessage: as `read_tensors`, and where it does not repeat the header of ``asked``.
     """
     mine = asked.config_records[HEADER]
     theirs = content.get(HEADER)
@@ -176,7 +192,7 @@ def read_reply(
             raise BadMessage(f"Expected {key} = {shown(value)}, got {shown(theirs[key])}")
     declared = theirs.get(NOISE_ORIGIN)
     origin = str(declared) if declared in ("os", "seed") else "undeclared"
-    return read_payload(content, kind, shape, dtype), origin
+    return read_tensors(content, kind, shape, dtype), origin
 
 
 def _names(record: RecordDict | ConfigRecord | ArrayRecord) -> str:
@@ -189,10 +205,10 @@ def _layout(kind: type[Payload], shape: tuple[int, ...], dtype: torch.dtype) -> 
     return kind.layout(shape, dtype)
 
 
-def read_payload(
-    content: RecordDict, kind: type[_P], shape: tuple[int, ...], dtype: torch.dtype
-) -> _P:
-    """Reads the payload of a message, checked field by field.
+def read_tensors(
+    content: RecordDict, kind: type[Payload], shape: tuple[int, ...], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Reads the fields of a message's payload, each checked before it is decoded.
 
     Raises:
         BadMessage: when a tensor is missing, has another shape or dtype, or is not finite, or when
@@ -220,4 +236,131 @@ def read_payload(
         tensors[name] = tensor = _decoded(name, array, *said)
         if not bool(torch.isfinite(tensor).all()):
             raise BadMessage(flaw(name, tensor, *layout[name]) or f"Expected finite {name}")
-    return kind(**tensors)
+    return tensors
+
+
+# -- one exchange ---------------------------------------------------------------------------
+@dataclass(frozen=True)
+class MessageTransport:
+    """Transport that sends each client one message, to the node that holds its partition."""
+
+    grid: Grid
+    nodes: Mapping[int, int]
+    """Partition to node."""
+    timeout: float
+    """Seconds to wait for the replies of one exchange."""
+
+    def exchange(self, asked: Asked) -> Replies:
+        """Exchanges as `Transport.exchange`."""
+        messages = self.messages(asked)
+        return self.read(
+            asked, messages, self.grid.send_and_receive(messages, timeout=self.timeout)
+        )
+
+    def messages(self, asked: Asked) -> list[Message]:
+        """Makes one message for each client, in order."""
+        header = asked.header
+        last = asked.last_accepted
+        down = asked.down
+        if isinstance(down, PerClient):
+            records = [
+                tensors_to_record(vars(down.rows.take(row))) for row in range(len(asked.partitions))
+            ]
+        else:
+            records = [tensors_to_record(vars(down))] * len(asked.partitions)
+        return [
+            Message(
+                pack(header._replace(partition_id=i, last_accepted_round=last.get(i, 0)), record),
+                dst_node_id=self.nodes[i],
+                message_type=MessageType.TRAIN,
+                group_id=str(header.server_round),
+            )
+            for i, record in zip(asked.partitions, records, strict=True)
+        ]
+
+    def read(
+        self, asked: Asked, messages: Sequence[Message], answers: Iterable[Message]
+    ) -> Replies:
+        """Returns the readable ones of the ``answers`` to ``messages``.
+
+        Of several replies of one client the first readable one counts.
+        """
+        by_node = _answers_by_node(messages, answers)
+        nodes = {i: self.nodes[i] for i in asked.partitions}
+        uploads: dict[int, dict[str, Tensor]] = {}
+        failures: dict[int, Failure] = {}
+        origins: set[str] = set()
+        kind = asked.phase.up
+        point = asked.point
+        for (i, node), message in zip(nodes.items(), messages, strict=True):
+            first = None
+            for reply in by_node.get(node, ()):
+                read = _read(reply, message.content, kind, point)
+                if not isinstance(read, Failure):
+                    uploads[i], origin = read
+                    origins.add(origin)
+                    break
+                first = first or read
+            else:
+                failures[i] = first or Failure("late", f"no reply within {self.timeout:g} s")
+        columns = zip(*(found.values() for found in uploads.values()), strict=True)
+        return Replies(
+            tuple(uploads),
+            kind(*map(torch.stack, columns)) if uploads else asked.gathered([]),
+            failures,
+            asked.down.bytes_to(len(messages)),
+            frozenset(origins),
+            nodes,
+        )
+
+
+_KIND_OF_CODE: dict[int, Kind] = {
+    ErrorCode.MESSAGE_UNAVAILABLE: "unavailable",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "unavailable",
+    ErrorCode.NODE_UNAVAILABLE: "unavailable",
+    ErrorCode.CLIENT_APP_CRASHED: "unavailable",
+    UNREADABLE_REPLY: "unusable",
+}
+
+
+def _read(
+    reply: Message, asked: RecordDict, kind: type[Payload], point: Tensor
+) -> tuple[dict[str, Tensor], str] | Failure:
+    """The tensors of a reply, and where its noise is said to come from."""
+    try:
+        if reply.has_error():
+            error = reply.error
+            text = f"error {error.code}: {error.reason}"
+            return Failure(_KIND_OF_CODE.get(error.code, "absent"), text)
+        return read_reply(reply.content, asked, kind, tuple(point.shape), point.dtype)
+    except BadMessage as bad:
+        return Failure("unusable", str(bad))
+    except Exception as error:  # whatever a reply makes a check do is that client's failure
+        return Failure("unusable", f"not readable: {type(error).__name__}: {error}")
+
+
+def _answers_by_node(
+    messages: Sequence[Message], answers: Iterable[Message]
+) -> dict[int, list[Message]]:
+    """The answers to ``messages`` by the node that was asked, in the order they came.
+
+    An answer counts only for the message it replies to and only from the node that was asked (or
+    as an error of the SuperLink's own about that message); any other is logged and left out.
+    """
+    came = list(answers)  # a lazy grid sends, and so names the messages, only now
+    asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+    by_node: dict[int, list[Message]] = {}
+    for answer in came:
+        try:
+            node = asked.get(answer.metadata.reply_to_message_id)
+            sender = answer.metadata.src_node_id
+        except Exception as error:
+            node = None
+            sender = type(error).__name__
+        if node is None:
+            log(30, "A reply of node %s to no message of this phase is left out", plain(sender))
+        elif sender == node or (sender == SUPERLINK_NODE_ID and answer.has_error()):
+            by_node.setdefault(node, []).append(answer)
+        else:
+            log(30, "A reply of node %s to node %d's message is left out", plain(sender), node)
+    return by_node

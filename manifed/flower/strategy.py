@@ -27,8 +27,8 @@ from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.exchange import Asked, Replies, ReplyPolicy
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import Attempt, Course, Mean
-from manifed.flower.records import tensors_from_record, tensors_to_record
-from manifed.flower.transport import MessageTransport
+from manifed.flower.handshake import transport_over
+from manifed.flower.records import MessageTransport, tensors_from_record, tensors_to_record
 from manifed.manifolds.base import TOLERANCE, Manifold
 from manifed.plan import plan as planned
 from manifed.privacy.account import Account, opened
@@ -201,7 +201,7 @@ class ManifoldStrategy(Strategy):
     def _meet(self, grid: Grid) -> None:
         """The handshake, once."""
         if self._wire is None:
-            self._wire = MessageTransport.meet(grid, self.plan, self._timeout)
+            self._wire = transport_over(grid, self.plan, self._timeout)
 
     def messages(self, server_round: int, down: Down) -> list[Message]:
         """Makes a message for every client of the exchange; an evaluation is sent the model."""

@@ -11,7 +11,8 @@ from manifed.experiment.load import parse
 from manifed.federation.rounds import free, run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.flower.client import client_app_of
-from manifed.flower.transport import InlineGrid, MessageTransport
+from manifed.flower.grids import InlineGrid
+from manifed.flower.handshake import transport_over
 from reproduction import decor_reference as reference
 
 WAYS = ("memory", "stacked", "messages")
@@ -89,7 +90,7 @@ def transport_of(way, config, side=None):
         return StackTransport(side)
     if way == "stacked":
         return StackTransport(side, at_once=None, memory_budget_mb=64)
-    return MessageTransport.meet(grid_of(config), plan_of(config))
+    return transport_over(grid_of(config), plan_of(config))
 
 
 def reports_of(config, way="memory", transport=None, charge=free, **changes):

@@ -1,6 +1,7 @@
 """DECOR: every way is Algorithm 1 in numpy, masks cancel, are fresh, and priced on the graph."""
 
 import errno
+import json
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -18,7 +19,7 @@ from manifed.federation.client import Seat, run_update
 from manifed.federation.exchange import ReplyPolicy
 from manifed.federation.rounds import free, run_rounds
 from manifed.federation.stack import StackTransport
-from manifed.flower.transport import MessageTransport
+from manifed.flower.handshake import transport_over
 from manifed.plan import promise_of
 from manifed.privacy.account import Account
 from manifed.privacy.events import OF_MASKS
@@ -170,11 +171,11 @@ def test_no_masked_message_leaves_a_node_whose_disk_cannot_say_that_masks_were_u
 ):
     config = decor(2, pair_keys="exchanged")
     grid = grid_of(config, node_config=lambda i: {"state-dir": str(tmp_path / str(i))})
-    transport = MessageTransport.meet(grid, plan_of(config))
+    transport = transport_over(grid, plan_of(config))
     write = memory.write_atomically
 
     def full(path, content):
-        if b'"server_round":1,' in content:
+        if json.loads(content.split(b"\n")[1])[1][1] == 1:  # the round in the header
             raise OSError(errno.ENOSPC, "disk full")
         write(path, content)
 

@@ -1,7 +1,5 @@
 """The masked mean: masks cancel in T_xM, silent nodes are made up for and paid for, once."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -195,7 +193,7 @@ class Curious(Watched):
         found = super().exchange(asked)
         if asked.header.phase in self.asks:
             x = next(iter(asked.down.tensors().values()))
-            again = replace(asked.header, phase="reveal")
+            again = asked.header._replace(phase="reveal")
             down = self.reveal.down(x, self.said)
             said = Asked(again, self.reveal, down, (0, 5), asked.last_accepted)
             self.answers.append(self.inner.exchange(said))

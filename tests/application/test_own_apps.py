@@ -15,9 +15,9 @@ from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
 from manifed.errors import ConfigError
 from manifed.federation.cohorts import FixedSize
 from manifed.federation.exchange import ReplyPolicy
+from manifed.flower.grids import InlineGrid
 from manifed.flower.handshake import HandshakeFailed
 from manifed.flower.records import tensors_from_record, tensors_to_record
-from manifed.flower.transport import InlineGrid
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full
 from manifed.plan import plan
@@ -211,7 +211,7 @@ def test_the_two_programs_of_the_page_run(tmp_path):
     server, client, _ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     run = (
         "from flwr.app import Context, RecordDict\n"
-        "from manifed.flower.transport import InlineGrid\n"
+        "from manifed.flower.grids import InlineGrid\n"
         "context = Context(1, 1, {}, RecordDict(), {})\n"
         "app(InlineGrid(clients, 3, {}), context)\n"
     )

@@ -5,8 +5,7 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
-from manifed.flower.polling import UNREADABLE_REPLY, PollingGrid
-from manifed.flower.transport import InlineGrid
+from manifed.flower.grids import UNREADABLE_REPLY, InlineGrid, PollingGrid
 
 
 class LateGrid(InlineGrid):

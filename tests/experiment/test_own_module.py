@@ -14,7 +14,7 @@ from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
 from manifed.flower.apps import server_app_of
-from manifed.flower.transport import InlineGrid
+from manifed.flower.client import inline_grid
 from manifed.problems.examples import Examples
 from manifed.runs.folder import RunFolder
 from manifed.torch import load as load_state
@@ -60,7 +60,7 @@ def test_memory_cohort_and_messages_give_one_trajectory(own, tmp_path):
     close = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
     close(in_stacks, in_memory)
 
-    grid = InlineGrid.of(config)
+    grid = inline_grid(config)
     server_app_of(lambda _: config)(grid, Context(1, 1, {}, RecordDict(), {}))
     folder = RunFolder.open(Path(config.output.directory))
     close(folder.load_tensors("model")["x"], in_memory)

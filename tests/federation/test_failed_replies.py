@@ -11,8 +11,9 @@ from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.federation.rounds import CLIP, run_rounds
 from manifed.flower.client import client_app_of
+from manifed.flower.grids import InlineGrid
+from manifed.flower.handshake import transport_over
 from manifed.flower.records import tensors_to_record
-from manifed.flower.transport import InlineGrid, MessageTransport
 from manifed.privacy.mechanism import ClientMechanism
 from tests.fresh import QUICKSTART
 from tests.tensors import assert_near
@@ -90,7 +91,7 @@ def outsider_sees(config, change, plan=None, victims=(VICTIM,)):
 def watched(plan, config, grid, num_rounds=ROUNDS):
     """The same; the grid knows the state of the server."""
     grid.state = plan.server_update.start(initial_point(config))
-    transport = MessageTransport.meet(grid, plan)
+    transport = transport_over(grid, plan)
     reports = []
     for report in run_rounds(plan, grid.state, transport, num_rounds=num_rounds):
         grid.state = report.state

@@ -8,9 +8,8 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
+from manifed.flower.grids import InlineGrid, PollingGrid
 from manifed.flower.handshake import HandshakeFailed, declared_sizes, meet
-from manifed.flower.polling import PollingGrid
-from manifed.flower.transport import InlineGrid
 from manifed.runs.manifest import code_sha256
 
 SIZES = (5, 6, 7)

@@ -17,7 +17,7 @@ from manifed.federation.exchange import Failure
 from manifed.federation.held_out import EVALUATE, PrivateEvaluation, ratio
 from manifed.federation.stack import StackTransport
 from manifed.flower.apps import run
-from manifed.flower.transport import InlineGrid
+from manifed.flower.client import inline_grid
 from manifed.manifolds.sphere import Sphere
 from manifed.oracles.noisy_oracle import Draws
 from manifed.plan import example_mechanism, planned_statement
@@ -132,7 +132,7 @@ def test_epsilon_is_that_of_training_and_evaluation_composed_by_hand(relation, t
 
 def test_all_ways_to_the_clients_say_the_same(tmp_path):
     config = config_of(TARGET)
-    grid = InlineGrid.of(config)
+    grid = inline_grid(config)
     alone, in_stacks, by_messages = (
         folder.metrics()
         for folder in (

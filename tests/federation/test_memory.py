@@ -33,7 +33,7 @@ CLIENT = 2
 
 def kept(**changes):
     """What was kept, by another message."""
-    return replace(KEPT, header=replace(KEPT.header, **changes))
+    return replace(KEPT, header=KEPT.header._replace(**changes))
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_full_disk_leaves_the_old_file_and_a_line_in_the_log(full, caplog):
     assert "not written: [Errno 28] No space left" in caplog.text
     old = full.read(RUN, CLIENT)
     assert old.header.server_round == 4
-    assert remembered(BLANK, old, replace(HEADER, last_accepted_round=5)) is BLANK
+    assert remembered(BLANK, old, HEADER._replace(last_accepted_round=5)) is BLANK
 
 
 def test_memory_that_lasts_is_on_disk_or_nothing_is_sent(full, caplog):
@@ -210,7 +210,7 @@ def test_memory_that_the_server_does_not_count_on_is_not_used_and_the_log_says_w
 
 def test_memory_of_this_attempt_is_used_and_a_client_that_was_never_accepted_says_nothing(caplog):
     assert remembered(BLANK, kept(server_round=5, attempt=0), HEADER).u is KEPT.tensors["u"]
-    assert remembered(BLANK, None, replace(HEADER, last_accepted_round=0)) is BLANK
+    assert remembered(BLANK, None, HEADER._replace(last_accepted_round=0)) is BLANK
     assert not caplog.messages
 
 

@@ -1,7 +1,5 @@
 """Three ways to the clients, one round: in this process one by one, stacked, as Flower messages."""
 
-from dataclasses import replace
-
 import torch
 
 from manifed.algorithms.payloads import PerClient, Point
@@ -43,7 +41,7 @@ def test_memory_of_a_round_that_was_not_accepted_is_not_gone_on_with(way):
     one, other = (transport_of(way, config) for _ in range(2))
 
     def uploaded(transport, server_round, accepted):
-        mine = replace(header, server_round=server_round)
+        mine = header._replace(server_round=server_round)
         return transport.exchange(Asked(mine, phase, Point(x), (0,), accepted)).uploads.u
 
     uploaded(one, 1, {})

@@ -3,12 +3,13 @@
 import pytest
 from flwr.app import Context, RecordDict
 
+from clients.local_training import node_of
 from manifed.experiment.assembly import initial_point, own_node, plan_of
 from manifed.experiment.load import load
 from manifed.federation.rounds import run_rounds
-from manifed.flower import client
+from manifed.flower.grids import InlineGrid
 from manifed.flower.handshake import meet
-from manifed.flower.transport import InlineGrid, MessageTransport
+from manifed.flower.records import MessageTransport
 from tests.algorithms.gossip_runs import grid_of
 from tests.fresh import QUICKSTART
 
@@ -24,7 +25,7 @@ def test_a_node_without_a_place_among_the_shards_says_so(partition):
     node = {} if partition is None else {"partition-id": partition}
     context = Context(run_id=1, node_id=2, node_config=node, state=RecordDict(), run_config={})
     with pytest.raises(ValueError, match=r"partition-id of this node in .* 0\.\.2, got"):
-        client.node_of(lambda _: config_of(), context)
+        node_of(config_of(), context)
 
 
 def quoting(*arguments, **keywords):
@@ -37,7 +38,7 @@ PLACES = {
     "validating": "manifed.experiment.assembly.own_examples",
     "the turn": "manifed.federation.client.run_update",
     "packing": "manifed.flower.clients.local_training.pack",
-    "memory": "manifed.flower.client.Memory.keep",
+    "memory": "manifed.flower.clients.local_training._Memory.keep",
     "introducing": "manifed.flower.clients.local_training.code_sha256",
 }
 

@@ -11,8 +11,8 @@ from manifed.cli.launch import Request, launch
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.federation.client import ClientSetup, Seat, run_update
-from manifed.flower import transport
-from manifed.flower.transport import InlineGrid
+from manifed.flower import grids
+from manifed.flower.grids import InlineGrid
 from manifed.plan import example_mechanism
 from manifed.privacy.random_numbers import NoiseSource
 from tests.fresh import QUICKSTART
@@ -105,7 +105,7 @@ def test_a_slow_client_costs_the_others_nothing_and_the_folder_names_it(tmp_path
         return plain(self, x, oracle, here)
 
     monkeypatch.setattr(rsgd.RSGD, "client", takes_a_minute_at_client_1)
-    monkeypatch.setattr(transport.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(grids.time, "monotonic", lambda: now[0])
     folder = run(tmp_path, "federation.replies.timeout=5", "privacy={kind='none'}")
     assert folder.manifest()["replies"] == {
         "participants": 9,

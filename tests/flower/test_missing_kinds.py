@@ -9,8 +9,8 @@ from clients.local_training import app_of
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.federation.exchange import Asked, Header
-from manifed.flower.polling import UNREADABLE_REPLY
-from manifed.flower.transport import InlineGrid, MessageTransport
+from manifed.flower.grids import UNREADABLE_REPLY, InlineGrid
+from manifed.flower.records import MessageTransport
 
 ANSWERS = {
     "none": (None, "late", "no reply within 7 s"),

@@ -16,9 +16,9 @@ from manifed.experiment.schema import sha256
 from manifed.federation.stack import StackTransport
 from manifed.flower.apps import run
 from manifed.flower.client import client_app_of
+from manifed.flower.grids import InlineGrid
 from manifed.flower.handshake import HandshakeFailed
 from manifed.flower.run_config import SIMULATION, experiment_of, run_config_of
-from manifed.flower.transport import InlineGrid
 from manifed.plan import planned_statement
 from manifed.privacy.statement import audit_ledger
 from manifed.runs import driver

@@ -46,7 +46,7 @@ def test_the_benchmark_counts_the_bytes_of_the_messages_that_flower_serialises(
     tmp_path, monkeypatch
 ):
     from clients import local_training
-    from manifed.flower import transport
+    from manifed.flower import records
 
     sizes = []
 
@@ -59,7 +59,7 @@ def test_the_benchmark_counts_the_bytes_of_the_messages_that_flower_serialises(
     for kind in ("projected", "rfedsvrg"):
         sizes.clear()
         with monkeypatch.context() as patch:
-            for module in (local_training, transport):
+            for module in (local_training, records):
                 patch.setattr(module, "pack", weighed)
             run(tmp_path, kind, name=kind)
         config = load(write(tmp_path, kind))

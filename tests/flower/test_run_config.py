@@ -15,9 +15,9 @@ from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
 from manifed.flower import handshake
+from manifed.flower.grids import InlineGrid
 from manifed.flower.handshake import HandshakeFailed, meet
 from manifed.flower.run_config import FIELDS, experiment_of
-from manifed.flower.transport import InlineGrid
 from manifed.problems.data import source_sha256
 from manifed.runs.manifest import LIBRARY, code_sha256
 from tests.fresh import QUICKSTART, ROOT

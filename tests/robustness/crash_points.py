@@ -213,10 +213,10 @@ class Free(AnyUpdate):
 @lru_cache(maxsize=256)
 def reference(config, attempts):
     """The model of an uninterrupted run in memory whose round r is attempt ``attempts[r - 1]``."""
-    from manifed.flower.transport import InlineGrid
+    from manifed.flower.client import inline_grid
 
     plan = plan_of(config)
-    grid = InlineGrid.of(config)
+    grid = inline_grid(config)
     start = plan.server_update.start(initial_point(config))
     talk = Free.of_plan(plan)
     talk.go_on_at(1, start, {}, lambda r: attempts[r - 1])

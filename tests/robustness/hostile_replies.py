@@ -36,9 +36,9 @@ from benchmarks.common.stopwatch import circumstances, table
 from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.flower.client import client_app_of
+from manifed.flower.grids import InlineGrid
 from manifed.flower.handshake import HandshakeFailed
 from manifed.flower.records import tensors_to_record
-from manifed.flower.transport import InlineGrid
 from manifed.runs.manifest import code_sha256
 from tests.robustness.crash_points import Free
 

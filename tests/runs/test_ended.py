@@ -7,7 +7,7 @@ import pytest
 from manifed.cli import launch as launching
 from manifed.experiment.load import load
 from manifed.flower import apps
-from manifed.flower.transport import InlineGrid
+from manifed.flower.grids import InlineGrid
 from manifed.runs import statement
 from manifed.runs.folder import RunFolder
 from tests.command import invoke

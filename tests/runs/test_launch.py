@@ -15,8 +15,8 @@ from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
 from manifed.flower import apps
 from manifed.flower import client as node
+from manifed.flower.grids import InlineGrid
 from manifed.flower.run_config import experiment_of, run_config_of
-from manifed.flower.transport import InlineGrid
 from tests.runs.running import QUICKSTART, run_in
 
 SETS = (

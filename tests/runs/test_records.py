@@ -10,9 +10,9 @@ from manifed.cli.launch import check_parts
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards, own_examples, own_node
 from manifed.experiment.schema import sha256
+from manifed.flower.client import inline_grid
 from manifed.flower.clients import local_training as node
 from manifed.flower.handshake import HandshakeFailed, meet
-from manifed.flower.transport import InlineGrid
 from manifed.problems.examples import Examples
 from tests.problems.test_starts import CLIENTS, experiment, forget, problems
 
@@ -158,7 +158,7 @@ def test_an_invalid_record_is_one_line_for_its_owner_and_an_absent_node_for_the_
     for other in set(range(CLIENTS)) - {client}:
         own_examples(config, other)
 
-    grid = InlineGrid.of(config)
+    grid = inline_grid(config)
     sizes = tuple(len(shard) for shard in load_shards(config).examples)
     with caplog.at_level("ERROR"), pytest.raises(HandshakeFailed, match=re.escape(ABSENT)):
         meet(grid, sha256(config), sizes, 0.2)

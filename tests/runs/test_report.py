@@ -152,7 +152,7 @@ def test_what_takes_long_to_import_is_imported_only_when_used():
     used = "manifed.cli.main, manifed.runs.report, manifed.runs.progress"
     run = (
         "manifed.cli.launch, manifed.plan, manifed.runs.driver, "
-        "manifed.flower.apps, manifed.flower.client, manifed.flower.transport"
+        "manifed.flower.apps, manifed.flower.client, manifed.flower.records"
     )
     code = (
         f"import sys, {used}; print(*sys.modules); import {run}, torch; "

@@ -10,9 +10,9 @@ from manifed.errors import ConfigError
 from manifed.experiment import assembly
 from manifed.experiment.load import load
 from manifed.federation.exchange import Header
-from manifed.flower.polling import PollingGrid
+from manifed.flower.client import inline_grid
+from manifed.flower.grids import PollingGrid
 from manifed.flower.records import HEADER, NOISE_ORIGIN, pack, read_reply
-from manifed.flower.transport import InlineGrid
 from manifed.plan import promise_of
 from manifed.privacy.account import opened
 from manifed.privacy.events import Label
@@ -55,7 +55,7 @@ def test_clients_elsewhere_switch_the_oracle_off_whatever_the_engine_is_called(t
     from manifed.flower.apps import run
 
     config = load(QUICKSTART, [*SETS, f'output.directory="{tmp_path / "run"}"'])
-    assert not ORACLE & set(run(PollingGrid(InlineGrid.of(config)), config).metrics())
+    assert not ORACLE & set(run(PollingGrid(inline_grid(config)), config).metrics())
 
 
 def test_an_oracle_that_is_declared_and_switched_off_is_refused():

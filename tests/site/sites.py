@@ -86,7 +86,7 @@ class Peer:
 
     def ask(self, server_round=1, attempt=0, *, x=None, run="7", config=None, **header):
         """Ask about an experiment, the site's own unless told; ``header`` says what is wrong."""
-        own = vars(Header(self.digest, server_round, attempt, "train", 0)) | header
+        own = Header(self.digest, server_round, attempt, "train", 0)._asdict() | header
         asked = config or self.config
         question = Question(sha256(asked), canonical(asked), run, Header(**own))
         return self.send(question, {"x": self.x if x is None else x})

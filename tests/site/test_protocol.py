@@ -34,7 +34,8 @@ QUESTION = Question("a" * 64, '{"name":"tiny"}', "7", HEADER)
 
 def head(**changed):
     whole = json.loads(parts_of(frame_of(QUESTION, {}))[0])
-    whole["header"] |= {k: changed.pop(k) for k in list(changed) if k in whole["header"]}
+    own = Header(*whole["header"])._asdict()
+    whole["header"] = list((own | {k: changed.pop(k) for k in list(changed) if k in own}).values())
     return json.dumps(whole | changed).encode()
 
 
@@ -47,7 +48,9 @@ BAD_HEADERS = {
     "a number for a name": head(run=7),
     "true for a number": head(server_round=True),
     "a fraction": head(server_round=1.0),
-    "not a number": head(attempt=0).replace(b'"attempt": 0', b'"attempt": NaN'),
+    "not a number": head(attempt=float("nan")),
+    "a long phase": head(phase="7" * 1000),
+    "a field of a header more": head(header=[*HEADER, 1]),
     "half a letter": head(config="\ud800"),
     "an experiment that is too long": head(config=" " * (protocol.MOST_CONFIG + 1)),
     "a long name": head(run="7" * 1000),
