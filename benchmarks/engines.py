@@ -81,12 +81,12 @@ def _transport(config: Experiment, folder: Path) -> Transport:
         return StackTransport(client_side(config), at_once=None, memory_budget_mb=1024)
     from app.client_app import app
     from manifed.flower.grids import InlineGrid
-    from manifed.flower.handshake import transport_over
+    from manifed.flower.handshake import meet
 
     save(config, folder / "experiment.toml")
     run_config = {"experiment": str(folder / "experiment.toml"), "overrides": ""}
     grid = InlineGrid(app, config.federation.num_clients, run_config)
-    return transport_over(grid, plan_of(config))
+    return meet(grid, plan_of(config))
 
 
 def interleaved(rivals: Mapping[str, Callable[[], object]]) -> dict[str, float]:

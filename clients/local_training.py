@@ -246,11 +246,11 @@ def client_app(
             )
         setting = Setting(one, update, problem.manifold, privacy=own, problem=problem)
         mechanism = example_mechanism(setting, (1,))
-        fresh = setting.fresh_source
+        own_source = NoiseSource.from_os(precision=own.noise_precision)
         agreed = digest(setting, mechanism)
     else:
         mechanism = plan.client_mechanism
-        fresh = plan.client_source
+        own_source = plan.client_source
         agreed = plan.config_sha256
     setup = ClientSetup(problem, update, mechanism)
     loaded: dict[int, Examples] = {}
@@ -261,7 +261,7 @@ def client_app(
             loaded[partition] = _checked(problem, load_shard(context))
         shard = loaded[partition]
         shape = problem.point_shape(shard)
-        return Node(setup, shard, len(shard), partition, agreed, shape, lambda: source or fresh())
+        return Node(setup, shard, len(shard), partition, agreed, shape, source or own_source)
 
     return app_of(find)
 

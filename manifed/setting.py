@@ -450,20 +450,12 @@ class Setting:
             return Label.NOT_PRIVATE
         return label_of(self.privacy.noise_source, (), is_charged=False)
 
-    @cached_property
-    def seeded_source(self) -> NoiseSource | None:
-        """The seeded source of all noise; None where the operating system keys it."""
+    def source(self) -> NoiseSource:
+        """Makes the source of noise, from the seed or with a key from the operating system."""
+        precision = self.privacy.noise_precision
         if self.privacy.noise_source == "os":
-            return None
-        return NoiseSource.from_seed(self.federation.seed, precision=self.privacy.noise_precision)
-
-    def fresh_source(self) -> NoiseSource:
-        """Makes a source of noise with a fresh key from the operating system."""
-        return NoiseSource.from_os(precision=self.privacy.noise_precision)
-
-    def client_source(self) -> NoiseSource:
-        """Returns the source of one client update: the seeded one, or one with a fresh key."""
-        return self.seeded_source or self.fresh_source()
+            return NoiseSource.from_os(precision=precision)
+        return NoiseSource.from_seed(self.federation.seed, precision=precision)
 
     def has_oracle(self, *, is_deployment: bool = False) -> bool:
         """Whether a run may print numbers that are computed on all data without noise.

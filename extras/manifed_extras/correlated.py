@@ -23,7 +23,8 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Here, Memory
+from manifed.algorithms.algorithm import Here
+from manifed.algorithms.payloads import Memory
 from manifed.algorithms.rsgd import RSGD
 from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Full, Minibatch, Query

@@ -23,9 +23,9 @@ import torch
 from scipy.sparse import coo_array
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Here, State, There
+from manifed.algorithms.algorithm import Here, There
 from manifed.algorithms.gossip import OnGraph
-from manifed.algorithms.payloads import Point
+from manifed.algorithms.payloads import Point, State
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.sphere import Sphere

@@ -26,10 +26,10 @@ import torch
 from pydantic import Field, NonNegativeFloat, model_validator
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Here, Memory
+from manifed.algorithms.algorithm import Here
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.pair_masks import SETUP, PairKeys
-from manifed.algorithms.payloads import Point
+from manifed.algorithms.payloads import Memory, Point
 from manifed.fields import Frozen
 from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.random_numbers import Stream

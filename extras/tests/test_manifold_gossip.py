@@ -11,6 +11,7 @@ from manifed.manifolds import Euclidean, Sphere, Stiefel
 from manifed_extras.manifold_gossip import ManifoldGossip
 from tests.algorithms.gossip_runs import WAYS, experiment, models_of, reports_of
 from tests.conformance.manifold_cases import generator, normals
+from tests.federation.steps import step
 
 PLACES = {"sphere": (Sphere(), (5,)), "stiefel": (Stiefel(), (6, 2)), "flat": (Euclidean(), (4,))}
 KIND = "manifed_extras.manifold_gossip:ManifoldGossip"
@@ -46,7 +47,7 @@ def mixed(manifold, models, halves, **changes):
     gossip = ManifoldGossip(graph=Ring(), num_nodes=len(models), step_size=1.0, **changes)
     state = gossip.start(models[0]) | {"x": models}
     collected = Collected({}, Point(halves), tuple(range(6)), 6, lambda: 0.5)
-    return gossip.step(state, "mix", collected, 1, manifold)["x"]
+    return step(gossip, state, "mix", collected, 1, manifold)["x"]
 
 
 @pytest.mark.parametrize("consensus", ["tangent-mean", "projection"])

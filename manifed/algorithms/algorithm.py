@@ -11,18 +11,15 @@ Only `ClientUpdate.client` has to be written. What a round is charged follows fr
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, make_dataclass
-from functools import cache
-from operator import methodcaller
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-import torch
 from pydantic import PrivateAttr
 from torch import Tensor
 
-from manifed.algorithms.payloads import Displacement, Down, Payload, Point
+from manifed.algorithms.payloads import Displacement, Down, Memory, Payload, Point, State, recorded
 from manifed.fields import Frozen, Positive, PositiveCount
-from manifed.manifolds.base import Manifold, MapChoice
+from manifed.manifolds.base import Manifold, MapChoice, as_point
 from manifed.oracles.minibatch import Ask, Full, Minibatch, Query
 from manifed.oracles.noisy_oracle import STEPS_PER_PHASE, Draws, Oracle
 from manifed.privacy.events import Release
@@ -36,37 +33,6 @@ Place = Literal["point", "point-nearby", "tangent", "ambient", "any"]
 """Where a value lies: on the manifold, near it (only its projection is used as a point, and no
 upload), tangent at the point of this round or the server's base, anywhere in the ambient space, or
 nowhere on it (a key)."""
-State = dict[str, Tensor]
-"""What a server (in whose checkpoint all of it goes) or a client carries from round to round."""
-
-
-@dataclass(frozen=True)
-class Memory(Payload):
-    """A client's memory between rounds: a frozen record of tensors that never travels."""
-
-    def __getitem__(self, name: str) -> Tensor:
-        """A tensor by its name."""
-        return vars(self)[name]
-
-
-@cache
-def _record(names: tuple[str, ...]) -> Any:
-    fields = [(name, Tensor) for name in names]
-    return make_dataclass("Remembered", fields, bases=(Memory,), frozen=True)
-
-
-def recorded(made: "Tensor | Payload | State") -> Any:
-    """Turns what a client returned into a record of detached tensors, which can be stacked."""
-    kind: Any = Displacement
-    if isinstance(made, dict):
-        kind = _record(tuple(made))
-    elif isinstance(made, Payload):
-        kind = type(made)
-        made = vars(made)
-    else:
-        made = {"u": made}
-    alone = map(Tensor.detach, made.values())
-    return kind(*map(methodcaller("as_subclass", Tensor), alone))
 
 
 @dataclass(frozen=True)
@@ -92,11 +58,23 @@ class Here(NamedTuple):
     manifold: Manifold
     exchange: str
     round: int
-    down: Payload
+    came: Payload
     """All that came down; its first field is the ``x`` that a client is given."""
     memory: Any
     """What `ClientUpdate.client` returned last, by name; before that what `remember` says."""
     draws: Draws
+    places: tuple[Place, ...] = ()
+    """Where the fields of ``came`` lie (`Phase.places`)."""
+
+    @property
+    def down(self) -> Any:
+        """All that came down, points as tensors of the manifold."""
+        placed = {
+            name: as_point(value, self.manifold)
+            for (name, value), place in zip(vars(self.came).items(), self.places, strict=False)
+            if place == "point"
+        }
+        return replace(self.came, **placed)
 
 
 class ClientUpdate(Frozen):
@@ -113,6 +91,14 @@ class ClientUpdate(Frozen):
     """Whether it may be run with Laplace noise."""
     noise_is: ClassVar[str] = "tangent Gaussian at"
     """What noise a statement says there is at each client."""
+    has_memory: ClassVar[bool] = False
+    """Whether a client has a memory, which `remember` or `initial_memory` begins."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **settings: Any) -> None:
+        super().__pydantic_init_subclass__(**settings)
+        begins = (cls.remember, cls.initial_memory)
+        cls.has_memory = begins != (ClientUpdate.remember, ClientUpdate.initial_memory)
 
     # -- one update --------------------------------------------------------------------------
     @abstractmethod
@@ -299,7 +285,7 @@ class Collected(NamedTuple):
         """The first field of all uploads, one row a client."""
         if self.uploads is None:
             raise ValueError("Expected uploads, got the noised mean of client-level privacy")
-        return next(iter(vars(self.uploads).values()))
+        return self.uploads.point
 
 
 class There(NamedTuple):
@@ -327,6 +313,17 @@ class ServerUpdate(Frozen):
 
     mean_weights: ClassVar[Weighting] = "num-examples"
     """A client's weight in the mean, of an update without a field ``weights``."""
+    may_disclose: ClassVar[bool] = False
+    """Whether some exchanges are made only when needed (`is_due`), at an additional charge."""
+    judges_uploads: ClassVar[bool] = False
+    """Whether the server refuses some uploads for their content (`refused`)."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **settings: Any) -> None:
+        super().__pydantic_init_subclass__(**settings)
+        asks_more = (cls.is_due, cls.disclosed)
+        cls.may_disclose = asks_more != (ServerUpdate.is_due, ServerUpdate.disclosed)
+        cls.judges_uploads = cls.refused is not ServerUpdate.refused
 
     @property
     def weighting(self) -> Weighting:
@@ -343,19 +340,6 @@ class ServerUpdate(Frozen):
         It is empty where an exchange has no mean (`Phase.aggregation`).
         """
         return {"x": here.manifold.expmap(state["x"], mean)}
-
-    def step(
-        self,
-        state: State,
-        phase: str,
-        collected: Collected,
-        server_round: int,
-        manifold: Manifold,
-    ) -> State:
-        """The state after a phase."""
-        mean = next(iter(collected.mean.values()), torch.empty(0))
-        here = There(manifold, phase, server_round, collected)
-        return self.server(dict(state), mean, here)
 
     def down(self, state: State, phase: str) -> Down:
         """Returns the payload of a phase: one for all clients, or a row for each."""
@@ -381,16 +365,6 @@ class ServerUpdate(Frozen):
         return None
 
     # -- exchanges that are made only where they are needed, and uploads that are refused ----
-    @property
-    def may_disclose(self) -> bool:
-        """Whether some exchanges are made only when needed, at an additional charge."""
-        return type(self).is_due is not ServerUpdate.is_due
-
-    @property
-    def judges_uploads(self) -> bool:
-        """Whether the server refuses some uploads for their content (`refused`)."""
-        return type(self).refused is not ServerUpdate.refused
-
     def is_due(self, state: State, phase: str) -> bool:
         """Whether the exchange takes place in this state."""
         return True

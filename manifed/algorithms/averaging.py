@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from manifed.algorithms.algorithm import State
+from manifed.algorithms.payloads import State
 from manifed.fields import BY_KIND, Frozen, PositiveCount
 from manifed.manifolds import Grassmann, Sphere, Stiefel
 from manifed.manifolds.base import Manifold, MapChoice

@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Here, State
+from manifed.algorithms.algorithm import Here
 from manifed.algorithms.gossip import OnGraph
 from manifed.algorithms.pair_masks import SETUP, Masking
-from manifed.algorithms.payloads import Point
+from manifed.algorithms.payloads import Point, State
 from manifed.oracles.noisy_oracle import Oracle
 
 

@@ -27,10 +27,9 @@ from manifed.algorithms.algorithm import (
     Phase,
     ServerUpdate,
     Space,
-    State,
     There,
 )
-from manifed.algorithms.payloads import Down, PerClient, Point
+from manifed.algorithms.payloads import Down, PerClient, Point, State
 from manifed.fields import Positive, WholeNumber
 from manifed.graphs import Graph, GraphSpec, metropolis_hastings
 from manifed.manifolds.base import Manifold

@@ -28,9 +28,9 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Here, Memory, Phase, State
+from manifed.algorithms.algorithm import Here, Phase
 from manifed.algorithms.gossip import ModelOfEachNode
-from manifed.algorithms.payloads import Payload, PerClient, Point
+from manifed.algorithms.payloads import Memory, Payload, PerClient, Point, State
 from manifed.fields import NonNegative
 from manifed.oracles.minibatch import Ask, Query, WithoutReplacement
 from manifed.oracles.noisy_oracle import Draws, Oracle

@@ -26,15 +26,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import (
-    Here,
-    MappedSteps,
-    Phase,
-    State,
-    There,
-)
+from manifed.algorithms.algorithm import Here, MappedSteps, Phase, There
 from manifed.algorithms.pair_masks import SETUP, Masking
-from manifed.algorithms.payloads import Displacement, Down, Payload, Point
+from manifed.algorithms.payloads import Displacement, Down, Payload, Point, State
 from manifed.errors import RoundFailed
 from manifed.fields import WholeNumber
 from manifed.oracles.noisy_oracle import Oracle

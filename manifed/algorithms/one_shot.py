@@ -70,15 +70,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import (
-    Algorithm,
-    Here,
-    Phase,
-    State,
-    There,
-    Weighting,
-)
-from manifed.algorithms.payloads import Displacement, Payload, Point, SymmetricMean
+from manifed.algorithms.algorithm import Algorithm, Here, Phase, There, Weighting
+from manifed.algorithms.payloads import Displacement, Payload, Point, State, SymmetricMean
 from manifed.fields import NonNegative, Positive
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import EXP, sym_function, unpacked

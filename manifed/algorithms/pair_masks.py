@@ -23,9 +23,9 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Here, Memory, Phase, ServerUpdate, State, There
+from manifed.algorithms.algorithm import Here, Phase, ServerUpdate, There
 from manifed.algorithms.gossip import ByGraph
-from manifed.algorithms.payloads import Down, Payload, PerClient, Point
+from manifed.algorithms.payloads import Down, Memory, Payload, PerClient, Point, State
 from manifed.errors import RoundFailed
 from manifed.graphs import Graph
 from manifed.oracles.noisy_oracle import Draws
@@ -183,7 +183,7 @@ class Masking(ByGraph, ServerUpdate):
             NotAgreed: this node has offered none: everybody knows the secret that it has then.
         """
         memory = here.memory
-        down = here.down
+        down = here.came
         node = here.draws.partition
         source = here.draws.source
         assert isinstance(memory, PairKeys)
@@ -191,7 +191,7 @@ class Masking(ByGraph, ServerUpdate):
             made = [
                 self.set_up(
                     here._replace(
-                        down=down.take(row),
+                        came=down.take(row),
                         memory=memory.take(row),
                         draws=here.draws._replace(partition=one),
                     )

@@ -9,13 +9,15 @@ lengths and noise are those of the metric *at the point*, so clip and noise of a
 only at a point of the manifold. Off it, the noise of an isotropic tangent Gaussian no longer covers
 every direction in which a gradient may move. The server is an adversary of example-level privacy,
 so a client believes nothing that it can check. Refusals depend on the broadcast alone and show
-nothing else.
+nothing else. An upload must be finite, of sane size and, where the phase says so, tangent or on the
+manifold (`Expectation`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from functools import cache
-from typing import Any, ClassVar, Self
+from operator import methodcaller
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -67,6 +69,11 @@ class Payload:
         made = cls(**tensors)
         check_broadcast(places, made, manifold)
         return made
+
+    @property
+    def point(self) -> Tensor:
+        """The first field, of the shape and type of a point in what goes down."""
+        return next(iter(vars(self).values()))
 
     def num_bytes(self) -> int:
         """Size of the tensors in bytes."""
@@ -133,6 +140,39 @@ class SymmetricMean(Displacement):
         return {"u": ((packed_size(shape[0] + sum(cls.places)),), dtype)}
 
 
+State = dict[str, Tensor]
+"""What a server (in whose checkpoint all of it goes) or a client carries from round to round."""
+
+
+@dataclass(frozen=True)
+class Memory(Payload):
+    """A client's memory between rounds: a frozen record of tensors that never travels."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A tensor by its name."""
+        return vars(self)[name]
+
+
+@cache
+def _record(names: tuple[str, ...]) -> Any:
+    fields = [(name, Tensor) for name in names]
+    return make_dataclass("Remembered", fields, bases=(Memory,), frozen=True)
+
+
+def recorded(made: Tensor | Payload | State) -> Any:
+    """Turns what a client returned into a record of detached tensors, which can be stacked."""
+    kind: Any = Displacement
+    if isinstance(made, dict):
+        kind = _record(tuple(made))
+    elif isinstance(made, Payload):
+        kind = type(made)
+        made = vars(made)
+    else:
+        made = {"u": made}
+    alone = map(Tensor.detach, made.values())
+    return kind(*map(methodcaller("as_subclass", Tensor), alone))
+
+
 @dataclass(frozen=True)
 class PerClient:
     """A downlink payload that differs by client: a row for each.
@@ -141,6 +181,11 @@ class PerClient:
     """
 
     rows: Payload
+
+    @property
+    def point(self) -> Tensor:
+        """A tensor of the shape and type of a point."""
+        return self.rows.point[0]
 
     def bytes_to(self, clients: int) -> int:
         """Bytes sent to so many clients, which have a row each."""
@@ -219,3 +264,85 @@ def _check_bound(what: str, bound: float, measure: str, found: Tensor) -> None:
         raise BadBroadcast(
             f"Expected {what} {bound:g}, got {measure}{float(found):.3g}; nothing was computed"
         )
+
+
+# -- what a server takes -------------------------------------------------------------------------
+class Expectation(NamedTuple):
+    """The expected shape and place of a phase's uploads; tangent ones lie at ``base`` (*point)."""
+
+    base: Tensor
+    places: Mapping[str, str]
+    manifold: Manifold
+
+    def flaws(self, uploads: Payload, partitions: Sequence[int]) -> dict[int, str]:
+        """Returns a reason for each client of ``partitions`` some field of whose row does not fit.
+
+        All rows are checked at once, and one by one only where a row is bad.
+        """
+        stacked = vars(uploads)
+        found: dict[int, str] = {}
+        try:
+            if all(bool(self._fits(name, u).all()) for name, u in stacked.items()):
+                return found
+        except Exception:  # a row may make the check of the whole stack fail
+            pass
+        for row, i in enumerate(partitions):
+            try:
+                flaws = (self._flaw(name, u[row]) for name, u in stacked.items())
+                why = next((flaw for flaw in flaws if flaw is not None), None)
+            except Exception as error:
+                why = f"not readable: {type(error).__name__}: {error}"
+            if why is not None:
+                found[i] = why
+        return found
+
+    def _fits(self, name: str, stacked: Tensor) -> Tensor:
+        """Which rows of (C, ...) are finite, of sane size, and where they belong to rounding."""
+        place = self.places[name]
+        if not stacked.is_floating_point():
+            return torch.full((stacked.shape[0],), place == "any", device=stacked.device)
+        is_sane = torch.linalg.vector_norm(stacked.flatten(1), dim=1) <= LARGEST[stacked.dtype]
+        if place in ("ambient", "any") or self.manifold.is_whole_space:
+            return is_sane
+        return is_sane & (self._defect(place, stacked) <= TOLERANCE[stacked.dtype])
+
+    def _defect(self, place: str, u: Tensor) -> Tensor:
+        """How far uploads are from where they belong."""
+        if place == "point":
+            return self.manifold.membership_defect(u)
+        return self.manifold.tangency_defect(self.base, u)
+
+    def _flaw(self, name: str, u: Tensor) -> str | None:
+        """Why one field of one client's upload is refused; None: it is not."""
+        if bool(self._fits(name, u.unsqueeze(0))):
+            return None
+        place = self.places[name]
+        like = u if place == "any" else self.base
+        if (found := flaw(name, u, tuple(like.shape), like.dtype)) is not None:
+            return found
+        length = float(frobenius(u, u.dim()))
+        bound = LARGEST[u.dtype]
+        if not length <= bound:
+            return f"Expected {name} of Euclidean norm at most {bound:g}, got {length:.3g}"
+        within = TOLERANCE[u.dtype]
+        defect = float(self._defect(place, u))
+        if place == "point":
+            return (
+                f"Expected {name} on {self.manifold.name} within {within:g}, got a "
+                f"relative distance of {defect:.3g}; take manifold.projx of it"
+            )
+        return (
+            f"Expected {name} tangent at the broadcast point within {within:g}, got a "
+            f"relative normal part of {defect:.3g}; take manifold.proju of it"
+        )
+
+
+def flaw(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+    """Returns what is wrong with one array (shape, type, entries that are not finite), or None."""
+    if tensor.shape != shape:
+        return f"Expected {name} of shape {shape}, got {tuple(tensor.shape)}"
+    if tensor.dtype != dtype:
+        return f"Expected {name} of dtype {dtype}, got {tensor.dtype}"
+    if bad := int((~torch.isfinite(tensor)).sum()):
+        return f"Expected finite entries in {name}, got {bad} of {tensor.numel()} not so"
+    return None

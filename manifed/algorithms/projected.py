@@ -26,16 +26,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import (
-    GradientSteps,
-    Here,
-    Phase,
-    ServerUpdate,
-    Space,
-    State,
-    There,
-)
-from manifed.algorithms.payloads import Displacement, Payload, Point, PointAndDisplacement
+from manifed.algorithms.algorithm import GradientSteps, Here, Phase, ServerUpdate, Space, There
+from manifed.algorithms.payloads import Displacement, Payload, Point, PointAndDisplacement, State
 from manifed.errors import RoundFailed
 from manifed.fields import Positive
 from manifed.manifolds.base import Manifold

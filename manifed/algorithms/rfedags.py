@@ -31,13 +31,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import (
-    Here,
-    MappedSteps,
-    ServerUpdate,
-    State,
-    There,
-)
+from manifed.algorithms.algorithm import Here, MappedSteps, ServerUpdate, There
+from manifed.algorithms.payloads import State
 from manifed.fields import Positive, Probability
 from manifed.oracles.noisy_oracle import Oracle
 

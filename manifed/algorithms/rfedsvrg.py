@@ -18,16 +18,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import (
-    Here,
-    MappedSteps,
-    Phase,
-    ServerUpdate,
+from manifed.algorithms.algorithm import Here, MappedSteps, Phase, ServerUpdate, There, Weighting
+from manifed.algorithms.payloads import (
+    Displacement,
+    MeanGradient,
+    Payload,
+    Point,
     State,
-    There,
-    Weighting,
+    check_tangent,
 )
-from manifed.algorithms.payloads import Displacement, MeanGradient, Payload, Point, check_tangent
 from manifed.fields import Positive
 from manifed.oracles.minibatch import Ask, Full
 from manifed.oracles.noisy_oracle import Oracle

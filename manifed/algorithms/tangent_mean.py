@@ -22,8 +22,9 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from manifed.algorithms.algorithm import ServerUpdate, State, There, Weighting
+from manifed.algorithms.algorithm import ServerUpdate, There, Weighting
 from manifed.algorithms.averaging import Average
+from manifed.algorithms.payloads import State
 from manifed.fields import Fraction, Positive
 from manifed.manifolds.base import DRIFT, Manifold, MapChoice
 

@@ -34,14 +34,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import ClientUpdate, Memory, Space
+from manifed.algorithms.algorithm import ClientUpdate, Space
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.one_shot import OneShot
-from manifed.algorithms.payloads import Point
+from manifed.algorithms.payloads import Memory, Point
 from manifed.audit.bound import Attack
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.federation.cohorts import Cohort
-from manifed.federation.rounds import ServerDraws
+from manifed.federation.plan import ServerDraws
 from manifed.graphs import EdgeList, Graph
 from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Full

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Collected
+from manifed.algorithms.algorithm import Collected, There
 from manifed.algorithms.payloads import PerClient
 from manifed.errors import ConfigError, described, named_by, raised_at
 from manifed.experiment.plugins import is_plugin
@@ -319,7 +319,7 @@ def own_node(
         partition,
         sha256(config),
         facts.point_shape,
-        config.setting.client_source,
+        config.setting.source(),
         dtype=_dtype_of(config),
         hold_out=hold_out,
     )
@@ -360,7 +360,7 @@ def _side(
         client_setup(config, sizes),
         tuple(shard for shard, _ in both),
         point_shape,
-        config.setting.client_source,
+        config.setting.source(),
         dtype=_dtype_of(config),
         num_examples=sizes,
         hold_outs=tuple(held for _, held in both if held is not None),
@@ -441,7 +441,8 @@ def check_first_update(config: Experiment) -> None:
             seen = (None, ()) if is_hidden else (type(up).stack([up]), (0,))
             clients = config.federation.num_clients
             collected = Collected(up.tensors(), *seen, clients, lambda: 0.5)
-            state = server.step(state, phase.name, collected, 1, manifold)
+            there = There(manifold, phase.name, 1, collected)
+            state = server.server(dict(state), up.point, there)
         server.output(state, manifold)
         server.model(state, manifold)
     except Uncharged as error:

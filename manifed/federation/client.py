@@ -14,12 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import ClientUpdate, Here, Memory, Phase, recorded
-from manifed.algorithms.payloads import Payload
+from manifed.algorithms.algorithm import ClientUpdate, Here, Phase
+from manifed.algorithms.payloads import Memory, Payload, recorded
 from manifed.federation.exchange import BadMessage, Header
 from manifed.federation.held_out import EVALUATE, LABEL, PrivateEvaluation
 from manifed.federation.memory import Kept, remembered
-from manifed.manifolds.base import as_point
 from manifed.oracles.minibatch import UNNOISED, Query
 from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.events import PrivacyUnit, Release
@@ -143,17 +142,12 @@ def run_update(
     if phase is EVALUATE:
         if held is None or not held.is_due(seat.server_round):
             raise Uncharged(f"evaluation.every: round {seat.server_round} is not charged for one")
-        (x,) = vars(down).values()
-        up = held.totals(problem, x, examples, held.stddev(setup.mechanism), draws)
+        up = held.totals(problem, down.point, examples, held.stddev(setup.mechanism), draws)
         return _UpdateResult(up, None, Counter({LABEL: 1}))
     sizes = (num_examples,) if isinstance(num_examples, int) else num_examples
     sizes = sizes if held is None else [held.trained_on(size) for size in sizes]
     oracle = Oracle(problem, examples, list(map(setup.queries, sizes)), draws)
-    at = [
-        as_point(t, problem.manifold) if place == "point" else t
-        for place, t in zip(phase.places, vars(down).values(), strict=True)
-    ]
-    here = Here(problem.manifold, seat.phase, seat.server_round, type(down)(*at), memory, draws)
+    here = Here(problem.manifold, seat.phase, seat.server_round, down, memory, draws, phase.places)
     made = training.client(next(iter(vars(down).values())).detach(), oracle, here)
     up, after = made if isinstance(made, tuple) else (made, None)
     charged = setup._charged(min(sizes))
@@ -212,8 +206,8 @@ class ClientSide:
     setup: ClientSetup
     shards: Sequence[Examples]
     point_shape: tuple[int, ...]
-    source: Callable[[], NoiseSource]
-    """Makes the source of one exchange: in a release with a fresh key of the operating system."""
+    source: NoiseSource
+    """What `NoiseSource.fresh` makes of it is the source of one exchange."""
     dtype: torch.dtype = torch.float64
     num_examples: Sequence[int] = ()
     """The public size N_i of each shard; empty: as many as there are."""
@@ -253,8 +247,8 @@ class Node:
     digest: str
     """Hash of the config, or of the privacy parameters, that this node reads for itself."""
     point_shape: tuple[int, ...]
-    source: Callable[[], NoiseSource]
-    """Makes the source of one client update."""
+    source: NoiseSource
+    """What `NoiseSource.fresh` makes of it is the source of one client update."""
     dtype: torch.dtype = torch.float64
     hold_out: Examples | None = None
     """What is kept out of the shard."""
@@ -295,7 +289,7 @@ def answer(
     down = phase.down.received(tensors, phase.places, node.setup.problem.manifold)
     training = node.setup.training
     # the first field of everything that goes down is like a point
-    blank = training.initial_memory(next(iter(vars(down).values())))
+    blank = training.initial_memory(down.point) if training.has_memory else None
     memory = blank and remembered(blank, kept, header, lasts=training.remembers_setup)
     if memory is not None and memory is blank and header.server_round > 0 and training.setup_phases:
         raise BadMessage(
@@ -306,7 +300,7 @@ def answer(
     if pay is not None:
         pay()
     examples = node.hold_out if phase is EVALUATE else node.shard
-    source = node.source()
+    source = node.source.fresh()
     assert examples is not None
     seat = Seat(node.partition, header.server_round, header.attempt, header.phase)
     up, after, _ = run_update(node.setup, seat, down, memory, examples, node.num_examples, source)

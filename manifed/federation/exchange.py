@@ -1,7 +1,4 @@
-"""One exchange: what is asked, the replies, which are usable, and when a round goes on.
-
-An upload must be finite, of sane size and, where the phase says so, tangent or on the manifold.
-"""
+"""One exchange: what is asked, the replies, and when a round goes on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +7,9 @@ from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from manifed.algorithms.algorithm import Phase, Place
-from manifed.algorithms.payloads import Down, Payload, PerClient
-from manifed.manifolds.base import LARGEST, TOLERANCE, Manifold, frobenius
+from manifed.algorithms.algorithm import Phase
+from manifed.algorithms.payloads import Down, Payload
 from manifed.privacy.events import Frozen
 
 Kind = Literal["late", "unavailable", "absent", "unusable"]
@@ -81,23 +76,25 @@ class Replies(NamedTuple):
 
     def of_rows(self, rows: Sequence[int]) -> "Replies":
         """Returns the replies in the given ``rows``, ascending."""
-        device = next(iter(vars(self.uploads).values())).device
+        device = self.uploads.point.device
         return self._replace(
             partitions=tuple(self.partitions[i] for i in rows),
             uploads=self.uploads.take(torch.tensor(rows, dtype=torch.long, device=device)),
         )
 
-    def without(self, failures: Mapping[int, Failure]) -> "Replies":
-        """Returns the replies of the other clients; earlier failures stay as they are."""
-        if not failures:
-            return self
-        left = [row for row, i in enumerate(self.partitions) if i not in failures]
+    def without(self, why: Mapping[int, str]) -> "Replies":
+        """Returns the replies of the clients that ``why`` does not name; earlier failures stay."""
+        left = [row for row, i in enumerate(self.partitions) if i not in why]
+        failures = {i: Failure("unusable", text) for i, text in why.items()}
         return self.of_rows(left)._replace(failures={**failures, **self.failures})
 
-    def told(self, client: int, failure: Failure) -> Failure:
-        """Returns a failure in short printable words, with the client's node where it is known."""
-        node = f" (node {self.nodes[client]})" if client in self.nodes else ""
-        return replace(failure, text=plain(failure.text) + node)
+    def told(self) -> "Replies":
+        """Returns failures in short printable words, with a client's node where it is known."""
+        found = dict[int, Failure]()
+        for i, failure in self.failures.items():
+            node = f" (node {self.nodes[i]})" if i in self.nodes else ""
+            found[i] = replace(failure, text=plain(failure.text) + node)
+        return self._replace(failures=found)
 
 
 class Asked(NamedTuple):
@@ -113,21 +110,13 @@ class Asked(NamedTuple):
     """In which round the server last used a client's reply: a client whose memory is of another
     round starts from its initial one."""
 
-    @property
-    def point(self) -> Tensor:
-        """A tensor of the shape and type of a point, on the device of the downlink."""
-        if isinstance(self.down, PerClient):
-            x = next(iter(vars(self.down.rows).values()))
-            return x.new_empty(x.shape[1:])
-        return next(iter(vars(self.down).values()))
-
     def gathered(self, parts: Sequence[Payload]) -> Payload:
         """Joins stacked uploads; without any, fields have their shapes after a leading 0."""
         up = self.phase.up
         if parts:
             columns = zip(*(vars(part).values() for part in parts), strict=True)
             return up(*map(torch.cat, columns))
-        x = self.point
+        x = self.down.point
         layout = up.layout(tuple(x.shape), x.dtype).values()
         return up(*[x.new_zeros(0, *own, dtype=dtype) for own, dtype in layout])
 
@@ -169,11 +158,11 @@ class ReplyPolicy(Frozen):
     def refusal(
         self, replies: Replies, cohort_size: int, *, needs_everyone: bool = False
     ) -> str | None:
-        """Returns one line on why the round may not use these replies; None if it may."""
+        """Returns why the round may not go on although some failed, in one line; None if it may."""
         is_all = needs_everyone or self.on_failure != "proceed"
         count = len(replies.partitions)
         failures = replies.failures
-        if not failures or not (is_all or count < self.min_fraction * cohort_size):
+        if not (is_all or count < self.min_fraction * cohort_size):
             return None
         some = "; ".join(f"client {i}: {failures[i].text}" for i in sorted(failures)[:3])
         more = f" and {len(failures) - 3} more" if len(failures) > 3 else ""
@@ -182,87 +171,3 @@ class ReplyPolicy(Frozen):
             f"Expected replies from {cohort_size} clients (policy {self.on_failure!r}: {needed}), "
             f"got {count}; {some}{more}"
         )
-
-
-class Expectation(NamedTuple):
-    """The expected shape and place of a phase's uploads; tangent ones lie at ``base`` (*point)."""
-
-    base: Tensor
-    places: Mapping[str, Place]
-    manifold: Manifold
-
-    def checked(self, replies: Replies) -> Replies:
-        """Returns the replies whose every field fits, and a reason for each other client.
-
-        Reasons are made short and printable here, whatever a client or a node wrote into them.
-        All rows are checked at once, and one by one only where a row is bad.
-        """
-        stacked = vars(replies.uploads)
-        found = {i: replies.told(i, failure) for i, failure in replies.failures.items()}
-        replies = replies._replace(failures=found)
-        try:
-            if all(bool(self._fits(name, u).all()) for name, u in stacked.items()):
-                return replies
-        except Exception:  # a row may make the check of the whole stack fail
-            pass
-        bad: dict[int, Failure] = {}
-        for row, i in enumerate(replies.partitions):
-            try:
-                flaws = (self._flaw(name, u[row]) for name, u in stacked.items())
-                why = next((flaw for flaw in flaws if flaw is not None), None)
-            except Exception as error:
-                why = f"not readable: {type(error).__name__}: {error}"
-            if why is not None:
-                bad[i] = replies.told(i, Failure("unusable", why))
-        return replies.without(bad)
-
-    def _fits(self, name: str, stacked: Tensor) -> Tensor:
-        """Which rows of (C, ...) are finite, of sane size, and where they belong to rounding."""
-        place = self.places[name]
-        if not stacked.is_floating_point():
-            return torch.full((stacked.shape[0],), place == "any", device=stacked.device)
-        is_sane = torch.linalg.vector_norm(stacked.flatten(1), dim=1) <= LARGEST[stacked.dtype]
-        if place in ("ambient", "any") or self.manifold.is_whole_space:
-            return is_sane
-        return is_sane & (self._defect(place, stacked) <= TOLERANCE[stacked.dtype])
-
-    def _defect(self, place: Place, u: Tensor) -> Tensor:
-        """How far uploads are from where they belong."""
-        if place == "point":
-            return self.manifold.membership_defect(u)
-        return self.manifold.tangency_defect(self.base, u)
-
-    def _flaw(self, name: str, u: Tensor) -> str | None:
-        """Why one field of one client's upload is refused; None: it is not."""
-        if bool(self._fits(name, u.unsqueeze(0))):
-            return None
-        place = self.places[name]
-        like = u if place == "any" else self.base
-        if (found := flaw(name, u, tuple(like.shape), like.dtype)) is not None:
-            return found
-        length = float(frobenius(u, u.dim()))
-        bound = LARGEST[u.dtype]
-        if not length <= bound:
-            return f"Expected {name} of Euclidean norm at most {bound:g}, got {length:.3g}"
-        within = TOLERANCE[u.dtype]
-        defect = float(self._defect(place, u))
-        if place == "point":
-            return (
-                f"Expected {name} on {self.manifold.name} within {within:g}, got a "
-                f"relative distance of {defect:.3g}; take manifold.projx of it"
-            )
-        return (
-            f"Expected {name} tangent at the broadcast point within {within:g}, got a "
-            f"relative normal part of {defect:.3g}; take manifold.proju of it"
-        )
-
-
-def flaw(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
-    """Returns what is wrong with one array (shape, type, entries that are not finite), or None."""
-    if tensor.shape != shape:
-        return f"Expected {name} of shape {shape}, got {tuple(tensor.shape)}"
-    if tensor.dtype != dtype:
-        return f"Expected {name} of dtype {dtype}, got {tensor.dtype}"
-    if bad := int((~torch.isfinite(tensor)).sum()):
-        return f"Expected finite entries in {name}, got {bad} of {tensor.numel()} not so"
-    return None

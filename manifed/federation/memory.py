@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Memory
+from manifed.algorithms.payloads import Memory
 from manifed.durable import MOST_BYTES, write_atomically
 from manifed.errors import one_line
 from manifed.federation.exchange import Header

@@ -1,6 +1,6 @@
-"""The plan that a round needs and the report that it returns, as frozen data."""
+"""The plan that a round needs, its random draws, and the report that it returns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -8,13 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Phase, ServerUpdate, State
+from manifed.algorithms.algorithm import Phase, ServerUpdate
+from manifed.algorithms.payloads import State
 from manifed.federation.cohorts import Cohort
 from manifed.federation.exchange import Failure, ReplyPolicy
 from manifed.federation.held_out import PrivateEvaluation
 from manifed.manifolds.base import Manifold
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
-from manifed.privacy.random_numbers import NoiseSource
+from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.privacy.statement import Promise
 
 
@@ -32,8 +33,8 @@ class Plan:
     config_sha256: str
     client_mechanism: ExampleMechanism
     """What clients apply, each by its own reading of the setting."""
-    client_source: Callable[[], NoiseSource]
-    """Makes the source of noise of one client update."""
+    client_source: NoiseSource
+    """What `NoiseSource.fresh` makes of it is the source of one client update."""
     promise: Promise
     """What is charged, what the budget pays, and whom the statement names."""
     mechanism: ClientMechanism | None = None
@@ -63,6 +64,38 @@ class Plan:
     def matrices_up(self) -> int:
         """The number of arrays of the model's shape that a client sends in one round."""
         return sum(len(phase.up.names()) for phase in self.phases)
+
+
+class ServerDraws(NamedTuple):
+    """The server's addressed randomness in one exchange."""
+
+    source: NoiseSource
+    server_round: int
+    attempt: int
+    phase_index: int = 0
+
+    def normals(self, shape: tuple[int, ...], step: int) -> Tensor:
+        """Standard normals of the server's noise stream."""
+        return self.source.normals(
+            shape,
+            stream=Stream.SERVER_NOISE,
+            partition=0,
+            server_round=self.server_round,
+            attempt=self.attempt,
+            step=self.phase_index * 16 + step,
+        )
+
+    def uniform(self) -> float:
+        """Draws the one uniform that Option 2's choice needs."""
+        (drawn,) = self.source.uniforms(
+            (1,),
+            stream=Stream.ITERATE_CHOICE,
+            partition=0,
+            server_round=self.server_round,
+            attempt=self.attempt,
+            step=(1 << 24) - 1,
+        )
+        return float(drawn)
 
 
 class RoundReport(NamedTuple):

@@ -18,15 +18,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Collected, Phase, State
-from manifed.algorithms.payloads import Down, Payload, PerClient, Point
+from manifed.algorithms.algorithm import Collected, Phase, There
+from manifed.algorithms.payloads import Down, Expectation, Payload, PerClient, Point, State
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.cohorts import Everyone
-from manifed.federation.exchange import Asked, Expectation, Failure, Header, Replies, Transport
+from manifed.federation.exchange import Asked, Failure, Header, Replies, Transport
 from manifed.federation.held_out import EVALUATE, Totals
-from manifed.federation.plan import Plan, RoundReport
+from manifed.federation.plan import Plan, RoundReport, ServerDraws
 from manifed.manifolds.base import DRIFT, LARGEST
-from manifed.privacy.random_numbers import NoiseSource, Stream
 
 log = logging.getLogger("manifed")
 
@@ -55,7 +54,7 @@ def run_rounds(
     *,
     num_rounds: int,
     first_round: int = 1,
-    attempts: Callable[[int], int] = lambda _: 0,
+    attempts: Callable[[int], int] | None = None,
     last_accepted: Mapping[int, int] | None = None,
 ) -> Iterator[RoundReport]:
     """Runs rounds ``first_round`` to ``num_rounds`` over a transport, one by one.
@@ -98,7 +97,7 @@ class Attempt(NamedTuple):
     """What hold-outs said: the sum of what so many clients sent."""
 
     @property
-    def draws(self) -> "ServerDraws":
+    def draws(self) -> ServerDraws:
         """The server's randomness of this exchange."""
         return ServerDraws(self.plan.source, self.server_round, self.attempt, self.index)
 
@@ -114,38 +113,6 @@ def sent(now: Attempt) -> Down:
 
 
 # -- from uploads to a mean ---------------------------------------------------------------------
-class ServerDraws(NamedTuple):
-    """The server's addressed randomness in one exchange."""
-
-    source: NoiseSource
-    server_round: int
-    attempt: int
-    phase_index: int = 0
-
-    def normals(self, shape: tuple[int, ...], step: int) -> Tensor:
-        """Standard normals of the server's noise stream."""
-        return self.source.normals(
-            shape,
-            stream=Stream.SERVER_NOISE,
-            partition=0,
-            server_round=self.server_round,
-            attempt=self.attempt,
-            step=self.phase_index * 16 + step,
-        )
-
-    def uniform(self) -> float:
-        """Draws the one uniform that Option 2's choice needs."""
-        (drawn,) = self.source.uniforms(
-            (1,),
-            stream=Stream.ITERATE_CHOICE,
-            partition=0,
-            server_round=self.server_round,
-            attempt=self.attempt,
-            step=(1 << 24) - 1,
-        )
-        return float(drawn)
-
-
 class Mean(NamedTuple):
     """The aggregate of an exchange's uploads: an array for each field, or nothing."""
 
@@ -234,12 +201,11 @@ def _enough(now: Attempt, replies: Replies) -> Replies:
             for t in vars(replies.uploads).values()
         ]
         return replies._replace(partitions=now.asked, uploads=type(replies.uploads)(*whole))
-    why = plan.policy.refusal(
-        replies,
-        len(now.asked if phase.needs_all else now.cohort),
-        needs_everyone=plan.needs_everyone or phase.needs_all,
-    )
-    if now.asked and why is not None:
+    if not (now.asked and replies.failures):
+        return replies
+    asked = now.asked if phase.needs_all else now.cohort
+    needs_everyone = plan.needs_everyone or phase.needs_all
+    if why := plan.policy.refusal(replies, len(asked), needs_everyone=needs_everyone):
         lost = {**now.failures, **replies.failures}
         where = f", exchange {phase.name!r}" if len(plan.phases) > 1 else ""
         raise RoundFailed(
@@ -267,7 +233,9 @@ def _step(now: Attempt, replies: Replies, aggregate: _Aggregate) -> State:
     update = plan.server_update
     why = ""
     try:
-        state = update.step(state, now.phase.name, collected, now.server_round, plan.manifold)
+        first = next(iter(mean.fields.values()), torch.empty(0))
+        there = There(plan.manifold, now.phase.name, now.server_round, collected)
+        state = update.server(dict(state), first, there)
     # torch exports the error from C, out of the sight of pyright
     except (torch.linalg.LinAlgError, ArithmeticError) as error:  # pyright: ignore[reportPrivateImportUsage]
         why = f"the server update failed: {type(error).__name__}"
@@ -297,13 +265,13 @@ def _step(now: Attempt, replies: Replies, aggregate: _Aggregate) -> State:
     )
 
 
-def _culprits(now: Attempt, replies: Replies, aggregate: _Aggregate) -> dict[int, Failure]:
+def _culprits(now: Attempt, replies: Replies, aggregate: _Aggregate) -> dict[int, str]:
     """Those whose upload alone leads to a state that nobody can use.
 
     None under client-level privacy, where a clipped mean moves the model and no upload decides
     anything.
     """
-    found: dict[int, Failure] = {}
+    found: dict[int, str] = {}
     if now.plan.mechanism is not None or now.phase.aggregation != "mean":
         return found
     for row, client in enumerate(replies.partitions):
@@ -312,10 +280,9 @@ def _culprits(now: Attempt, replies: Replies, aggregate: _Aggregate) -> dict[int
             _step(now, alone, aggregate)
         except _BadState:
             largest = max(float(u.abs().max()) for u in vars(alone.uploads).values())
-            found[client] = Failure(
-                "unusable",
+            found[client] = (
                 "Expected an upload that the model can take a step along, got one with "
-                f"entries up to {largest:.3g} that alone leads to no usable state",
+                f"entries up to {largest:.3g} that alone leads to no usable state"
             )
     return found
 
@@ -341,7 +308,7 @@ def _stepped(now: Attempt, replies: Replies, aggregate: _Aggregate) -> Attempt:
             ) from None
         left = taken._replace(failures={}).without(culprits)
         _tell_who_was_dropped(now, left)
-        now = now._replace(failures={**now.failures, **culprits})
+        now = now._replace(failures={**now.failures, **left.failures})
         taken = _enough(now, left)
         state = _step(now, taken, aggregate)
     return now._replace(asked=taken.partitions, state=state)
@@ -366,13 +333,13 @@ class Course:
         state: State,
         charge: _Charge = free,
         first_round: int = 1,
-        attempts: Callable[[int], int] = lambda _: 0,
+        attempts: Callable[[int], int] | None = None,
         last_accepted: Mapping[int, int] | None = None,
     ) -> None:
         """``state`` is the one before ``first_round``.
 
-        ``attempts(round)`` says how often a round was charged before (after a crash),
-        ``last_accepted`` in which round each client's reply was last used.
+        ``attempts(round)`` says how often a round was charged before (after a crash; None: none
+        was), ``last_accepted`` in which round each client's reply was last used.
 
         Raises:
             ConfigError: exchanges before round 1 were made by a run that is resumed.
@@ -409,9 +376,9 @@ class Course:
             self._pay(now)
             self.now = now
         now = self.now
-        if now.phase is not EVALUATE and (
-            told := self.plan.server_update.disclosed(now.state, now.phase.name)
-        ):
+        update = self.plan.server_update
+        is_asked = update.may_disclose and now.phase is not EVALUATE
+        if is_asked and (told := update.disclosed(now.state, now.phase.name)):
             self._pay(now, told)
         return now
 
@@ -433,7 +400,7 @@ class Course:
                 f"got round {number}"
             )
         if self._tried == 0:
-            self._before = self._attempts(number)
+            self._before = self._attempts(number) if self._attempts else 0
         attempt = self._before + self._tried
         self._tried += 1
         cohort = plan.cohort.draw(plan.num_clients, number, attempt, plan.source)
@@ -469,16 +436,18 @@ class Course:
         names = vars(replies.uploads)
         places = dict(zip(names, phase.uploads or (update.space,) * len(names), strict=True))
         base = update.base(now.state, plan.manifold)
-        found = Expectation(base, places, plan.manifold).checked(replies)
+        flaws = Expectation(base, places, plan.manifold).flaws(replies.uploads, replies.partitions)
+        found = replies.without(flaws) if flaws else replies
         totals = found.uploads
         who = found.partitions
+        why: Mapping[int, str] = {}
         if isinstance(totals, Totals) and plan.evaluation is not None:
             why = plan.evaluation.refused(plan.client_mechanism, plan.num_examples, totals.u, who)
-        else:
+        elif update.judges_uploads:
             why = update.refused(now.state, phase.name, totals, who)
-        if why:
-            found = found.without({i: found.told(i, Failure("unusable", why[i])) for i in why})
-        _tell_who_was_dropped(now, found)
+        if why or found.failures:
+            found = found.without(why).told()
+            _tell_who_was_dropped(now, found)
         # with a mechanism of the server its noise is all that protects
         clients = found.noise_origins if plan.mechanism is None else frozenset[str]()
         self._seen = seen._replace(

@@ -15,8 +15,7 @@ from itertools import groupby, pairwise
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Memory
-from manifed.algorithms.payloads import BadBroadcast, Payload, PerClient, check_broadcast
+from manifed.algorithms.payloads import BadBroadcast, Memory, Payload, PerClient, check_broadcast
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.exchange import Asked, Failure, Replies
@@ -182,7 +181,7 @@ class _Stack:
             self._setup,
             Seat(who, header.server_round, header.attempt, header.phase),
             down,
-            self._remembered(asked, next(iter(vars(down).values())), chunk),
+            self._remembered(asked, down.point, chunk),
             examples,
             [self._sizes[i - self._members.start] for i in chunk],
             source,
@@ -286,7 +285,7 @@ class StackTransport:
     def exchange(self, asked: Asked) -> Replies:
         """Exchanges as `Transport.exchange`; a stack that fails is tried client by client."""
         partitions = asked.partitions
-        source = self._source()
+        source = self._source.fresh()
         failures = self._refusals(asked)
         rows = [row for row, i in enumerate(partitions) if i not in failures]
         done: list[int] = []

@@ -61,7 +61,7 @@ def run(
 
     def rounds(job: Job) -> Iterator[RoundReport]:
         made = strategy(job)
-        made.go_on_at(job.first_round, job.state, job.last_accepted, job.account.attempts)
+        made.go_on_at(job.first_round, job.state, job.last_accepted, job.attempts)
         return made.rounds(quick, job.num_rounds)
 
     folder = driver.run(

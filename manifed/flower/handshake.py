@@ -74,29 +74,19 @@ def check_code(who: str, theirs: object) -> None:
 
 
 def meet(
-    grid: Grid,
-    config_sha256: str,
-    num_examples: Sequence[int],
-    timeout: float,
-    patience: float = _PATIENCE,
-) -> dict[int, int]:
-    """Returns the node id of every partition of the federation.
+    grid: Grid, plan: Plan, timeout: float | None = None, patience: float = _PATIENCE
+) -> MessageTransport:
+    """Returns the transport of a federation in which every partition has its node.
 
     Raises:
         HandshakeFailed: when a partition has no node that reads this config and says the (public)
-            number of examples that the accounting uses: after ``timeout`` seconds,
-            ``patience`` seconds after enough nodes have all answered, or once a node of a
-            simulation with too few of them has.
+            number of examples that the accounting uses: after ``timeout`` seconds (None: the reply
+            policy's), ``patience`` seconds after enough nodes have all answered, or once a node of
+            a simulation with too few of them has.
     """
-    met = _Meeting(grid, config_sha256, num_examples).held(timeout, patience)
-    return {i: node for i, (node, _) in met.items()}
-
-
-def transport_over(grid: Grid, plan: Plan, timeout: float | None = None) -> MessageTransport:
-    """Makes the transport of a federation in which every partition answers; errors as `meet`."""
     timeout = plan.policy.timeout if timeout is None else timeout
-    nodes = meet(grid, plan.config_sha256, plan.num_examples, timeout)
-    return MessageTransport(grid, nodes, timeout)
+    met = _Meeting(grid, plan.config_sha256, plan.num_examples).held(timeout, patience)
+    return MessageTransport(grid, {i: node for i, (node, _) in met.items()}, timeout)
 
 
 def declared_sizes(

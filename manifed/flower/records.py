@@ -24,17 +24,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from manifed.algorithms.payloads import Payload, PerClient
-from manifed.federation.exchange import (
-    Asked,
-    BadMessage,
-    Failure,
-    Header,
-    Kind,
-    Replies,
-    flaw,
-    plain,
-)
+from manifed.algorithms.payloads import Payload, PerClient, flaw
+from manifed.federation.exchange import Asked, BadMessage, Failure, Header, Kind, Replies, plain
 from manifed.flower.grids import UNREADABLE_REPLY
 
 PAYLOAD = "payload"
@@ -286,15 +277,14 @@ class MessageTransport:
         Of several replies of one client the first readable one counts.
         """
         by_node = _answers_by_node(messages, answers)
-        nodes = {i: self.nodes[i] for i in asked.partitions}
         uploads: dict[int, dict[str, Tensor]] = {}
         failures: dict[int, Failure] = {}
         origins: set[str] = set()
         kind = asked.phase.up
-        point = asked.point
-        for (i, node), message in zip(nodes.items(), messages, strict=True):
+        point = asked.down.point
+        for i, message in zip(asked.partitions, messages, strict=True):
             first = None
-            for reply in by_node.get(node, ()):
+            for reply in by_node.get(self.nodes[i], ()):
                 read = _read(reply, message.content, kind, point)
                 if not isinstance(read, Failure):
                     uploads[i], origin = read
@@ -310,7 +300,7 @@ class MessageTransport:
             failures,
             asked.down.bytes_to(len(messages)),
             frozenset(origins),
-            nodes,
+            self.nodes,
         )
 
 

@@ -20,14 +20,14 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate, State
-from manifed.algorithms.payloads import Down
+from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
+from manifed.algorithms.payloads import Down, State
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.exchange import Asked, Replies, ReplyPolicy
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import Attempt, Course, Mean
-from manifed.flower.handshake import transport_over
+from manifed.flower.handshake import meet
 from manifed.flower.records import MessageTransport, tensors_from_record, tensors_to_record
 from manifed.manifolds.base import TOLERANCE, Manifold
 from manifed.plan import plan as planned
@@ -128,7 +128,8 @@ class ManifoldStrategy(Strategy):
                     f"num_rounds: expected it in the call of {type(self).__name__} with a target, "
                     "got none; the noise depends on it"
                 )
-            plan = planned(self._setting, sizes, source=source or self._setting.fresh_source())
+            fresh = NoiseSource.from_os(precision=self._setting.privacy.noise_precision)
+            plan = planned(self._setting, sizes, source=source or fresh)
         self._take(plan, ledger, num_rounds)
 
     @classmethod
@@ -186,7 +187,7 @@ class ManifoldStrategy(Strategy):
         _refuse("train_config", config)
         if self._wire is None or self._course is None:
             self._plan_for(self._planned)
-            self._meet(grid)
+            self._wire = self._wire or meet(grid, self.plan, self._timeout)
             self._begin_at(arrays)
         if self._sent is not None:
             self.course.now = self._sent = None
@@ -197,11 +198,6 @@ class ManifoldStrategy(Strategy):
             self.odometer.noise_origins |= budget.noise_origins
             log(30, "%s", budget)
             return None
-
-    def _meet(self, grid: Grid) -> None:
-        """The handshake, once."""
-        if self._wire is None:
-            self._wire = transport_over(grid, self.plan, self._timeout)
 
     def messages(self, server_round: int, down: Down) -> list[Message]:
         """Makes a message for every client of the exchange; an evaluation is sent the model."""
@@ -241,8 +237,9 @@ class ManifoldStrategy(Strategy):
         self._report = report
         if report is None:
             return self.arrays(), None
-        if self._account is not None:
-            self._account.note_origins(report.server_round, report.noise_origins)
+        account = self._account
+        if account is not None and not report.noise_origins <= account.odometer.noise_origins:
+            account.note_origins(report.server_round, report.noise_origins)
         return self.arrays(), MetricRecord(
             {
                 "server-round": report.server_round,
@@ -306,7 +303,7 @@ class ManifoldStrategy(Strategy):
                 f"{type(self).__name__}: expected one run an object, got a second; make a new one: "
                 "its rounds would draw the noise of the first again"
             )
-        self._meet(grid)
+        self._wire = meet(grid, self.plan, self._timeout)
         while self.course.round <= num_rounds:
             yield self.course.one_round(partial(self._exchanged, grid))
 
@@ -328,7 +325,7 @@ class ManifoldStrategy(Strategy):
         server_round: int,
         state: State,
         last_accepted: Mapping[int, int],
-        attempts: Callable[[int], int],
+        attempts: Callable[[int], int] | None,
     ) -> None:
         """Continues at ``server_round``; arguments as `manifed.federation.rounds.Course`."""
         self._course = Course(self.plan, state, self.charge, server_round, attempts, last_accepted)

@@ -35,6 +35,8 @@ class Sphere(Submanifold):
         """The orthogonal projection u - <x, u> x."""
         return torch.addcmul(u, (x * u).sum(-1, keepdim=True), x, value=-1.0)
 
+    tangent_part = proju
+
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """Euclidean norm, shape (...,)."""
         return linalg.vector_norm(u, dim=-1, keepdim=keepdim)

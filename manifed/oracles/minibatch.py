@@ -126,9 +126,9 @@ class Ask(NamedTuple):
     """How many clip norms the vectors of two examples are apart at most."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Query:
-    """A question with the numbers that scale its noise and its charge."""
+    """A question with the numbers that scale its noise and its charge, made once for a setup."""
 
     label: str
     mechanism: ExampleMechanism
@@ -163,9 +163,6 @@ class Query:
     """A record whose gradient can be steeper counts as zero; None: any may be as it likes."""
     mask_stddev: float = 0.0
     """What masks of unit deviation are multiplied by before they are added to an answer."""
-
-    def __hash__(self) -> int:
-        return hash((self.label, self.num_examples, self.stddev))
 
     @staticmethod
     def of(mechanism: ExampleMechanism, ask: Ask, num_examples: int) -> "Query":

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from manifed.manifolds.base import Manifold
+from manifed.manifolds.base import Manifold, clip_factors, clipped
 from manifed.oracles.blocks import Points, in_blocks
 from manifed.oracles.minibatch import Query
-from manifed.privacy.mechanism import clip_factors, clipped
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
 from manifed.problems.rows import SHARED_AMONG_THREADS, dots
@@ -116,7 +115,8 @@ def sum_of_good(
             "tested"
         )
     points = tuple(p.to(torch.float64) for p in points)
-    examples = examples.to(torch.float64)
+    if {t.dtype for t in examples.tensors.values()} != {torch.float64}:
+        examples = examples.to(torch.float64)
     weights = weights.to(torch.float64)
     is_carried = len(points) > 1 and points[0].shape[-1] > SHARED_AMONG_THREADS
     is_apart = len(points) == 1 or (problem.manifold.carries_rows_apart and not is_carried)

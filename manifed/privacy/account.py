@@ -107,8 +107,7 @@ class Account:
         elif not is_reserved:
             entry = self._entry(server_round, attempt, cohort)
             after = self.odometer.after(entry)
-            made = promise.made(after)
-            passed = promise.check(made, server_round)
+            passed = promise.check(after, server_round)
             if promise.after_dropout is not None:
                 self._check_spent(after, server_round)
             if passed and not promise.passed_target(promise.made(self.odometer)):

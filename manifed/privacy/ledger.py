@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from manifed.durable import append_durably, create_atomically, write_atomically
 from manifed.errors import ConfigError, named_by
@@ -84,12 +84,6 @@ class Reserves(Frozen):
     attempt: WholeNumber = 0
     cohort: str
     """Who may be sent a message in each of them (manifed/privacy/tariff.py)."""
-
-    @model_validator(mode="after")
-    def _in_order(self) -> "Reserves":
-        if self.last < self.first:
-            raise ValueError(f"Expected rounds first <= last, got {self.first} and {self.last}")
-        return self
 
 
 class Settles(Frozen):

@@ -5,11 +5,6 @@ A mechanism acts at three places, identity by default: `gradient` (a client's or
 client). Algorithms never ask whether they are private: they call the oracle and the aggregator, and
 these apply the mechanism. The same object that scales the noise states the event, so the two cannot
 drift apart.
-
-Clipping in whatever metric the norms were measured: out of place, and NaN never passes.
-
-Abadi et al. (2016) scale a gradient by min(1, C / norm); on a manifold the norm is the metric's at
-the point (Han et al. 2024), so these functions take norms and know no geometry.
 """
 
 import math
@@ -19,7 +14,7 @@ import torch
 from torch import Tensor
 
 from manifed.fields import Fraction, Frozen, NonNegative, Positive
-from manifed.manifolds.base import Manifold
+from manifed.manifolds.base import Manifold, clipped
 from manifed.manifolds.euclidean import Euclidean
 from manifed.privacy.events import (
     NeighboringRelation,
@@ -28,48 +23,6 @@ from manifed.privacy.events import (
     Sampling,
     Unsampled,
 )
-
-
-def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
-    """Returns min(1, l2_norm_clip / norm) for every norm, shape and dtype of ``norms``.
-
-    Guarantees, for norms (or upper bounds of norms) of vectors v >= 0: 1, or a rounding less, where
-    norm <= l2_norm_clip (exactly 1 at norm 0); exactly 0 where the norm is NaN or infinite, where
-    the factor would be below 1e-308, and everywhere for a bound below 1e-140; factor * |v| <=
-    l2_norm_clip up to three roundings of float64. In a narrower type the factor is shrunk by 16 of
-    its own roundings, so that the product, rounded in that type, is at most l2_norm_clip.
-    The caller must drop what has factor 0 (`clipped` does): 0 * NaN is NaN.
-
-    Raises:
-        ValueError: unless l2_norm_clip > 0 (infinity clips nothing, NaN is refused).
-    """
-    is_positive = l2_norm_clip > 0
-    if not (is_positive if isinstance(is_positive, bool) else bool(is_positive.all())):
-        raise ValueError(f"Expected l2_norm_clip > 0, got {l2_norm_clip}")
-    if norms.dtype != torch.float64:
-        # A norm within 16 roundings below the bound counts as above it; none may underflow.
-        info = torch.finfo(norms.dtype)
-        wide = norms.to(torch.float64)
-        factors = clip_factors(wide * (1 + 16 * info.eps), l2_norm_clip)
-        smallest = info.tiny / info.eps
-        is_kept = (factors >= smallest) & ((factors == 1.0) | (factors * wide >= smallest))
-        return torch.where(is_kept, factors, 0.0).to(norms.dtype)
-    factors = (norms.reciprocal() * l2_norm_clip).clamp_max_(1.0)
-    # False for NaN; products below these round as denormals, which have no relative accuracy
-    is_kept = (factors >= 1e-308) & (l2_norm_clip >= 1e-140)
-    return torch.where(is_kept, factors, 0.0)
-
-
-def clipped(vectors: Tensor, norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
-    """Scales the vectors, shape ``(..., *point)``, to norm at most l2_norm_clip.
-
-    ``norms`` has shape ``(...)``: upper bounds of the vectors' norms in the metric that is clipped
-    in. A vector whose norm is NaN or infinite becomes exactly zero, whatever it contains.
-    """
-    factors = clip_factors(norms.to(vectors.dtype), l2_norm_clip)
-    factors = factors.reshape(*factors.shape, *[1] * (vectors.dim() - factors.dim()))
-    return torch.where(factors > 0, factors * vectors, 0.0)
-
 
 _LARGEST_CLIP = 1e100
 """An adapted clip norm stays between 1e-100 and 1e100, the sizes that a config may name."""

@@ -124,10 +124,13 @@ class Odometer:
         """Count a reservation whole, and for ever what is still open."""
         if self._now is None:
             raise ValueError("Expected terms before or in the first reservation, got none")
+        first, last = reserves.first, reserves.last
+        if last < first:
+            raise ValueError(f"Expected rounds first <= last, got {first} and {last}")
         cohort = decode(reserves.cohort, self._lines[self._now].terms.population)
         self._ranges = self.ranges
         self._open = (reserves, cohort, self._now)
-        self._add(self._now, cohort, reserves.last - reserves.first + 1)
+        self._add(self._now, cohort, last - first + 1)
 
     def _settle(self, settles: Settles) -> None:
         """Replace what was reserved by what was run."""

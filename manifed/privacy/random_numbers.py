@@ -189,6 +189,10 @@ class NoiseSource:
         """Makes a source for releases, with a fresh 256-bit key from the operating system."""
         return cls(secrets.token_bytes(32), origin="os", precision=precision)
 
+    def fresh(self) -> "NoiseSource":
+        """Returns the source of the next update: with a new key, unless it comes from a seed."""
+        return self if self.origin == "seed" else NoiseSource.from_os(precision=self.precision)
+
     def derive(self, label: bytes) -> "NoiseSource":
         """Makes the source whose key is HMAC-SHA256(key, label); as secret as this one."""
         return replace(self, key=hmac.digest(self.key, b"manifed derive\0" + label, "sha256"))

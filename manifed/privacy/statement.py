@@ -127,14 +127,15 @@ class Promise:
         draws = range(1, self.most_draws)
         return bisect_left(draws, x=True, key=lambda n: not self.pays(self.tariff.once(n)))
 
-    def check(self, made: Made, server_round: int) -> str | None:
-        """Refuses the last of these draws if the budget does not pay it, whoever is in it.
+    def check(self, odometer: Odometer, server_round: int) -> str | None:
+        """Refuses the last draw of an odometer if the budget does not pay it, whoever is in it.
 
         Returns the line of `passed_target`.
 
         Raises:
             BudgetExhausted: with what it costs and what may allow more.
         """
+        made = self.made(odometer)
         if (budget := self.budget) and not self._is_within(budget, made):
             raise BudgetExhausted(
                 f"{budget.field}: round {server_round} would be cohort draw {sum(made)}, which "

@@ -130,7 +130,7 @@ class PrincipalEigenvector(_Components):
 
     def gradients(self, x: Tensor, examples: Examples) -> "_AlongX":
         """Gradients of `rgrads`: one product with the rows gives them, another their sum."""
-        z = examples["z"]
+        z = examples.tensors["z"]
         return _AlongX(x, z, row_products(z, x))
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import State
+from manifed.algorithms.payloads import State
 from manifed.durable import remove_drafts, sync, write_atomically
 from manifed.errors import BudgetExhausted, RoundFailed, named_by
 from manifed.experiment.assembly import (
@@ -74,6 +74,11 @@ class Job:
     """The newest round that took each client's reply."""
 
     @property
+    def attempts(self) -> Callable[[int], int] | None:
+        """How often a round was charged before; None where nothing was."""
+        return self.account.attempts if self.account.odometer.ranges else None
+
+    @property
     def num_rounds(self) -> int:
         """The number of the last round."""
         return self.config.federation.num_rounds
@@ -92,7 +97,7 @@ def rounds_over(transport: Transport) -> _Rounds:
         job.account.charge,
         num_rounds=job.num_rounds,
         first_round=job.first_round,
-        attempts=job.account.attempts,
+        attempts=job.attempts,
         last_accepted=job.last_accepted,
     )
 

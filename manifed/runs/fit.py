@@ -14,8 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from manifed.algorithms.algorithm import State
-from manifed.algorithms.payloads import BadBroadcast, check_point
+from manifed.algorithms.payloads import BadBroadcast, State, check_point
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.durable import write_atomically
 from manifed.errors import BudgetExhausted, ConfigError, one_line, short
@@ -149,7 +148,7 @@ def federate(
         ClientSetup(problem, client, made.client_mechanism),
         examples,
         shape,
-        setting.client_source,
+        setting.source(),
         x.dtype,
         rate=federation.cohort.expected_size(len(examples)) / len(examples),
         unit=setting.privacy.unit,

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from manifed.algorithms.payloads import BadBroadcast, Payload
+from manifed.algorithms.payloads import BadBroadcast, Payload, flaw
 from manifed.durable import write_atomically
 from manifed.errors import ConfigError, one_line, raised_at
 from manifed.experiment.assembly import own_node
@@ -31,7 +31,7 @@ from manifed.experiment.load import parse, table_of_canonical, without_paths
 from manifed.experiment.plugins import allowed_here
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import Node, answer
-from manifed.federation.exchange import BadMessage, Header, flaw
+from manifed.federation.exchange import BadMessage, Header
 from manifed.federation.held_out import EVALUATE
 from manifed.federation.memory import MemoryStore
 from manifed.privacy.events import Releases

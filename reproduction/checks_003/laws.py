@@ -18,7 +18,7 @@ from manifed.manifolds import (
     Sphere,
     Stiefel,
 )
-from manifed.privacy.mechanism import clipped
+from manifed.manifolds.base import clipped
 from manifed.privacy.random_numbers import NoiseSource, Stream
 from reproduction import printed_samplers as paper
 from reproduction.bures_wasserstein import SPDBuresWasserstein

@@ -12,7 +12,7 @@ from manifed.federation.rounds import free, run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.flower.client import client_app_of
 from manifed.flower.grids import InlineGrid
-from manifed.flower.handshake import transport_over
+from manifed.flower.handshake import meet
 from reproduction import decor_reference as reference
 
 WAYS = ("memory", "stacked", "messages")
@@ -90,7 +90,7 @@ def transport_of(way, config, side=None):
         return StackTransport(side)
     if way == "stacked":
         return StackTransport(side, at_once=None, memory_budget_mb=64)
-    return transport_over(grid_of(config), plan_of(config))
+    return meet(grid_of(config), plan_of(config))
 
 
 def reports_of(config, way="memory", transport=None, charge=free, **changes):

@@ -12,6 +12,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.load import load
 from manifed.manifolds import SPD, Euclidean, Grassmann, Lorentz, Sphere, Stiefel
 from manifed.plan import planned_statement
+from tests.federation.steps import step
 from tests.runs.running import QUICKSTART, go_on, killed_in, run_in
 from tests.tensors import assert_near, float64, normals
 
@@ -25,7 +26,7 @@ def along(server, manifold, x, moves, first=1, state=None):
     for r, move in enumerate(moves, first):
         u = manifold.proju(state["x"], move)
         collected = Collected({"u": u}, Displacement(u[None]), (0,), 1, lambda: 0.5)
-        state = server.step(state, "train", collected, r, manifold)
+        state = step(server, state, "train", collected, r, manifold)
         found.append(state)
     return found
 

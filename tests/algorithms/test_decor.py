@@ -19,7 +19,7 @@ from manifed.federation.client import Seat, run_update
 from manifed.federation.exchange import ReplyPolicy
 from manifed.federation.rounds import free, run_rounds
 from manifed.federation.stack import StackTransport
-from manifed.flower.handshake import transport_over
+from manifed.flower.handshake import meet
 from manifed.plan import promise_of
 from manifed.privacy.account import Account
 from manifed.privacy.events import OF_MASKS
@@ -171,7 +171,7 @@ def test_no_masked_message_leaves_a_node_whose_disk_cannot_say_that_masks_were_u
 ):
     config = decor(2, pair_keys="exchanged")
     grid = grid_of(config, node_config=lambda i: {"state-dir": str(tmp_path / str(i))})
-    transport = transport_over(grid, plan_of(config))
+    transport = meet(grid, plan_of(config))
     write = memory.write_atomically
 
     def full(path, content):

@@ -86,7 +86,7 @@ def test_what_leaves_a_node_carries_the_noise_that_is_charged(case):
         else:
             bare = answer(config, i=1, server_round=k + 1, setup=quiet)
             noise = (bare.up.x - done.up.x) / schedules.step_size(k)
-        draws = Draws(side.source(), 1, k + 1)
+        draws = Draws(side.source.fresh(), 1, k + 1)
         drawn = draws.laplaces((4,), Stream.GRADIENT_NOISE, int(is_output))
         assert_near(noise, query.stddev * drawn, 1e-12)
 

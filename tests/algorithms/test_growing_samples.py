@@ -101,7 +101,7 @@ class Stream6:
         return self.each(x, size, rng).mean(-2)
 
     def draws(self, i):
-        return Draws(self.side.source(), i, self.k + 1)
+        return Draws(self.side.source.fresh(), i, self.k + 1)
 
     def noise(self, k):
         """n_k of every node: of Algorithm 1 drawn in round k, of Algorithm 2 in round k + 1."""
@@ -109,7 +109,7 @@ class Stream6:
         is_output = training.perturbation == "output"
         if is_output and k == 0:
             return np.zeros((NODES, 4))
-        of_round = [Draws(self.side.source(), i, k + (not is_output)) for i in range(NODES)]
+        of_round = [Draws(self.side.source.fresh(), i, k + (not is_output)) for i in range(NODES)]
         scale = training.schedules.noise_scale(k)
         if training.mode == "paper":
             u = torch.stack([d.uniforms((4,), Stream.GRADIENT_NOISE, 0) for d in of_round]) - 0.5
@@ -179,7 +179,7 @@ def answer(config, shard=None, i=0, server_round=1, **said):
     shard = shard or side.shards[i]
     memory = memory or setup.training.initial_memory(said.get("x", start))
     seat = Seat(i, server_round, said.get("attempt", 0), "mix")
-    return run_update(setup, seat, down, memory, shard, len(shard), side.source())
+    return run_update(setup, seat, down, memory, shard, len(shard), side.source.fresh())
 
 
 L1 = {k: v for k, v in PRIVATE.items() if k != "l2_norm_clip"} | {"l1_norm_clip": CLIP}
@@ -341,7 +341,7 @@ def test_samples_in_order_are_each_used_once_and_then_end_or_begin_again():
 
     def rows_of(server_round, num_examples, training=config.training):
         queries = training.in_round(server_round).queries(side.setup.mechanism, num_examples)
-        draws = Draws(side.source(), 0, server_round)
+        draws = Draws(side.source.fresh(), 0, server_round)
         asked = Asked.of([queries[0]], draws)
         rows = torch.tensor(num_examples)
         positions, weights = asked.batch(rows, num_examples, draws, 0)

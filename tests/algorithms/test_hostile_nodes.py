@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from manifed.algorithms.pair_masks import NeighbourKeys, OfferedKey
 from manifed.errors import RoundFailed
 from manifed.experiment.assembly import plan_of
-from manifed.flower.handshake import transport_over
+from manifed.flower.handshake import meet
 from tests.algorithms.gossip_runs import EVERY_WAY, reports_of, transport_of
 from tests.algorithms.test_decor import decor, signed
 from tests.algorithms.test_masked_mean import Watched, masked
@@ -205,7 +205,7 @@ def revealing(config, case):
 
     late = Watched(config, lost={LOST})
     grid = HostileGrid(Case(case.family, case.name, spoil), config)
-    late.inner = transport_over(grid, plan_of(config))
+    late.inner = meet(grid, plan_of(config))
     return late
 
 

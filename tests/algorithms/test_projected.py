@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from manifed.algorithms.algorithm import recorded
+from manifed.algorithms.payloads import recorded
 from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean

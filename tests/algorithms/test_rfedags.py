@@ -14,6 +14,7 @@ from manifed.manifolds import Euclidean, Sphere
 from manifed.privacy.mechanism import ClientMechanism
 from manifed.problems.examples import Examples
 from tests.conformance.federated_loop import Linear, federate, last
+from tests.federation.steps import step
 from tests.tensors import assert_near, normals
 
 F64 = torch.float64
@@ -48,7 +49,7 @@ def test_the_direction_is_the_mean_over_all_clients_in_expectation():
         law = torch.tensor([p if c else 1 - p for c, p in zip(coins, chance, strict=True)]).prod()
         rows = tuple(i for i, coin in enumerate(coins) if coin)
         seen = Collected({}, Displacement(streams[list(rows)]), rows, 3, lambda: 0.5)
-        expected += law * ags.step(ags.start(x), "train", seen, 1, Euclidean())["x"]
+        expected += law * step(ags, ags.start(x), "train", seen, 1, Euclidean())["x"]
     assert_near(expected, streams.mean(0), 1e-7)
 
 
@@ -58,9 +59,9 @@ def test_an_estimate_is_the_share_of_rounds_this_one_included():
     u = torch.ones(2, 2, dtype=F64)
     state = ags.start(x)
     seen = [Collected({}, Displacement(u[: len(r)]), r, 2, lambda: 0.5) for r in ((0,), (0, 1))]
-    state = ags.step(state, "train", seen[0], 1, Euclidean())
+    state = step(ags, state, "train", seen[0], 1, Euclidean())
     torch.testing.assert_close(state["x"], torch.full((2,), 0.5, dtype=F64))
-    state = ags.step(state, "train", seen[1], 2, Euclidean())
+    state = step(ags, state, "train", seen[1], 2, Euclidean())
     torch.testing.assert_close(state["x"], torch.full((2,), 0.5 + 0.5 + 1.0, dtype=F64))
     assert state["present"].tolist() == [2.0, 1.0]
 

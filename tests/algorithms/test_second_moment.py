@@ -11,6 +11,7 @@ from manifed.manifolds.linalg import packed, packed_size, unpacked
 from manifed.problems.pca import KPCA, PrincipalEigenvector, principal_angle
 from tests.conformance.client_cases import shards
 from tests.conformance.federated_loop import federate, last
+from tests.federation.steps import step
 from tests.tensors import float64, normals
 
 ONE_SHOT = SecondMoment()
@@ -61,7 +62,7 @@ def test_a_mean_without_eigenvectors_is_no_state():
     collected = Collected({"u": torch.full((21,), torch.nan)}, None, (), 1, lambda: 0.5)
     state = ONE_SHOT.start(torch.eye(6).double()[0])
     with pytest.raises(torch.linalg.LinAlgError):
-        ONE_SHOT.step(state, "train", collected, 1, PrincipalEigenvector().manifold)
+        step(ONE_SHOT, state, "train", collected, 1, PrincipalEigenvector().manifold)
 
 
 # -- configs -------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from manifed.algorithms.algorithm import ClientUpdate, Memory
+from manifed.algorithms.algorithm import ClientUpdate
 from manifed.algorithms.one_shot import SecondMoment
-from manifed.algorithms.payloads import MeanGradient, Point, PointAndDisplacement
+from manifed.algorithms.payloads import MeanGradient, Memory, Point, PointAndDisplacement
 from manifed.algorithms.projected import Projected, ProjectedPartial
 from manifed.algorithms.rfedags import RFedAGS
 from manifed.algorithms.rfedprox import RFedProx

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from manifed.algorithms.algorithm import Memory, State
-from manifed.algorithms.payloads import Payload
+from manifed.algorithms.payloads import Memory, Payload, State
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.exchange import Failure
 from manifed.federation.rounds import run_rounds
@@ -118,7 +117,7 @@ def federate(
     """The rounds, one by one; ``cohort(server_round)`` says who takes part (default: all)."""
     everyone = tuple(range(len(shards)))
     setup = ClientSetup(problem, training, mechanism or ExampleMechanism())
-    side = ClientSide(setup, shards, tuple(x.shape), lambda: source)
+    side = ClientSide(setup, shards, tuple(x.shape), source)
     transport = Watched(side, at_once=None, memory_budget_mb=256)
     if memory is not None:
         transport.remember(memory, len(shards))

@@ -8,7 +8,8 @@ from collections import defaultdict
 
 import pytest
 
-from manifed.algorithms.algorithm import Here, recorded
+from manifed.algorithms.algorithm import Here
+from manifed.algorithms.payloads import recorded
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.mechanism import Noise

@@ -16,7 +16,7 @@ from manifed.experiment.assembly import initial_point, plan_of
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.rounds import Course, free, run_rounds, sent
 from manifed.federation.stack import StackTransport
-from manifed.flower.handshake import transport_over
+from manifed.flower.handshake import meet
 from manifed.manifolds import Sphere
 from manifed.oracles.minibatch import Full, Minibatch
 from manifed.plan import plan as planned
@@ -37,7 +37,7 @@ def test_a_node_that_lost_what_it_learnt_before_round_1_says_so():
     grid = grid_of(KEYED)
     rounds = run_rounds(
         plan, plan.server_update.start(initial_point(KEYED)),
-        transport_over(grid, plan), free, num_rounds=3,
+        meet(grid, plan), free, num_rounds=3,
     )  # fmt: skip
     assert next(rounds).server_round == 1
     for context in grid._contexts.values():
@@ -78,7 +78,7 @@ def begun(mechanism=None, privacy=None):
     update = Asking()
     x = torch.eye(4).double()
     setup = ClientSetup(problem, update, mechanism or ExampleMechanism())
-    side = ClientSide(setup, [Examples({"z": x})] * 2, (4,), lambda: SOURCE)
+    side = ClientSide(setup, [Examples({"z": x})] * 2, (4,), SOURCE)
     setting = Setting(
         Federation(num_clients=2, num_rounds=1), update, Sphere(), TangentMean(), problem=problem,
         **({"privacy": privacy} if privacy else {}),

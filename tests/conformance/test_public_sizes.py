@@ -101,7 +101,7 @@ def test_where_neighbours_have_one_size_another_is_refused(case):
 @of([ANY_SIZE[1], EXACT[0]])
 def test_both_transports_in_memory_divide_by_the_public_size(case):
     shards = [rows(n) for n in (12, 9, 0)]
-    side = ClientSide(setup_of(case), shards, (6,), lambda: SOURCE, num_examples=(12, 12, 12))
+    side = ClientSide(setup_of(case), shards, (6,), SOURCE, num_examples=(12, 12, 12))
     (phase,) = case.training.phases
     asked = Asked(Header("", 1, 0, "train", 0), phase, Point(start()), (0, 1, 2), {})
     found = [way.exchange(asked) for way in (StackTransport(side), stacked(side))]

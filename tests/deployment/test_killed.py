@@ -14,7 +14,7 @@ from manifed.experiment.load import load
 from manifed.federation.rounds import free, run_rounds
 from manifed.flower.client import client_app_of
 from manifed.flower.grids import InlineGrid
-from manifed.flower.handshake import transport_over
+from manifed.flower.handshake import meet
 from manifed.flower.run_config import run_config_of
 from manifed.runs.folder import RunFolder
 from tests.deployment.kills import end, program_under, rounds_done, soon
@@ -45,7 +45,7 @@ def inline_model(config, missed):
     plan = plan_of(config)
     grid = Deaf(client_app_of(lambda _: config), 2, {})
     state = plan.server_update.start(initial_point(config))
-    transport = transport_over(grid, plan)
+    transport = meet(grid, plan)
     *_, last = run_rounds(plan, state, transport, free, num_rounds=config.federation.num_rounds)
     return plan.server_update.model(last.state, plan.manifold)
 

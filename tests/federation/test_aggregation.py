@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from manifed.federation.rounds import ServerDraws
+from manifed.federation.plan import ServerDraws
 from manifed.manifolds.sphere import Sphere
 from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism
 from manifed.privacy.random_numbers import NoiseSource

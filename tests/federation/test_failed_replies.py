@@ -12,7 +12,7 @@ from manifed.experiment.load import load
 from manifed.federation.rounds import CLIP, run_rounds
 from manifed.flower.client import client_app_of
 from manifed.flower.grids import InlineGrid
-from manifed.flower.handshake import transport_over
+from manifed.flower.handshake import meet
 from manifed.flower.records import tensors_to_record
 from manifed.privacy.mechanism import ClientMechanism
 from tests.fresh import QUICKSTART
@@ -91,7 +91,7 @@ def outsider_sees(config, change, plan=None, victims=(VICTIM,)):
 def watched(plan, config, grid, num_rounds=ROUNDS):
     """The same; the grid knows the state of the server."""
     grid.state = plan.server_update.start(initial_point(config))
-    transport = transport_over(grid, plan)
+    transport = meet(grid, plan)
     reports = []
     for report in run_rounds(plan, grid.state, transport, num_rounds=num_rounds):
         grid.state = report.state

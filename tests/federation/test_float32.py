@@ -14,7 +14,8 @@ from manifed.algorithms.tangent_mean import TangentMean
 from manifed.cli.launch import Request, launch
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.exchange import ReplyPolicy
-from manifed.federation.rounds import ServerDraws, run_rounds
+from manifed.federation.plan import ServerDraws
+from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.manifolds import Sphere, Stiefel
 from manifed.oracles.minibatch import Full, WithoutReplacement
@@ -54,7 +55,7 @@ def final(name, way, dtype):
     shards = [Examples({"z": shard.to(dtype)}) for shard in z]
     x = problem.manifold.random(*shape, generator=generator(2)).to(dtype)
     setup = ClientSetup(problem, training, mechanism)
-    side = ClientSide(setup, shards, shape, lambda: SOURCE, dtype=dtype)
+    side = ClientSide(setup, shards, shape, SOURCE, dtype=dtype)
     policy = ReplyPolicy(on_failure="abort")
     federation = Federation(num_clients=3, num_rounds=3, replies=policy)
     setting = Setting(federation, training, problem.manifold, strategy, problem=problem)

@@ -1,6 +1,7 @@
 """Who answers for which partition, whoever else comes."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -31,7 +32,8 @@ def grid_of(count, **changes):
 
 
 def met(grid, timeout=10, **more):
-    return meet(grid, "sha", SIZES, timeout, **more)
+    plan = SimpleNamespace(config_sha256="sha", num_examples=SIZES)
+    return meet(grid, plan, timeout, **more).nodes
 
 
 def test_a_stranger_that_claims_a_taken_partition_is_logged_and_left_out(caplog):
@@ -146,9 +148,9 @@ def test_a_simulation_with_too_few_nodes_ends_at_once_with_the_flag_that_mends_i
         r"federation\.num_clients to 2 \(--run-config num-clients=2\)$"
     )
     began = time.monotonic()
-    for ask, sites in ((meet, SIZES), (declared_sizes, 3)):
+    for ask in (met, lambda grid, timeout: declared_sizes(grid, "sha", 3, timeout)):
         with pytest.raises(HandshakeFailed, match=words):
-            ask(grid, "sha", sites, 20)
+            ask(grid, 20)
     assert time.monotonic() - began < 5
 
 

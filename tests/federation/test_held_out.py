@@ -273,7 +273,9 @@ class Says(StackTransport):
         if asked.phase is not EVALUATE:
             return found
         if self.totals is None:
-            return found.without({self.site: Failure("late", "no reply")})
+            return found.without({self.site: ""})._replace(
+                failures={self.site: Failure("late", "no reply")}
+            )
         u = found.uploads.u.clone()
         u[found.partitions.index(self.site)] = torch.tensor(self.totals, dtype=u.dtype)
         return found._replace(uploads=type(found.uploads)(u))

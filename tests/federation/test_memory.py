@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Memory
+from manifed.algorithms.payloads import Memory
 from manifed.federation import memory
 from manifed.federation.exchange import Header
 from manifed.federation.memory import Kept, MemoryStore, remembered

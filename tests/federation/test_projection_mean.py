@@ -9,6 +9,7 @@ from manifed.algorithms.projected import Projected
 from manifed.errors import ConfigError, RoundFailed
 from manifed.experiment.load import parse
 from manifed.manifolds.stiefel import Stiefel
+from tests.federation.steps import step
 
 
 def collected(u, partitions, num_clients):
@@ -21,13 +22,13 @@ def test_leaving_the_tube_is_an_error_that_says_what_to_do(radius):
     u = (-0.9 if radius is None else -0.2) * x.unsqueeze(0)
     server = Projected(step_size=1.0, tube_radius=radius)
     with pytest.raises(RoundFailed) as caught:
-        server.step(server.start(x), "train", collected(u, (0,), 1), 7, Stiefel())
+        step(server, server.start(x), "train", collected(u, (0,), 1), 7, Stiefel())
     for word in ("Round 7", "|x - P(x)| <", "training.step_size", f"{radius or 1:g}"):
         assert word in str(caught.value)
     nowhere = Projected(step_size=1.0, tube_radius=1e9)
     with pytest.raises(RoundFailed, match="nan"):
-        nowhere.step(server.start(x), "train", collected(u * torch.nan, (0,), 1), 1, Stiefel())
-    inside = server.step(server.start(x), "train", collected(u / 10, (0,), 1), 7, Stiefel())
+        step(nowhere, server.start(x), "train", collected(u * torch.nan, (0,), 1), 1, Stiefel())
+    inside = step(server, server.start(x), "train", collected(u / 10, (0,), 1), 7, Stiefel())
     assert float((server.model(inside, Stiefel()) - x).norm()) <= 1e-14
 
 

@@ -9,6 +9,7 @@ from manifed.federation.rounds import weighted_mean
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.sphere import Sphere
 from tests.conformance.manifold_cases import float64, generator, normals
+from tests.federation.steps import step
 from tests.tensors import assert_near
 
 
@@ -19,7 +20,7 @@ def points(count, dim=5, spread=0.3, seed=0):
 
 def moved(x, mean, manifold):
     seen = Collected({"u": mean}, None, (), 1, lambda: 0.5)
-    return TangentMean().step({"x": x}, "train", seen, 1, manifold)["x"]
+    return step(TangentMean(), {"x": x}, "train", seen, 1, manifold)["x"]
 
 
 def test_on_flat_space_it_is_the_weighted_mean():
@@ -60,7 +61,7 @@ def test_option_2_returns_each_round_with_equal_probability():
         state = mean.start(x)
         for r, target in enumerate(y, 1):
             uniform = float(torch.rand((), generator=drawn))
-            state = mean.step(state, "train", collected(state["x"], target, uniform), r, sphere)
+            state = step(mean, state, "train", collected(state["x"], target, uniform), r, sphere)
         counts[int((mean.output(state, sphere) - y).norm(dim=1).argmin())] += 1
     # chi-square with 3 degrees of freedom: 1e-6 of the mass lies above
     assert sum((c - 250) ** 2 / 250 for c in counts) < 31.0

@@ -9,7 +9,6 @@ from manifed.experiment.load import load
 from manifed.federation.rounds import run_rounds
 from manifed.flower.grids import InlineGrid
 from manifed.flower.handshake import meet
-from manifed.flower.records import MessageTransport
 from tests.algorithms.gossip_runs import grid_of
 from tests.fresh import QUICKSTART
 
@@ -58,8 +57,7 @@ def replies_of(config):
     grid = grid_of(config, Listening)
 
     def one_round():
-        nodes = meet(grid, plan.config_sha256, plan.num_examples, timeout=5.0, patience=0.0)
-        next(run_rounds(plan, start, MessageTransport(grid, nodes, 5.0), num_rounds=1))
+        next(run_rounds(plan, start, meet(grid, plan, 5.0, patience=0.0), num_rounds=1))
 
     with pytest.raises(RuntimeError) as failed:
         one_round()

@@ -5,8 +5,8 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from manifed.algorithms.payloads import Displacement
-from manifed.federation.exchange import Expectation, Failure, Replies, plain
+from manifed.algorithms.payloads import Displacement, Expectation
+from manifed.federation.exchange import Failure, Replies, plain
 from manifed.flower import handshake
 from manifed.flower.records import tensors_from_record
 from manifed.manifolds import Sphere
@@ -75,7 +75,8 @@ def test_a_row_that_breaks_the_check_of_the_stack_is_bad_alone():
     base = float64([1.0, 0.0, 0.0])
     u = float64([[0, 1, 0], [0, torch.nan, 0], [0, 0, 2]])
     expected = Expectation(base, {"u": "tangent"}, Brittle())
-    left = expected.checked(Replies((3, 5, 8), Displacement(u), {1: Failure("late", "a\nb")}))
+    replies = Replies((3, 5, 8), Displacement(u), {1: Failure("late", "a\nb")})
+    left = replies.without(expected.flaws(replies.uploads, replies.partitions)).told()
     assert left.partitions == (3, 8)
     assert set(left.failures) == {1, 5}
     assert left.uploads.u.tolist() == [[0, 1, 0], [0, 0, 2]]

@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord
 
 from manifed.experiment.assembly import plan_of
 from manifed.flower.grids import InlineGrid
-from manifed.flower.handshake import transport_over
+from manifed.flower.handshake import meet
 from manifed.flower.records import tensors_from_record
 from tests.algorithms.gossip_runs import grid_of, reports_of
 from tests.algorithms.test_decor import decor
@@ -42,7 +42,7 @@ def test_nothing_but_masked_points_is_in_the_message_log_of_a_run(keys):
     """That those points are masked: tests/algorithms/test_decor.py."""
     config = decor(ROUNDS, pair_keys=keys)
     grid = grid_of(config, Listening)
-    reports_of(config, transport=transport_over(grid, plan_of(config)))
+    reports_of(config, transport=meet(grid, plan_of(config)))
     for _, up in grid.heard[-NODES * ROUNDS :]:
         assert set(arrays(up)) == {"x"}
         assert not list(up.content.metric_records)

@@ -10,7 +10,7 @@ from manifed.experiment.assembly import initial_point, plan_of
 from manifed.experiment.load import load
 from manifed.federation.rounds import RoundFailed, free, run_rounds
 from manifed.flower.grids import InlineGrid
-from manifed.flower.handshake import transport_over
+from manifed.flower.handshake import meet
 from tests.algorithms.gossip_runs import grid_of
 from tests.fresh import QUICKSTART
 
@@ -38,7 +38,7 @@ def model(grid, node_config=lambda _: {}, *, before_last=None):
     plan = plan_of(config)
     made = grid_of(config, grid, node_config=node_config)
     start = plan.server_update.start(initial_point(config))
-    reports = run_rounds(plan, start, transport_over(made, plan), free, num_rounds=3)
+    reports = run_rounds(plan, start, meet(made, plan), free, num_rounds=3)
     next(reports), next(reports)
     if before_last is not None:
         before_last()

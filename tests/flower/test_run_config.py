@@ -11,9 +11,8 @@ from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG
 from app.client_app import app as client_app
 from clients import local_training as node
 from manifed.errors import ConfigError
-from manifed.experiment.assembly import load_shards
+from manifed.experiment.assembly import plan_of
 from manifed.experiment.load import load
-from manifed.experiment.schema import sha256
 from manifed.flower import handshake
 from manifed.flower.grids import InlineGrid
 from manifed.flower.handshake import HandshakeFailed, meet
@@ -103,8 +102,8 @@ def test_a_node_that_runs_other_code_refuses_the_server_and_both_hashes_are_name
     run_config = {**DECLARED, "num-clients": 2}
     config = experiment_of(run_config)
     grid = InlineGrid(client_app, 2, run_config)
-    sizes = tuple(load_shards(config).sizes)
-    assert meet(grid, sha256(config), sizes, 1.0) == {0: 2, 1: 3}
+    plan = plan_of(config)
+    assert meet(grid, plan, 1.0).nodes == {0: 2, 1: 3}
     check = node.check_code
 
     def other_code(*said):
@@ -115,4 +114,4 @@ def test_a_node_that_runs_other_code_refuses_the_server_and_both_hashes_are_name
     monkeypatch.setattr(node, "check_code", other_code)
     said = f"the server runs manifed '{code_sha256()[:12]}', this process 'eeeeeeeeeeee'"
     with pytest.raises(HandshakeFailed, match=rf"node 2: error 2: BadMessage: {said}"):
-        meet(grid, sha256(config), sizes, 1.0, patience=0.0)
+        meet(grid, plan, 1.0, patience=0.0)

@@ -8,11 +8,12 @@ import mpmath as mp
 import pytest
 import torch
 
-from manifed.federation.rounds import ServerDraws
+from manifed.federation.plan import ServerDraws
 from manifed.manifolds import Euclidean, Lorentz, Sphere, Stiefel
+from manifed.manifolds.base import clip_factors, clipped
 from manifed.oracles.minibatch import Ask, Query
 from manifed.oracles.noisy_oracle import Draws, Oracle
-from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, clip_factors, clipped
+from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from manifed.privacy.mechanism import clip_factors, clipped
+from manifed.manifolds.base import clip_factors, clipped
 from tests.tensors import float64
 
 INF = math.inf

@@ -10,9 +10,9 @@ from torch import nn
 
 from manifed.layers import DistanceDecoder, LorentzEmbedding, OrthogonalLinear, PoincareEmbedding
 from manifed.manifolds import Euclidean, Grassmann, Lorentz, PoincareBall, Power, Scaled, Stiefel
+from manifed.manifolds.base import clip_factors
 from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.oracles.sums import say_that_nothing_counts
-from manifed.privacy.mechanism import clip_factors
 from manifed.problems.examples import Examples
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_problem import ModuleProblem

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -160,8 +161,9 @@ def test_an_invalid_record_is_one_line_for_its_owner_and_an_absent_node_for_the_
 
     grid = inline_grid(config)
     sizes = tuple(len(shard) for shard in load_shards(config).examples)
+    plan = SimpleNamespace(config_sha256=sha256(config), num_examples=sizes)
     with caplog.at_level("ERROR"), pytest.raises(HandshakeFailed, match=re.escape(ABSENT)):
-        meet(grid, sha256(config), sizes, 0.2)
+        meet(grid, plan, 0.2)
 
 
 def test_a_turn_that_fails_tells_the_server_nothing_of_its_data(monkeypatch):

@@ -20,7 +20,7 @@ GUESSES = {NoiseSource.from_seed(seed).key for seed in (*range(64), SEED, 2**63 
 def drawn_keys(sets):
     """The keys of three client updates and of two servers."""
     config = load(QUICKSTART, sets)
-    clients = [client_side(config).source() for _ in range(3)]
+    clients = [client_side(config).source.fresh() for _ in range(3)]
     return [*clients, *(plan_of(config).source for _ in range(2))]
 
 

@@ -76,7 +76,7 @@ def test_a_release_is_printed_where_clients_had_keys_of_the_system_whatever_the_
 ):
     """The planted fault: clients of an "os" config draw from the seed."""
     if origin == "seed":
-        monkeypatch.setattr(Setting, "client_source", lambda _: NoiseSource.from_seed(0))
+        monkeypatch.setattr(NoiseSource, "fresh", lambda _: NoiseSource.from_seed(0))
     assembly.own_node.cache_clear()
     manifest = launched(tmp_path, OS, f"engine.execution={execution}").manifest()
     assembly.own_node.cache_clear()
@@ -87,7 +87,7 @@ def test_a_release_is_printed_where_clients_had_keys_of_the_system_whatever_the_
 
 
 def test_a_seeded_server_makes_no_release(tmp_path, monkeypatch):
-    monkeypatch.setattr(Setting, "fresh_source", lambda _: NoiseSource.from_seed(0))
+    monkeypatch.setattr(Setting, "source", lambda _: NoiseSource.from_seed(0))
     level = "{kind='client-level',l2_norm_clip=0.1,delta=0.01,noise_source='os',"
     noise = "noise={kind='multiplier',noise_multiplier=3.0}}"
     folder = launched(tmp_path, f"privacy={level}{noise}")

@@ -17,6 +17,7 @@ from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.pca import KPCA
 from tests.algorithms.test_projected import pca_shards, start
+from tests.federation.steps import step
 
 TAU = 5
 ARGUMENTS = {"step_size": 1e-3, "local_steps": TAU}
@@ -94,7 +95,8 @@ def one_round(training, strategy):
         down += len(sent.names())
         manifold.calls = server
         stacked = type(done.up).stack([done.up])
-        state = strategy.step(
+        state = step(
+            strategy,
             state,
             phase.name,
             Collected(

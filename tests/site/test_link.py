@@ -17,7 +17,7 @@ from manifed.federation.rounds import free, run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.flower.client import SITE_SOCKET, client_app_of
 from manifed.flower.grids import InlineGrid
-from manifed.flower.handshake import transport_over
+from manifed.flower.handshake import meet
 from manifed.flower.records import CODE_SHA256, CONFIG_SHA256, HEADER
 from manifed.runs.manifest import code_sha256
 from manifed.site import process
@@ -76,7 +76,7 @@ def test_a_rehearsal_through_sites_is_the_run_in_memory(kind, tmp_path):
     plan = plan_of(config)
     with ExitStack() as stack:
         sockets = {i: stack.enter_context(served(tmp_path, path, i)) for i in range(2)}
-        found = last(plan, config, transport_over(grid_of(config, sockets), plan))
+        found = last(plan, config, meet(grid_of(config, sockets), plan))
     assert torch.equal(found, last(plan, config, StackTransport(client_side(config))))
 
 
