@@ -159,6 +159,17 @@ def test_what_does_not_fit_is_refused_before_a_ledger_is_made(name, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_namespace_shows_what_a_person_uses():
+    assert {"fit", "fit_module", "federate", "ExampleLevel", "problems"} < {*dir(manifed)}
+    assert re.fullmatch(r"\d+\.\d+\.\d+", manifed.__version__)
+    for package in (manifed.algorithms, manifed.manifolds, manifed.problems, manifed.layers):
+        assert all(getattr(package, name) for name in dir(package))
+        with pytest.raises(AttributeError, match="no attribute 'Spere'"):
+            package.Spere  # noqa: B018  the access is what raises
+    heavy = "import sys, manifed; dir(manifed.problems); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", heavy], check=True)
+
+
 def test_a_transport_that_two_fits_share_draws_fresh_noise_for_each():
     made = {}
     settings = {
