@@ -459,14 +459,13 @@ def check_classes(examples: Examples, num_classes: int) -> None:
 def lifted(manifold: Manifold, name: str, examples: Examples) -> Examples:
     """Returns examples whose tensor ``name`` holds points ``(n, *point)`` in float64.
 
-    A point in a shorter type is projected if it is on the manifold within that type's `TOLERANCE`,
-    which is rounding. Each is computed alone, so that no bit of it depends on another record.
+    A point in float32 is projected if it is on the manifold within that type's `TOLERANCE`, which
+    is rounding. Each is computed alone, so that no bit of it depends on another record.
     """
     points = examples[name]
     wide = points.to(torch.float64)
-    bound = TOLERANCE.get(points.dtype, 0.0)
-    if points.dtype != torch.float64 and bound and len(points):
-        near = (manifold.membership_defect(z) <= bound for z in wide)
+    if points.dtype == torch.float32:
+        near = [manifold.membership_defect(z) <= TOLERANCE[torch.float32] for z in wide]
         each = zip(wide, near, strict=True)
         wide = torch.stack([manifold.projx(z) if is_near else z for z, is_near in each])
     return replace(examples, tensors={**examples.tensors, name: wide})

@@ -96,9 +96,10 @@ class Result:
         Raises:
             ConfigError: the problem predicts nothing, or not from such features.
         """
-        wide = self.problem.widened(Examples({"z": tensor_of(features, "features")}))["z"]
-        with _computing(self.problem, {"features": tuple(wide.shape)}, "features"):
-            return self.problem.predict(self.model, wide)
+        read = tensor_of(features, "features")
+        with _computing(self.problem, {"features": tuple(read.shape)}, "features"):
+            wide = self.problem.widened(Examples({"z": read}))
+            return self.problem.predict(self.model, wide["z"])
 
     @property
     def text(self) -> str:
