@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, default_collate
 from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.errors import ConfigError, check_kind, one_line, short
+from manifed.errors import ConfigError, check_kind, described, one_line, short
 from manifed.experiment.paths import fault
 from manifed.oracles.minibatch import Poisson
 from manifed.problems.examples import Examples
@@ -169,10 +169,9 @@ def _judged_on(
             try:
                 row[name] = float(metric(outputs, labels))
             except Exception as error:  # a metric is code of somebody's own
-                said = one_line(f"{type(error).__name__}: {error}", 200)
                 raise ConfigError(
                     f"metrics[{name!r}]: expected one number of outputs {tuple(outputs.shape)} "
-                    f"and labels {tuple(labels.shape)}, got {said}"
+                    f"and labels {tuple(labels.shape)}, got {described(error)}"
                 ) from None
         return row
 

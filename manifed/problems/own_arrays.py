@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manifed.errors import ConfigError, one_line, short
+from manifed.errors import ConfigError, described, short
 
 
 def tensor_of(value: object, name: str) -> Tensor:
@@ -36,10 +36,9 @@ def tensor_of(value: object, name: str) -> Tensor:
         if array.dtype == object and array.ndim:
             array = np.asarray(array.tolist())
     except Exception as error:  # what converts itself is code of somebody's own
-        said = one_line(f"{type(error).__name__}: {error}", 200)
         raise ConfigError(
             f"{name}: expected real numbers, as many for each example, got "
-            f"{type(value).__name__}: {said}"
+            f"{type(value).__name__}: {described(error)}"
         ) from None
     kind = array.dtype
     if kind.kind not in "biuf" or np.ma.is_masked(value):

@@ -22,7 +22,7 @@ from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate, State
 from manifed.algorithms.payloads import BadBroadcast, check_point
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.durable import write_atomically
-from manifed.errors import BudgetExhausted, ConfigError, check_kind, one_line, short
+from manifed.errors import BudgetExhausted, ConfigError, check_kind, described, short
 from manifed.experiment.assembly import starts
 from manifed.experiment.paths import fault
 from manifed.federation.client import ClientSetup, ClientSide
@@ -410,9 +410,9 @@ def _evaluated(evaluate: _Evaluate, x: Tensor) -> dict[str, float]:
     try:
         return {str(name): float(value) for name, value in evaluate(x).items()}
     except Exception as error:  # code of somebody's own
-        said = one_line(f"{type(error).__name__}: {error}", 200)
         raise ConfigError(
-            f"evaluate: expected a dict of numbers of a model {tuple(x.shape)}, got {said}"
+            f"evaluate: expected a dict of numbers of a model {tuple(x.shape)}, got "
+            f"{described(error)}"
         ) from error
 
 
@@ -438,7 +438,7 @@ def _connected(transport: _Connect, side: ClientSide) -> Transport:
     except Exception as error:
         raise ConfigError(
             f"transport: expected a function that connects to clients, got {short(transport)}: "
-            + one_line(f"{type(error).__name__}: {error}", 200)
+            + described(error)
         ) from error
     return found
 
@@ -453,10 +453,9 @@ def _computing(
     except (ConfigError, InvalidRecord, NotPrivate, ArithmeticError):
         raise
     except Exception as error:
-        said = one_line(f"{type(error).__name__}: {error}", 200)
         raise ConfigError(
             f"{name}: expected examples that {type(problem).__name__} can be computed for, got "
-            f"shapes {dict(shapes)}: {said}"
+            f"shapes {dict(shapes)}: {described(error)}"
         ) from None
 
 

@@ -1,6 +1,8 @@
 """`manifed.federate` and `manifed.fit`: the researcher's loop, accounted as a run from a config."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
