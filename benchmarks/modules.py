@@ -188,8 +188,8 @@ def our_accuracy(
     model: nn.Module, train: Pairs, test: Pairs, seed: int, epochs: int, rate: float
 ) -> float:
     """Of one site whose rounds are epochs."""
-    found = manifed.fit(
-        model=model, sites=[train], test=test, rounds=epochs, batch_size=BATCH, step_size=rate,
+    found = manifed.fit_module(
+        model, [train], test=test, rounds=epochs, batch_size=BATCH, step_size=rate,
         local_steps=len(train[1]) // BATCH, seed=seed,
         privacy=manifed.ExampleLevel(epsilon=EPSILON, delta=DELTA, noise_source="seed"),
     )  # fmt: skip

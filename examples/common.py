@@ -32,9 +32,7 @@ def privacy_of(epsilon: float | None, delta: float, clip: float = 1.0) -> Any:
 
 def accuracy(model: nn.Module, sites: Sequence[Pairs], test: Pairs, **options: Any) -> float:
     """Of the last model of a fit, on public examples."""
-    return float(
-        manifed.fit(model=model, sites=sites, test=test, **options).curves["test_accuracy"][-1]
-    )
+    return float(manifed.fit_module(model, sites, test=test, **options).curves["test_accuracy"][-1])
 
 
 def table(scores: Scores, *, scale: float = 100.0) -> str:

@@ -39,7 +39,7 @@ def halves() -> tuple[Pairs, list[Pairs], Pairs]:
 def trained_before(public: Pairs, seed: int, rounds: int = 60) -> nn.Module:
     """The network after training on public images of half of the digits."""
     model = made(network, seed)
-    found = manifed.fit(model=model, sites=[public], rounds=rounds, step_size=1.0, seed=seed)
+    found = manifed.fit_module(model, [public], rounds=rounds, step_size=1.0, seed=seed)
     model.load_state_dict(found.state_dict)
     return model
 

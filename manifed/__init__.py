@@ -8,11 +8,14 @@ if sys.platform == "win32":
     raise ImportError("manifed runs on Linux, got Windows: use its Linux subsystem (WSL 2)")
 
 if TYPE_CHECKING:
+    from manifed import algorithms, layers, manifolds, problems
     from manifed.algorithms.algorithm import Algorithm
     from manifed.federation.exchange import ReplyPolicy
     from manifed.oracles.minibatch import Ask
-    from manifed.runs.fit import Result, Round, federate, fit
+    from manifed.runs.fit import Result, Round, federate, fit, fit_module
     from manifed.setting import ClientLevel, ExampleLevel, Multiplier, Target
+
+    __version__: str
 
 __all__ = [
     "Algorithm",
@@ -24,8 +27,13 @@ __all__ = [
     "Result",
     "Round",
     "Target",
+    "algorithms",
     "federate",
     "fit",
+    "fit_module",
+    "layers",
+    "manifolds",
+    "problems",
 ]
 
 _HOME = {
@@ -33,12 +41,21 @@ _HOME = {
     "Ask": "oracles.minibatch",
     "ReplyPolicy": "federation.exchange",
     **dict.fromkeys(("ClientLevel", "ExampleLevel", "Multiplier", "Target"), "setting"),
-    **dict.fromkeys(("Result", "Round", "federate", "fit"), "runs.fit"),
+    **dict.fromkeys(("Result", "Round", "federate", "fit", "fit_module"), "runs.fit"),
 }
 
 
 def __getattr__(name: str) -> object:
     """Import what is asked for, when it is asked for (PEP 562): torch takes a second."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    if name == "__version__":
+        return import_module("importlib.metadata").version(__name__)
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The names that a person uses, imported or not."""
+    return [*__all__, "__version__"]

@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 EXTRAS = {
     "flwr": "flower",
@@ -65,6 +66,16 @@ def named_by(place: object, *kinds: type[Exception]) -> Generator[None]:
         yield
     except kinds as error:
         raise ConfigError(f"{place}: {error}") from None
+
+
+def check_kind(name: str, value: object, kind: Any, words: str) -> None:
+    """Refuses an argument that is of no class of ``kind``.
+
+    Raises:
+        ConfigError: with its name, the expected ``words``, and the value.
+    """
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name}: expected {words}, got {short(value)}")
 
 
 def check_linux(what: str) -> None:

@@ -1,8 +1,8 @@
-"""Trains a torch module of one's own across sites with privacy (the module road of `fit`).
+"""Trains a torch module across sites with privacy (`manifed.fit_module`).
 
     import manifed
-    found = manifed.fit(model=model, loss="cross-entropy", sites=sites, test=test,
-                        privacy=manifed.ExampleLevel(epsilon=2, delta=1e-5))
+    found = manifed.fit_module(model, sites, loss="cross-entropy", test=test,
+                               privacy=manifed.ExampleLevel(epsilon=2, delta=1e-5))
     model.load_state_dict(found.state_dict)
     found.plot(), found.statement
 
@@ -12,9 +12,10 @@ is what ``privacy`` says. A copy of the model is trained; its parameters are the
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
@@ -22,18 +23,20 @@ from torch.utils.data import Dataset, default_collate
 from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.errors import ConfigError, one_line, short
+from manifed.errors import ConfigError, check_kind, described, one_line, short
+from manifed.experiment.paths import fault
 from manifed.oracles.minibatch import Poisson
 from manifed.problems.examples import Examples
 from manifed.problems.module_problem import Loss, ModuleProblem, NotPrivate
+from manifed.problems.own_arrays import columns_of, tensor_of
 
 __all__ = ["ModuleProblem", "NotPrivate", "load"]
 
 Algorithm = ClientUpdate | tuple[ClientUpdate, ServerUpdate]
 """A client update, or one with the server's."""
 
-Site = Dataset[Any] | Mapping[str, Tensor] | tuple[Tensor, Tensor]
-"""(feature, label) pairs: a data set of them, two tensors, or tensors by those names."""
+Site = Dataset[Any] | Sequence[Any] | Mapping[str, Any] | tuple[Any, Any]
+"""(feature, label) pairs: a data set or list of them, two arrays, or arrays by those names."""
 
 Metric = Callable[[Tensor, Tensor], Tensor | float]
 """(outputs (n, *), labels (n, *)) of all test examples -> one number."""
@@ -52,59 +55,65 @@ class _Task(NamedTuple):
 def task_of(
     model: nn.Module,
     sites: Sequence[Site],
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | None,
+    steps: Mapping[str, Any],
     *,
-    loss: str | Loss = "cross-entropy",
-    step_size: float | None = None,
-    local_steps: int | None = None,
-    batch_size: float | None = None,
-    strategy: TangentMean | None = None,
-    test: Site | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-    compute: Literal["float64", "float32"] | None = None,
+    loss: str | Loss,
+    test: Site | None,
+    metrics: Mapping[str, Metric] | None,
+    compute: str,
 ) -> _Task:
-    """Makes the training task of a module; the arguments of `manifed.fit` explain its own.
+    """Makes the training task of a module; the arguments of `manifed.fit_module` explain its own.
+
+    ``steps`` are those of the algorithm that None stands for; None of them is its default.
 
     Raises:
         NotPrivate: the model lets examples meet.
         ConfigError: sites without examples, parts that do not go together, a function of one's own
             that raises.
     """
-    steps = {
-        "step_size": step_size, "local_steps": local_steps, "batch_size": batch_size,
-        "strategy": strategy,
-    }  # fmt: skip
-    given = [name for name, value in steps.items() if value is not None]
+    given = {name: value for name, value in steps.items() if value is not None}
     if algorithm is not None and given:
         raise ConfigError(
-            f"{given[0]}: is of the algorithm that None stands for, got it with algorithm="
+            f"{next(iter(given))}: is of the algorithm that None stands for, got it with algorithm="
         )
-    if metrics and test is None:
+    if metrics is not None and test is None:
         raise ConfigError("metrics: are functions of public test examples, got none; give test=")
-    if compute not in (None, "float64", "float32"):
-        raise ConfigError(f"compute: expected 'float64' or 'float32', got {compute!r}")
-    dtype = getattr(torch, compute or "float64")
-    problem = ModuleProblem(model, loss, dtype=dtype)
+    if str(compute) not in ("float64", "float32"):
+        raise ConfigError(f"compute: expected 'float64' or 'float32', got {short(compute)}")
+    problem = ModuleProblem(model, loss, dtype=getattr(torch, str(compute)))
+    if not isinstance(sites, Sequence) or isinstance(sites, str):
+        raise ConfigError(
+            f"sites: expected a list with one entry a site, got {type(sites).__name__}"
+        )
     shards = [examples_of(site, f"sites[{i}]") for i, site in enumerate(sites)]
     if not shards:
         raise ConfigError("sites: expected the examples of at least one site, got none")
+    names = [*range(len(sites))]
+    for i in names:
+        if columns_of(sites[i]) != columns_of(sites[0]):
+            raise ConfigError(
+                f"sites[{i}]: expected a frame with columns {columns_of(sites[0])} like the first "
+                f"site's, got {columns_of(sites[i])}"
+            )
     if algorithm is None:
-        size = 64.0 if batch_size is None else batch_size
-        client = RSGD(
-            step_size=1.0 if step_size is None else step_size,
-            local_steps=1 if local_steps is None else local_steps,
-            minibatch=Poisson(batch_size=min(size, *(float(len(s)) for s in shards))),
-            maps="retraction",
-        )
-        algorithm = (client, strategy or TangentMean())
+        step: Any = {"step_size": 1.0, "local_steps": 1} | given
+        server = step.pop("strategy", TangentMean())
+        check_kind("strategy", server, ServerUpdate, "a server update like TangentMean(...)")
+        step["minibatch"] = {"kind": "poisson", "batch_size": step.pop("batch_size", 64.0)}
+        try:
+            client = RSGD(**step, maps="retraction")
+        except ValidationError as error:
+            raise ConfigError(fault(error, RSGD)) from None
+        assert isinstance(client.minibatch, Poisson)
+        size = min(client.minibatch.batch_size, *(float(len(s)) for s in shards))
+        batch = Poisson(batch_size=size)
+        algorithm = (client.model_copy(update={"minibatch": batch}), server)
     judge = None
     if test is not None:
-        judge = _judged_on(problem, examples_of(test, "test"), metrics or {})
-        problem.point_shape(shards[0])
-        try:
-            judge(problem.start)  # what fails is told before a round is paid for
-        except ArithmeticError as error:
-            raise ConfigError(f"test: {error}") from None
+        metrics = {} if metrics is None else metrics
+        check_kind("metrics", metrics, Mapping, "a dict of functions")
+        judge = _judged_on(problem, examples_of(test, "test"), metrics)
     return _Task(problem, shards, algorithm, judge)
 
 
@@ -114,40 +123,44 @@ def examples_of(site: Site, name: str) -> Examples:
     Raises:
         ConfigError: other than pairs of one shape.
     """
-    if isinstance(site, Mapping):
-        if set(site) != {"feature", "label"}:
-            raise ConfigError(f"{name}: expected 'feature' and 'label', got {sorted(site)}")
-        feature = site["feature"]
-        label = site["label"]
-    elif isinstance(site, tuple):
-        feature, label = site
-    else:
+    held: Any = site
+    if not isinstance(site, Mapping | tuple):
         try:
-            feature, label = default_collate([site[i] for i in range(len(site))])  # pyright: ignore[reportArgumentType]
+            held = default_collate([site[i] for i in range(len(site))])  # pyright: ignore[reportArgumentType]
+            held = held if isinstance(held, Mapping) else tuple(held)
         except Exception as error:  # a data set is code of somebody's own
             said = one_line(str(error), 160)
             raise ConfigError(
-                f"{name}: expected a data set of (feature, label) pairs of one shape: {said}"
+                f"{name}: expected a data set of (feature, label) pairs of one shape, or a tuple "
+                f"of two arrays, got {type(site).__name__}: {said}"
             ) from None
-    for tensor in (feature, label):
-        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            raise ConfigError(f"{name}: expected tensors of examples, got {short(tensor)}")
-    if len(feature) != len(label) or not len(feature):
+    if isinstance(held, tuple) and len(held) == 2:
+        held = dict(zip(("feature", "label"), held, strict=True))
+    if not isinstance(held, Mapping) or set(held) != {"feature", "label"}:
+        got = sorted(map(str, held)) if isinstance(held, Mapping) else f"{len(held)} parts"
+        raise ConfigError(f"{name}: expected pairs, as 'feature' and 'label', got {got}")
+    tensors = {key: tensor_of(held[key], f"{name}, {key!r}") for key in ("feature", "label")}
+    sizes = {key: len(tensor) if tensor.dim() else 0 for key, tensor in tensors.items()}
+    if len({*sizes.values()}) > 1 or not sizes["label"]:
         raise ConfigError(
-            f"{name}: expected as many labels as features and at least one, got {len(feature)} "
-            f"features and {len(label)} labels"
+            f"{name}: expected as many labels as features and at least one, got {sizes['feature']} "
+            f"features and {sizes['label']} labels"
         )
-    return Examples({"feature": feature, "label": label})
+    return Examples(tensors)
 
 
 def _judged_on(
     problem: ModuleProblem, examples: Examples, metrics: Mapping[str, Metric]
 ) -> Callable[[Tensor], Mapping[str, float]]:
-    """What ``evaluate`` of `manifed.fit` takes: loss, accuracy and metrics on public examples."""
+    """Loss, accuracy and metrics of a model on public examples."""
+    examples = problem.widened(examples)
 
     def judge(x: Tensor) -> Mapping[str, float]:
-        right = problem.correct(x, examples)
-        row = {"test_loss": float(problem.losses(x, examples).mean())}
+        try:
+            right = problem.correct(x, examples)
+            row = {"test_loss": float(problem.losses(x, examples).mean())}
+        except ArithmeticError as error:
+            raise ConfigError(f"test: {error}") from None
         if right is not None:
             row["test_accuracy"] = float(right.mean())
         labels = examples["label"]
@@ -156,10 +169,9 @@ def _judged_on(
             try:
                 row[name] = float(metric(outputs, labels))
             except Exception as error:  # a metric is code of somebody's own
-                said = one_line(f"{type(error).__name__}: {error}", 200)
                 raise ConfigError(
                     f"metrics[{name!r}]: expected one number of outputs {tuple(outputs.shape)} "
-                    f"and labels {tuple(labels.shape)}, got {said}"
+                    f"and labels {tuple(labels.shape)}, got {described(error)}"
                 ) from None
         return row
 

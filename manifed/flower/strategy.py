@@ -94,6 +94,8 @@ class ManifoldStrategy(Strategy):
     ) -> None:
         """``num_examples`` are public: weights, and the sizes that prices use.
 
+        ``manifold`` may be one of geoopt's that has a counterpart here.
+
         ``ledger`` is a file that is not there yet, or the account of a run, which whoever opened it
         closes. ``num_rounds`` is for Flower's own loop, which does not say how many rounds there
         will be; `start` does. ``source`` is a seeded one in tests; None is keyed by the operating
@@ -111,6 +113,10 @@ class ManifoldStrategy(Strategy):
                     "num_examples: expected the public size, at least 1, of every client's shard, "
                     f"got {list(sizes[:5])}"
                 )
+            if not isinstance(manifold, Manifold):
+                from manifed.manifolds.of_geoopt import counterpart
+
+                manifold = counterpart(manifold)
             self._setting = Setting(
                 Federation(
                     num_clients=len(sizes),

@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import geoopt
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from manifed.manifolds.base import Manifold
+from manifed.manifolds.of_geoopt import counterpart
 from manifed.manifolds.product import Power
 from manifed.problems.data import ExampleKind
 from manifed.problems.examples import Examples
@@ -33,6 +35,7 @@ from manifed.problems.problem import (
     check_classes,
     check_points,
     class_numbers,
+    lifted,
 )
 
 
@@ -58,11 +61,11 @@ class ClassMeans(Problem):
     Examples are ``z`` (..., n, *point) with ``label`` (..., n), a class number from 0 to k - 1.
     """
 
-    def __init__(self, base: Manifold, num_classes: int) -> None:
-        self.base = base
+    def __init__(self, base: geoopt.Manifold, num_classes: int) -> None:
+        self.base = counterpart(base)
         self.num_classes = num_classes
-        self.manifold = Power(base)
-        self.looks_at_all_rows = base.looks_at_all_pairs
+        self.manifold = Power(self.base)
+        self.looks_at_all_rows = self.base.looks_at_all_pairs
 
     def point_shape(self, examples: Examples) -> tuple[int, ...]:
         """(k, *shape of one example)."""
@@ -74,6 +77,10 @@ class ClassMeans(Problem):
         z = self.base.random(*made["z"].shape, dtype=torch.float64, generator=generator)
         label = torch.zeros_like(made["label"])
         return Examples({"z": z.to(like["z"].dtype), "label": label}, like.feature_ndim)
+
+    def widened(self, examples: Examples) -> Examples:
+        """Points of the base manifold, in float64."""
+        return super().widened(lifted(self.base, "z", examples))
 
     def check_records(self, examples: Examples) -> None:
         """Refuses what is no point of the base manifold, or no class number."""
@@ -109,10 +116,14 @@ class ClassMeans(Problem):
 
     def correct(self, x: Tensor, examples: Examples) -> Tensor:
         """1 where the nearest mean is that of the example's class, else 0, shape ``(..., n)``."""
-        ndim = self.base.ndim
-        distances = self.base.dist(x.unsqueeze(-2 - ndim), examples["z"].unsqueeze(-1 - ndim))
         label = class_numbers(examples["label"], self.num_classes)
-        return (distances.argmin(-1) == label).to(x.dtype)
+        return (self.predict(x, examples["z"]) == label).to(x.dtype)
+
+    def predict(self, x: Tensor, features: Tensor) -> Tensor:
+        """The number of the nearest mean, shape ``(..., n)``."""
+        ndim = self.base.ndim
+        points = features.unsqueeze(-1 - ndim)
+        return self.base.dist(x.unsqueeze(-2 - ndim), points).argmin(-1)
 
     def reference_start(self, examples: Examples, weights: Tensor) -> Tensor:
         """The Fréchet mean of each class; of all examples for a class that has none."""

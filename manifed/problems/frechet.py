@@ -36,6 +36,7 @@ from torch import Tensor
 from manifed.fields import Positive
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.hyperbolic import Lorentz, PoincareBall
+from manifed.manifolds.of_geoopt import counterpart
 from manifed.manifolds.spd import SPD, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.problems.data import ExampleKind
@@ -47,6 +48,7 @@ from manifed.problems.problem import (
     Problem,
     Start,
     check_points,
+    lifted,
 )
 from manifed.problems.statistics import LogSums
 
@@ -70,8 +72,8 @@ def name_of(manifold: Manifold) -> str:
 
 
 def _read(value: Any, known: Any) -> Manifold:
-    """A manifold that a config names, or that is handed over as an object."""
-    return value if isinstance(value, Manifold) else MANIFOLDS[known(value)]
+    """A manifold that a config names, or that is handed over as an object, also geoopt's."""
+    return MANIFOLDS[known(value)] if isinstance(value, str) else counterpart(value)
 
 
 if TYPE_CHECKING:
@@ -102,6 +104,10 @@ class _NearPoints(FrozenProblem):
         points = self.manifold.random(*shape, dtype=torch.float64, generator=generator)
         tensors = {**made.tensors, self.points: points.to(made[self.points].dtype)}
         return Examples(tensors, like.feature_ndim)
+
+    def widened(self, examples: Examples) -> Examples:
+        """Points of the manifold, in float64."""
+        return super().widened(lifted(self.manifold, self.points, examples))
 
     def check_records(self, examples: Examples) -> None:
         """Points of the manifold."""

@@ -145,6 +145,10 @@ class LeastSquares(LinearModel):
         """The residuals a_j^T x - b_j, shape ``(..., n)``."""
         return row_products(examples["feature"], x) - examples["target"]
 
+    def predict(self, x: Tensor, features: Tensor) -> Tensor:
+        """a_j^T x, shape ``(..., n)``."""
+        return row_products(features, x)
+
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """1/2 (a_j^T x - b_j)^2 + ridge/2 |x|^2, shape ``(..., n)``."""
         penalty = 0.5 * self.ridge * x.square().sum(-1, keepdim=True)
@@ -208,6 +212,10 @@ class Logistic(LinearModel):
     def correct(self, x: Tensor, examples: Examples) -> Tensor:
         """1 where the score a_j^T x has the sign of the label, else 0, shape ``(..., n)``."""
         return (self._margins(x, examples) > 0).to(x.dtype)
+
+    def predict(self, x: Tensor, features: Tensor) -> Tensor:
+        """The label 1 where the score a_j^T x is positive, else -1, shape ``(..., n)``."""
+        return (row_products(features, x) > 0).to(x.dtype) * 2 - 1
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The minimiser by damped Newton steps, to a gradient norm of 1e-9.

@@ -26,12 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from manifed.errors import one_line
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.hyperbolic import Lorentz, PoincareBall
 from manifed.manifolds.linalg import standard_normal
-from manifed.manifolds.product import Power, Product, Scaled
-from manifed.manifolds.spd import SPD, SPDLogEuclidean
-from manifed.manifolds.sphere import Sphere
-from manifed.manifolds.stiefel import Stiefel
+from manifed.manifolds.of_geoopt import counterpart
+from manifed.manifolds.product import Power, Product
 
 _EXAMPLES = 4
 
@@ -215,54 +212,13 @@ def _manifold_of(parameter: Tensor, name: str) -> Manifold:
     """
     if not isinstance(parameter, geoopt.ManifoldParameter):
         return Euclidean(max(parameter.dim(), 1))
-    theirs = parameter.manifold
-    scale = 1.0
-    while isinstance(theirs, geoopt.Scaled) and not [*theirs.parameters(recurse=False)]:
-        theirs, scale = theirs.base, scale * float(theirs.scale)
     try:
-        base = _counterpart(theirs, parameter.dim())
-        if base is not None and scale != 1.0:
-            base = Scaled(base, scale)
-    except ValueError as error:
+        base = counterpart(parameter.manifold, parameter.dim())
+    except (TypeError, ValueError) as error:
         raise ValueError(f"model: parameter {name!r}: {error}") from None
-    if base is None:
-        known = (
-            "Euclidean, Stiefel (canonical or Euclidean metric), Sphere, Lorentz(k=1), "
-            "PoincareBall(c=1), SymmetricPositiveDefinite (AIM or LEM), Scaled of these with a "
-            "fixed scale, and every manifold of manifed"
-        )
-        raise ValueError(
-            f"model: parameter {name!r} lives on {parameter.manifold}, expected one of {known}"
-        )
     while base.ndim < parameter.dim():
         base = Power(base)
     return base
-
-
-def _counterpart(theirs: geoopt.Manifold, ndim: int) -> Manifold | None:
-    """Ours for geoopt's, as which it would be measured; None: there is none."""
-    same: dict[type, Manifold] = {
-        geoopt.Euclidean: Euclidean(max(ndim, 1)),
-        geoopt.EuclideanStiefel: Stiefel("euclidean"),
-        geoopt.EuclideanStiefelExact: Stiefel("euclidean"),
-        geoopt.CanonicalStiefel: Stiefel("canonical"),  # noqa: TID251
-        geoopt.Sphere: Sphere(),
-        geoopt.SphereExact: Sphere(),
-    }
-    match theirs:
-        case Manifold():
-            return theirs
-        case geoopt.Lorentz():
-            return Lorentz() if float(theirs.k) == 1.0 else None
-        case geoopt.PoincareBall():
-            return PoincareBall() if float(theirs.c) == 1.0 else None
-        case geoopt.SymmetricPositiveDefinite():
-            known = {"AIM": SPD(), "LEM": SPDLogEuclidean()}
-            return known.get(str(theirs.default_metric.value))
-        case _ if [*theirs.buffers()]:  # a sphere in a subspace
-            return None
-        case _:
-            return same.get(type(theirs))
 
 
 def laid_out(model: nn.Module) -> Product:

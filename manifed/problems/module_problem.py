@@ -157,6 +157,10 @@ class ModuleProblem(Problem):
         self._tried(examples)
         return self.manifold.point_shape
 
+    def widened(self, examples: Examples) -> Examples:
+        """Real numbers in float64; whole ones are labels and indices, and stay."""
+        return examples.to(torch.float64)
+
     def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
         """Normal features, zeros where numbers are whole, and uniform keys of what is dropped."""
         made = super().made_up(like, count, generator)
@@ -186,6 +190,11 @@ class ModuleProblem(Problem):
             return None
         return self._over_examples(self._is_right, x, examples)
 
+    def predict(self, x: Tensor, features: Tensor) -> Tensor:
+        """The class of each row, (n,), with cross-entropy; else the model's outputs."""
+        one = self._best if self.is_classifier else lambda x, one: self._output(x, one)[0]
+        return self._over_examples(one, x, Examples({"feature": features}))
+
     # -- one example -----------------------------------------------------------------------------
     def _named(self, x: Tensor) -> dict[str, Tensor]:
         """Parameters and constants by name, in the type that the model computes in."""
@@ -209,8 +218,10 @@ class ModuleProblem(Problem):
             return self.loss(output, one["label"].unsqueeze(0)).sum()
 
     def _is_right(self, x: Tensor, one: _One) -> Tensor:
-        best = self._output(x, one).reshape(1, -1).argmax(-1)[0]
-        return (best == one["label"].long()).to(x.dtype)
+        return (self._best(x, one) == one["label"].long()).to(x.dtype)
+
+    def _best(self, x: Tensor, one: _One) -> Tensor:
+        return self._output(x, one).reshape(1, -1).argmax(-1)[0]
 
     def _read(self, calls: Iterable[Call], x: Tensor, one: _One) -> Read:
         """What the calls read, and the gradients of the other parameters."""

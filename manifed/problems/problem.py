@@ -14,15 +14,16 @@ A record is judged once, where it is loaded, before anything is computed from it
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from manifed.errors import ConfigError
 from manifed.fields import BY_KIND, Frozen
-from manifed.manifolds.base import Manifold
+from manifed.manifolds.base import TOLERANCE, Manifold
 from manifed.manifolds.linalg import Shape, standard_normal
 from manifed.problems.data import ExampleKind
 from manifed.problems.examples import Examples
@@ -132,6 +133,14 @@ class Problem:
             made[key] = drawn.to(tensor.dtype)
         return Examples(made, like.feature_ndim)
 
+    def widened(self, examples: Examples) -> Examples:
+        """Returns somebody's own examples in float64, each converted by itself; whole numbers, too.
+
+        A problem whose examples hold indices overrides it, to keep them whole.
+        """
+        wide = {key: tensor.to(torch.float64) for key, tensor in examples.tensors.items()}
+        return replace(examples.to(torch.float64), tensors=wide)
+
     def check_records(self, examples: Examples) -> None:
         """Refuses prepared examples that are no records of this problem.
 
@@ -158,6 +167,17 @@ class Problem:
     def correct(self, x: Tensor, examples: Examples) -> Tensor | None:
         """1 where an example is predicted right, else 0, shape ``(..., n)``; None: no classes."""
         return None
+
+    def predict(self, x: Tensor, features: Tensor) -> Tensor:
+        """What a model predicts of each row of ``features`` (n, *feature), shape ``(n, ...)``.
+
+        Raises:
+            ConfigError: the problem predicts nothing.
+        """
+        raise ConfigError(
+            f"predict: expected a problem that predicts something, got {type(self).__name__}, "
+            "whose result is the model itself"
+        )
 
     # -- on all data ------------------------------------------------------------------------------
     def objective(self, x: Tensor, shards: Shards, weights: Tensor | None = None) -> Tensor:
@@ -434,6 +454,21 @@ def check_classes(examples: Examples, num_classes: int) -> None:
     label = examples["label"]
     is_class = label == class_numbers(label, num_classes)
     require(label, is_class, f"a class number from 0 to {num_classes - 1}")
+
+
+def lifted(manifold: Manifold, name: str, examples: Examples) -> Examples:
+    """Returns examples whose tensor ``name`` holds points ``(n, *point)`` in float64.
+
+    A point in float32 is projected if it is on the manifold within that type's `TOLERANCE`, which
+    is rounding. Each is computed alone, so that no bit of it depends on another record.
+    """
+    points = examples[name]
+    wide = points.to(torch.float64)
+    if points.dtype == torch.float32:
+        near = [manifold.membership_defect(z) <= TOLERANCE[torch.float32] for z in wide]
+        each = zip(wide, near, strict=True)
+        wide = torch.stack([manifold.projx(z) if is_near else z for z, is_near in each])
+    return replace(examples, tensors={**examples.tensors, name: wide})
 
 
 def check_points(manifold: Manifold, points: Tensor) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from manifed.errors import one_line, optional
 from manifed.privacy.events import Label
 from manifed.runs.folder import RunFolder, with_label
-from manifed.runs.statement import label_in, said, statement_of
+from manifed.runs.statement import headline, label_in, said, statement_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -201,10 +201,6 @@ def figure_of(
         def _repr_png_(self) -> bytes:
             return _saved(self, "png")
 
-    title: str = label_in(statement)
-    for one in statement.get("adversaries", ())[:1]:
-        title += f"; ({one['epsilon']:.3g}, {one['delta']:g})-DP against {one['name']}"
-        title += f", for each {statement['unit']}"
     columns = {name: np.array(values, dtype=np.float64) for name, values in curves.items()}
     rounds = columns.pop("round")
     counts = ("participants", "failures")
@@ -214,7 +210,7 @@ def figure_of(
         figure = FitFigure(figsize=(1.0 + 3.2 * len(names), 3.2), layout="constrained")
         for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             _draw(axes, {name: (rounds, columns[name][None])}, "round", name)
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(headline(statement), fontsize=10)
     return figure
 
 

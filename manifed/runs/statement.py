@@ -54,6 +54,15 @@ def label_in(privacy: Mapping[str, Any]) -> Label:
     )
 
 
+def headline(privacy: Mapping[str, Any]) -> str:
+    """Returns a statement in a few words: its label, and the first adversary's epsilon."""
+    said: str = label_in(privacy)
+    for one in privacy.get("adversaries", ())[:1]:
+        said += f"; ({one['epsilon']:.3g}, {one['delta']:g})-DP against {one['name']}"
+        said += f", for each {privacy['unit']}"
+    return said
+
+
 def statement_of(privacy: Mapping[str, Any]) -> str:
     """Returns the statement as text, one fact a line."""
     lines = ["privacy statement", f"  {verdict(privacy)}"]

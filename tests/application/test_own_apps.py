@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import geoopt
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -190,6 +191,12 @@ def test_rounds_that_cost_different_amounts_are_priced_ahead_and_no_further():
         FrechetMean(Sphere()), shards(), update, privacy=PRIVATE, rounds=3, seed=SEED, start=X
     )
     assert strategy.statement()["adversaries"] == same.statement["adversaries"]
+
+
+def test_a_strategy_takes_a_manifold_of_geoopts_that_has_a_counterpart():
+    assert type(TangentMean(geoopt.Sphere(), num_examples=SIZES).plan.manifold) is Sphere
+    with pytest.raises(TypeError, match="manifold: expected one of geoopt's"):
+        TangentMean(geoopt.Lorentz(k=2.0), num_examples=SIZES)
 
 
 def test_both_apps_take_a_plan_whose_noise_meets_a_target_over_the_whole_run():

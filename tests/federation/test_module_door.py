@@ -49,7 +49,7 @@ SEEDED = SHORT.model_copy(update={"noise_source": "seed"})
 def trained(**changes):
     *mine, test = sites(4)
     settings = {"model": Frame(), "sites": mine, "test": test, "privacy": SHORT, "rounds": 3}
-    return manifed.fit(**(settings | changes))
+    return manifed.fit_module(**(settings | changes))
 
 
 def test_a_module_is_trained_within_its_budget_and_stays_on_its_manifold():
@@ -144,15 +144,15 @@ def changed(position, feature=lambda x: x, label=lambda y: y):
         ({"model": Broken()}, "forward fails.*KeyError"),
         ({"metrics": {"bad": lambda outputs, labels: outputs}}, r"metrics\['bad'\]: expected one"),
         ({"test": None, "metrics": {"f": raising}}, "metrics: are functions of public test"),
-        ({"evaluate": lambda x: {}}, "one of test= and evaluate="),
+        ({"evaluate": lambda x: x}, "evaluate: expected a dict of numbers of a model .*Error"),
         ({"algorithm": RSGD(step_size=0.1), "step_size": 0.2}, "step_size: is of the algorithm"),
-        ({"problem": FrechetMean(Sphere())}, "model= goes with sites= alone"),
-        ({"model": None}, "expected a problem, shards, an algorithm and rounds, or model="),
+        ({"model": FrechetMean(Sphere())}, "model: expected a torch.nn.Module, got FrechetMean"),
+        ({"sites": sites()[0][0]}, "sites: expected a list with one entry a site, got Tensor"),
         (changed(1, label=lambda y: y[:, None]), "client 1: .* like"),
         (changed(1, lambda x: x[:0], lambda y: y[:0]), r"sites\[1\]: .* at least"),
         (changed(1, label=lambda y: y[:5]), r"sites\[1\]: .* 5 labels"),
-        (changed(1, lambda x: x.numpy()), r"sites\[1\]: expected tensors"),
-        (changed(1, lambda x: x[0, 0]), r"sites\[1\]: expected tensors"),
+        (changed(1, lambda x: [["a"]] * 30), r"sites\[1\], 'feature': expected real numbers"),
+        (changed(1, lambda x: x[0, 0]), r"sites\[1\]: .* got 0 features"),
         ({"start": 2 * FRAME.double().reshape(-1)}, "start: Expected a"),
         ({"test": (torch.ones(5, 4), torch.zeros(5).long())}, "test: "),
     ],

@@ -83,7 +83,11 @@ def object_at(place):
 
 
 def shape(value):
-    """The members of a class, the parameters of a function."""
+    """The members of a class, the parameters of a function, what a package has of its own."""
+    if inspect.ismodule(value):
+        homes = {name: getattr(getattr(value, name), "__module__", "") for name in dir(value)}
+        own = value.__name__
+        return [name for name in sorted(homes) if homes[name].startswith(own) and name[0] != "_"]
     return members(value) if isinstance(value, type) else parameters(value)
 
 

@@ -107,7 +107,7 @@ def test_a_record_that_makes_the_model_raise_adds_nothing_and_stops_nobody(bad, 
 def test_a_private_run_stays_on_the_manifolds_and_its_folder_gives_the_state(tmp_path):
     shards = [examples(20, seed).tensors for seed in (4, 5)]
     privacy = ExampleLevel(l2_norm_clip=0.5, noise=Multiplier(noise_multiplier=1.0), delta=1e-3)
-    found = manifed.fit(model=Net(), sites=shards, rounds=4, step_size=0.5, privacy=privacy)
+    found = manifed.fit_module(Net(), shards, rounds=4, step_size=0.5, privacy=privacy)
     assert ModuleProblem(Net()).manifold.check_point_on_manifold(found.model, atol=1e-10)
     folder = found.save(tmp_path / "run")
     assert_near(load(folder, Net()), found.state_dict)
@@ -182,4 +182,4 @@ def test_unknown_losses_and_sites_are_named():
     with pytest.raises(ValueError, match="requires_grad"):
         ModuleProblem(Net().requires_grad_(requires_grad=False))
     with pytest.raises(ConfigError, match=r"sites\[0\].*pairs"):
-        manifed.fit(model=Net(), sites=[[torch.zeros(3)]], rounds=1)
+        manifed.fit_module(Net(), [[torch.zeros(3)]], rounds=1)
