@@ -89,7 +89,7 @@ class Stream6:
         rows = []
         for i, shard in enumerate(self.shards):
             setup = self.side.setup.in_round(self.k + 1)
-            asked = Asked.of(setup.queries(len(shard)), self.draws(i))
+            asked = Asked.of(setup.queries(len(shard)), self.draws(i).device)
             whole = torch.tensor(len(shard))
             positions, _ = asked.batch(whole, len(shard), self.draws(i), 0)
             assert len(positions) == min(size, len(shard))
@@ -342,7 +342,7 @@ def test_samples_in_order_are_each_used_once_and_then_end_or_begin_again():
     def rows_of(server_round, num_examples, training=config.training):
         queries = training.in_round(server_round).queries(side.setup.mechanism, num_examples)
         draws = Draws(side.source.fresh(), 0, server_round)
-        asked = Asked.of([queries[0]], draws)
+        asked = Asked.of((queries[0],), draws.device)
         rows = torch.tensor(num_examples)
         positions, weights = asked.batch(rows, num_examples, draws, 0)
         assert weights.tolist() == [1.0] * len(positions)

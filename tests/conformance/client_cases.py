@@ -98,7 +98,7 @@ def batch(scheme, sizes, draws, step=0):
     """A batch as the oracle draws it, for clients of these public sizes."""
     queries = [Query.of(ExampleMechanism(), Ask(scheme), size) for size in sizes]
     rows = torch.tensor(sizes[0] if isinstance(draws.partition, int) else sizes)
-    return Asked.of(queries, draws).batch(rows, max(sizes), draws, step)
+    return Asked.of(tuple(queries), draws.device).batch(rows, max(sizes), draws, step)
 
 
 @dataclass(frozen=True)
