@@ -4,6 +4,8 @@ import warnings
 
 import geoopt
 import numpy as np
+import pandas
+import polars
 import pytest
 import torch
 from torch import nn
@@ -74,11 +76,6 @@ def frame_of(tensor, make=Frame):
     return make({name: column.tolist() for name, column in zip("abc", tensor.T, strict=True)})
 
 
-def made_by(library):
-    """A frame by the library, where it is installed; nothing of ours imports it."""
-    return lambda tensor: frame_of(tensor, pytest.importorskip(library).DataFrame)
-
-
 HELD = {
     "float64": lambda z: z.double(),
     "float32": lambda z: z.float(),
@@ -99,8 +96,8 @@ HELD = {
     "a list of rows": lambda z: [*z],
     "a list of arrays": lambda z: [*z.numpy()],
     "a frame": frame_of,
-    "a frame of pandas": made_by("pandas"),
-    "a frame of polars": made_by("polars"),
+    "a frame of pandas": lambda z: frame_of(z, pandas.DataFrame),
+    "a frame of polars": lambda z: frame_of(z, polars.DataFrame),
     "by name": lambda z: {"z": z.numpy()},
     "examples": lambda z: Examples({"z": z.double()}),
 }
