@@ -26,15 +26,15 @@ def test_a_state_that_is_not_finite_fails_the_round_and_the_last_good_one_stays(
     tmp_path, monkeypatch, value, name
 ):
     good = {}
-    step = TangentMean.step
+    server = TangentMean.server
 
-    def breaks_in_round_4(self, state, phase, collected, server_round, manifold):
-        after = step(self, state, phase, collected, server_round, manifold)
-        good[server_round] = after["x"]
+    def breaks_in_round_4(self, state, mean, here):
+        after = server(self, state, mean, here)
+        good[here.round] = after["x"]
         bad = torch.cat([torch.tensor([value]), after["x"][1:]])
-        return after | {name: bad} if server_round == 4 else after
+        return after | {name: bad} if here.round == 4 else after
 
-    monkeypatch.setattr(TangentMean, "step", breaks_in_round_4)
+    monkeypatch.setattr(TangentMean, "server", breaks_in_round_4)
     with pytest.raises(RoundFailed, match=rf"Round 4: .* 1 of 64 numbers in {name}") as caught:
         run_in(tmp_path / "run", *SETS)
     assert "\n" not in str(caught.value)
