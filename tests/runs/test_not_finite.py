@@ -28,11 +28,11 @@ def test_a_state_that_is_not_finite_fails_the_round_and_the_last_good_one_stays(
     good = {}
     server = TangentMean.server
 
-    def breaks_in_round_4(self, state, mean, there):
-        after = server(self, state, mean, there)
-        good[there.round] = after["x"]
+    def breaks_in_round_4(self, state, mean, here):
+        after = server(self, state, mean, here)
+        good[here.round] = after["x"]
         bad = torch.cat([torch.tensor([value]), after["x"][1:]])
-        return after | {name: bad} if there.round == 4 else after
+        return after | {name: bad} if here.round == 4 else after
 
     monkeypatch.setattr(TangentMean, "server", breaks_in_round_4)
     with pytest.raises(RoundFailed, match=rf"Round 4: .* 1 of 64 numbers in {name}") as caught:
