@@ -83,11 +83,11 @@ row that it tore, JSON in another encoding."""
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 31])
+@pytest.mark.parametrize("stride", [pytest.param(3, marks=pytest.mark.slow), 31])
 def test_damage_ends_in_one_line_and_changes_nothing(command, stride, sound, tmp_path):
     cases = all_damage(COMMANDS[command], command != "resume")
-    if command == "report":  # one that is drawn takes a second
-        cases = cases[::4] if stride == 1 else [case for case in cases if case[1] in ANY]
+    if command == "report" and stride > 3:  # one that is drawn takes a second
+        cases = [case for case in cases if case[1] in ANY]
     cases = cases[::stride]
     whole, *passed = try_all(command, sound, tmp_path, [(LEDGER, "sound", lambda _: None), *cases])
     assert whole == "sound", "the control: what every case spoils is not refused"
@@ -148,7 +148,7 @@ def mutated(data, changes):
 
 
 @pytest.mark.parametrize("file", [MANIFEST, METRICS, LEDGER, HEAD, CHECKPOINT, EXPERIMENT, MODEL])
-@pytest.mark.parametrize("count", [pytest.param(100, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("count", [pytest.param(50, marks=pytest.mark.slow), 2])
 def test_any_bytes_end_in_one_line(file, count, sound, tmp_path):
     command = "export" if file in COMMANDS["export"] else "resume"
     piece = st.tuples(st.integers(0, 1 << 16), st.integers(0, 9), st.binary(max_size=3))
