@@ -1,8 +1,9 @@
 """Federated and decentralised learning on Riemannian manifolds with differential privacy."""
 
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from manifed.lazy import lazily
 
 if sys.platform == "win32":
     raise ImportError("manifed runs on Linux, got Windows: use its Linux subsystem (WSL 2)")
@@ -36,24 +37,29 @@ __all__ = [
     "problems",
 ]
 
-_HOME = {
-    "Algorithm": "algorithms.algorithm",
-    "Ask": "oracles.minibatch",
-    "ReplyPolicy": "federation.exchange",
-    **dict.fromkeys(("ClientLevel", "ExampleLevel", "Multiplier", "Target"), "setting"),
-    **dict.fromkeys(("Result", "Round", "federate", "fit", "fit_module"), "runs.fit"),
-}
+_get, _ = lazily(
+    __name__,
+    {
+        "algorithms": (),
+        "algorithms.algorithm": ["Algorithm"],
+        "federation.exchange": ["ReplyPolicy"],
+        "layers": (),
+        "manifolds": (),
+        "oracles.minibatch": ["Ask"],
+        "problems": (),
+        "runs.fit": ["Result", "Round", "federate", "fit", "fit_module"],
+        "setting": ["ClientLevel", "ExampleLevel", "Multiplier", "Target"],
+    },
+)
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for, when it is asked for (PEP 562): torch takes a second."""
+    """Imports what is asked for, when it is asked for: torch takes a second."""
     if name == "__version__":
-        return import_module("importlib.metadata").version(__name__)
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    if name in __all__:
-        return import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib.metadata import version
+
+        return version(__name__)
+    return _get(name)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,8 @@
 """The algorithms of the papers, one module each, imported when they are asked for."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from manifed.lazy import lazily
 
 if TYPE_CHECKING:
     from manifed.algorithms.algorithm import Algorithm, ClientUpdate, ServerUpdate
@@ -43,31 +44,22 @@ __all__ = [
     "TangentMean",
 ]
 
-_HOME = {
-    "Decor": "decor",
-    "Gossip": "gossip",
-    "GrowingSamples": "growing_samples",
-    "MaskedMean": "masked_mean",
-    "RFedAGS": "rfedags",
-    "RFedProx": "rfedprox",
-    "RFedSVRG": "rfedsvrg",
-    "RSVRG": "rsvrg",
-    "TangentMean": "tangent_mean",
-    **dict.fromkeys(("Algorithm", "ClientUpdate", "ServerUpdate"), "algorithm"),
-    **dict.fromkeys(("GeodesicAverage", "ProjectorAverage"), "averaging"),
-    **dict.fromkeys(("LogEuclidean", "NoisyGram", "SecondMoment"), "one_shot"),
-    **dict.fromkeys(("Projected", "ProjectedPartial"), "projected"),
-    **dict.fromkeys(("RSGD", "ScheduledRSGD"), "rsgd"),
-}
-
-
-def __getattr__(name: str) -> object:
-    """Imports an algorithm when it is asked for (PEP 562)."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    """The names that are imported when they are asked for."""
-    return __all__
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "algorithm": ["Algorithm", "ClientUpdate", "ServerUpdate"],
+        "averaging": ["GeodesicAverage", "ProjectorAverage"],
+        "decor": ["Decor"],
+        "gossip": ["Gossip"],
+        "growing_samples": ["GrowingSamples"],
+        "masked_mean": ["MaskedMean"],
+        "one_shot": ["LogEuclidean", "NoisyGram", "SecondMoment"],
+        "projected": ["Projected", "ProjectedPartial"],
+        "rfedags": ["RFedAGS"],
+        "rfedprox": ["RFedProx"],
+        "rfedsvrg": ["RFedSVRG"],
+        "rsgd": ["RSGD", "ScheduledRSGD"],
+        "rsvrg": ["RSVRG"],
+        "tangent_mean": ["TangentMean"],
+    },
+)

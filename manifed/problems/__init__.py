@@ -1,7 +1,8 @@
 """Losses, per-example Riemannian gradients and data, imported when they are asked for."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from manifed.lazy import lazily
 
 if TYPE_CHECKING:
     from manifed.problems.class_means import ClassMeans
@@ -26,24 +27,15 @@ __all__ = [
     "Problem",
 ]
 
-_HOME = {
-    "ClassMeans": "class_means",
-    "Examples": "examples",
-    "ModuleProblem": "module_problem",
-    "Problem": "problem",
-    **dict.fromkeys(("FrechetMean", "GeometricMedian", "HyperbolicPrediction"), "frechet"),
-    **dict.fromkeys(("LeastSquares", "Logistic"), "linear"),
-    **dict.fromkeys(("KPCA", "PrincipalEigenvector"), "pca"),
-}
-
-
-def __getattr__(name: str) -> object:
-    """Imports a problem when it is asked for (PEP 562)."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    """The names that are imported when they are asked for."""
-    return __all__
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "class_means": ["ClassMeans"],
+        "examples": ["Examples"],
+        "frechet": ["FrechetMean", "GeometricMedian", "HyperbolicPrediction"],
+        "linear": ["LeastSquares", "Logistic"],
+        "module_problem": ["ModuleProblem"],
+        "pca": ["KPCA", "PrincipalEigenvector"],
+        "problem": ["Problem"],
+    },
+)
