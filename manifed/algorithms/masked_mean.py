@@ -84,8 +84,8 @@ class MaskedMean(Masking, MappedSteps):
         if here.exchange in SETUP:
             return self.set_up(here)
         dropped = None
-        if isinstance(here.down, _Silent):
-            said = here.down.dropped
+        if isinstance(here.came, _Silent):
+            said = here.came.dropped
             at = here.draws.partition
             dropped = frozenset((said if said.dim() == 1 else said[0]).nonzero()[:, 0].tolist())
             me = {at} if isinstance(at, int) else set(at)

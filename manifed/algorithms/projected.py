@@ -189,8 +189,8 @@ class ProjectedPartial(_Projecting):
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> tuple[Tensor, State]:
         """Takes corrected steps and uploads the uncorrected displacement, so nothing drifts."""
-        assert isinstance(here.down, PointAndDisplacement)
-        c = self.correction(here.down.u, here.memory)
+        assert isinstance(here.came, PointAndDisplacement)
+        c = self.correction(here.came.u, here.memory)
         _, _, mean = self.local(x, c, oracle, here.manifold)
         u = -self.step_size * self.local_steps * mean
         return u, {"u": u, "has_history": torch.ones_like(x[..., :1])}

@@ -63,8 +63,8 @@ def run_rounds(
     are those of `Course`.
 
     Raises:
-        RoundFailed: when the policy is not content with the replies of the last attempt.
-        BadState: when the server update leads to no usable state.
+        RoundFailed: when the policy is not content with the replies of the last attempt, or the
+            server update leads to no usable state.
     """
     course = Course(plan, state, charge, first_round, attempts, last_accepted)
 
@@ -219,7 +219,7 @@ def _step(now: Attempt, replies: Replies, aggregate: _Aggregate) -> State:
     """The state after the server update: finite, on the manifold, and no longer than clients take.
 
     Raises:
-        BadState: it cannot be broadcast; the state before the round stays.
+        RoundFailed: it cannot be broadcast; the state before the round stays.
     """
     plan = now.plan
     state = now.state
@@ -291,7 +291,7 @@ def _stepped(now: Attempt, replies: Replies, aggregate: _Aggregate) -> Attempt:
     """The attempt after the server's step; without the uploads that alone break it.
 
     Raises:
-        RoundFailed, BadState: as `run_rounds`.
+        RoundFailed: as `run_rounds`.
     """
     now = now._replace(failures={**now.failures, **replies.failures})
     taken = _enough(now, replies)
@@ -462,7 +462,7 @@ class Course:
         """Takes the step on these replies; returns the round's report, or None before its end.
 
         Raises:
-            RoundFailed, BadState: as `run_rounds`; the attempt is over then.
+            RoundFailed: as `run_rounds`; the attempt is over then.
         """
         assert self.now is not None
         now = self.now
@@ -493,7 +493,7 @@ class Course:
         """Runs the next round by calls of ``exchange``, and tries it again as the policy says.
 
         Raises:
-            RoundFailed, BadState: as `run_rounds`.
+            RoundFailed: as `run_rounds`.
         """
         while True:
             try:

@@ -6,7 +6,7 @@ ever unpickled.
 
 An answer counts only for the message it replies to, only from the node that was asked, and only
 with the header that was sent. Whether an upload is tangent is the round's to judge, as for every
-transport (manifed/federation/exchange.py).
+transport (manifed/federation/rounds.py).
 """
 
 import io

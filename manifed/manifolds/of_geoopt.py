@@ -58,6 +58,7 @@ def _unscaled(theirs: object, ndim: int) -> Manifold | None:
 _SAME: dict[type, Manifold] = {
     geoopt.EuclideanStiefel: Stiefel("euclidean"),
     geoopt.EuclideanStiefelExact: Stiefel("euclidean"),
+    # named to be replaced; nothing is computed with it
     geoopt.CanonicalStiefel: Stiefel("canonical"),  # noqa: TID251
     geoopt.Sphere: Sphere(),
     geoopt.SphereExact: Sphere(),
