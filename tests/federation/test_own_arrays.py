@@ -301,6 +301,7 @@ OURS = {
     "sphere": (geoopt.Sphere(), Sphere()),
     "exact sphere": (geoopt.SphereExact(), Sphere()),
     "Euclidean Stiefel": (geoopt.EuclideanStiefel(), Stiefel("euclidean")),
+    # both are handed in to be replaced; nothing is computed with them
     "Stiefel": (geoopt.Stiefel(canonical=False), Stiefel("euclidean")),  # noqa: TID251
     "canonical": (geoopt.CanonicalStiefel(), Stiefel("canonical")),  # noqa: TID251
     "numbers": (geoopt.Euclidean(), Euclidean()),

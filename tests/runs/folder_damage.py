@@ -329,13 +329,17 @@ def checkpoint_damage():
         )
 
 
+def copied_over(name, path):
+    """Put the bytes of another file of the folder in the place of this one."""
+    shutil.copy(path.with_name(name), path)
+
+
 # -- all -----------------------------------------------------------------------------------------
 def all_damage(files, deeper):
     """Every damage to these files; ``deeper``: also inside the manifest of a finished run."""
     found = [(file, name, change) for file in files for name, change in ANY.items()]
     for file, name in ((MANIFEST, METRICS), (MODEL, CHECKPOINT), (LEDGER, MANIFEST)):
-        other = lambda path, name=name: shutil.copy(path.with_name(name), path)  # noqa: E731
-        found.append((file, f"the bytes of {name}", other))
+        found.append((file, f"the bytes of {name}", partial(copied_over, name)))
     found += json_damage(MANIFEST, MANIFEST_KEYS + (DEEPER if deeper else []))
     found += json_damage(HEAD, ["sequence", "sha256"])
     found += metrics_damage()
