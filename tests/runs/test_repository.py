@@ -77,9 +77,9 @@ def test_no_link_within_the_repository_is_broken(page):
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_the_config_of_the_readme_is_a_valid_experiment():
-    (text,) = blocks(ROOT / "README.md", "toml")
-    assert parse({"name": "readme", **tomllib.loads(text)}).federation.num_clients == 10
+def test_the_config_of_the_page_on_running_is_a_valid_experiment():
+    (text,) = blocks(ROOT / "docs" / "running.md", "toml")
+    assert parse({"name": "page", **tomllib.loads(text)}).federation.num_clients == 10
 
 
 def test_the_licence_is_an_spdx_expression_beside_its_text():
