@@ -222,7 +222,7 @@ class _NamedGraph(_GraphSource):
 
 
 class Ring(_NamedGraph):
-    """The ring graph: node i is joined to i - 1 and i + 1."""
+    """Node i is joined to i - 1 and i + 1."""
 
     kind: Literal["ring"] = "ring"
 
@@ -232,11 +232,11 @@ class Ring(_NamedGraph):
 
 
 class Torus(_NamedGraph):
-    """The torus graph: a grid whose edges wrap around, square unless ``rows`` is given."""
+    """A grid whose edges wrap around."""
 
     kind: Literal["torus"] = "torus"
     rows: PositiveCount | None = None
-    """Rows of the grid; None: a square."""
+    """Rows of the grid. None: a square."""
 
     def pairs(self, num_nodes: int) -> int:
         """Returns the number of edges, two a node."""
@@ -262,7 +262,7 @@ class _OfPairs(_NamedGraph):
 
 
 class Complete(_OfPairs):
-    """The complete graph, in which every node is joined to all others."""
+    """Every node is joined to all others."""
 
     kind: Literal["complete"] = "complete"
 
@@ -272,7 +272,7 @@ class Complete(_OfPairs):
 
 
 class Star(_NamedGraph):
-    """The star graph: node 0 is joined to all others."""
+    """Node 0 is joined to all others."""
 
     kind: Literal["star"] = "star"
 
@@ -282,7 +282,7 @@ class Star(_NamedGraph):
 
 
 class Exponential(_NamedGraph):
-    """Node i beside i +- 1, 2, 4, 8, ... (mod n): about 2 log2(n) neighbours."""
+    """Node i is joined to i +- 1, 2, 4, 8, ... (mod n)."""
 
     kind: Literal["exponential"] = "exponential"
 
@@ -297,11 +297,11 @@ class Exponential(_NamedGraph):
 
 
 class ErdosRenyi(_OfPairs):
-    """A random graph with each edge by ``probability``, drawn again until it is connected."""
+    """A random graph with independent edges, redrawn until it is connected."""
 
     kind: Literal["erdos-renyi"] = "erdos-renyi"
     probability: Probability
-    """The probability of each edge."""
+    """Probability of an edge."""
 
     def drawn(self, nx: Any, num_nodes: int, rng: Generator) -> Any:
         """Returns a draw of G(n, p)."""
@@ -309,11 +309,11 @@ class ErdosRenyi(_OfPairs):
 
 
 class RandomRegular(_NamedGraph):
-    """A random graph with ``degree`` neighbours a node, drawn again until it is connected."""
+    """A random graph with equal degrees, redrawn until it is connected."""
 
     kind: Literal["random-regular"] = "random-regular"
     degree: PositiveCount
-    """Neighbours of each node."""
+    """Neighbours per node."""
 
     def pairs(self, num_nodes: int) -> int:
         """Returns the number of edges, half the sum of the degrees."""
@@ -330,13 +330,13 @@ class RandomRegular(_NamedGraph):
 
 
 class EdgeList(_GraphSource):
-    """A graph by its edges, or by a file with a line ``i j`` for each; ``#`` begins a comment."""
+    """A graph given by its edges, or by a file with a line ``i j`` per edge."""
 
     kind: Literal["edges"] = "edges"
     edges: tuple[tuple[int, int], ...] | None = None
-    """Pairs of nodes, which count from 0."""
+    """Pairs of nodes, numbered from 0."""
     path: Path | None = None
-    """A file with one pair of nodes a line, in place of ``edges``."""
+    """The file, in place of ``edges``. ``#`` begins a comment."""
 
     @model_validator(mode="after")
     def _has_one(self) -> "EdgeList":

@@ -36,7 +36,7 @@ class Schedule(Frozen):
 
 
 class Polynomial(Schedule):
-    """The schedule scale (k + offset)^exponent; a step size falls with a negative exponent."""
+    """scale (k + offset)^exponent."""
 
     kind: Literal["polynomial"] = "polynomial"
     scale: Positive
@@ -49,7 +49,7 @@ class Polynomial(Schedule):
 
 
 class _CeilPolynomial(Polynomial):
-    """The least integer >= scale (k + offset)^exponent, and at least 1: a sample size."""
+    """The least integer >= scale (k + offset)^exponent, and at least 1."""
 
     kind: Literal["ceil-polynomial"] = "ceil-polynomial"  # pyright: ignore[reportIncompatibleVariableOverride]
     exponent: float = Field(ge=0, le=10)
@@ -60,7 +60,7 @@ class _CeilPolynomial(Polynomial):
 
 
 class Hyperbolic(Schedule):
-    """The schedule scale / (1 + rate k)."""
+    """scale / (1 + rate k)."""
 
     kind: Literal["hyperbolic"] = "hyperbolic"
     scale: Positive
@@ -72,11 +72,11 @@ class Hyperbolic(Schedule):
 
 
 class Constant(Schedule):
-    """A schedule that has one value in every round."""
+    """One value in every round."""
 
     kind: Literal["constant"] = "constant"
     value: Positive
-    """In every round."""
+    """The value."""
 
     def values(self, k: Array) -> Array:
         """Returns the value in the shape of k."""
@@ -84,7 +84,7 @@ class Constant(Schedule):
 
 
 class Geometric(Schedule):
-    """The schedule scale ratio^k."""
+    """scale ratio^k."""
 
     kind: Literal["geometric"] = "geometric"
     scale: Positive
@@ -130,16 +130,16 @@ def factor_of(field: str, rule: AnySchedule | None, server_round: int) -> float:
 
 
 class TimeVarying(Frozen):
-    """The schedules of growing samples: steps, consensus steps, samples and noise by round."""
+    """The schedules of growing samples."""
 
     step_size: AnySchedule
-    """alpha_k."""
+    """Step size alpha_k."""
     mixing: AnySchedule
-    """beta_k, in (0, 1): how far a node goes towards the mean of its neighbours."""
+    """Weight beta_k of the neighbours' mean, in (0, 1)."""
     sample_size: AnySchedule
-    """gamma_k, rounded up to an integer >= 1."""
+    """Sample size gamma_k, rounded up."""
     noise_scale: AnySchedule
-    """sigma_k: the scale of Laplace noise, or the standard deviation of Gaussian noise."""
+    """Noise sigma_k: scale (Laplace) or standard deviation (Gaussian)."""
 
     @model_validator(mode="after")
     def _mixes(self) -> "TimeVarying":

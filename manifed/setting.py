@@ -48,11 +48,11 @@ MOST_EXAMPLES = 10**12
 
 # -- privacy ---------------------------------------------------------------------------------
 class Multiplier(Frozen):
-    """Noise given as a multiple of the sensitivity."""
+    """Noise as a multiple of the sensitivity."""
 
     kind: Literal["multiplier"] = "multiplier"
     noise_multiplier: Positive
-    """Deviation of the noise over the sensitivity."""
+    """Standard deviation of the noise over the sensitivity."""
 
 
 class _Goal(Frozen):
@@ -60,32 +60,32 @@ class _Goal(Frozen):
 
     kind: Literal["target"] = "target"
     epsilon: float = Field(gt=0, strict=True)
-    """The epsilon of the whole run, against ``adversary``."""
+    """Epsilon of the whole run."""
     delta: float = Field(gt=0, lt=1, strict=True)
-    """At which ``epsilon`` holds; less than one over the number of examples."""
+    """Delta of the whole run, less than one over the number of examples."""
     noise_multiplier: None = None
-    """No key of a target, which finds the noise."""
+    """Not allowed: a target finds the noise."""
 
 
 class Target(_Goal):
-    """Noise calibrated to the cost of the *whole run*: (epsilon, delta) against one adversary."""
+    """Noise calibrated to (epsilon, delta) of the whole run against one adversary."""
 
     adversary: AdversaryName = "server"
-    """Who looks."""
+    """The adversary of the target."""
 
 
 class _Published(Frozen):
-    """Noise by the papers' formulas, per local-training call; priced by the sound accountant."""
+    """Noise by the papers' formulas per local-training call. The sound accountant prices it."""
 
     kind: Literal["published"] = "published"
     local_epsilon: Positive
-    """The epsilon of one local-training call."""
+    """Epsilon of one local-training call."""
     local_delta: Fraction
-    """The delta of one local-training call."""
+    """Delta of one local-training call."""
     slack_delta: Fraction = 1e-3
     """What advanced composition adds to delta."""
     constant: Positive = 1.0
-    """o_i of the papers; they set it to one, which is too small (spec 000 §7.3)."""
+    """The constant o_i of the papers. They set it to 1, which is too small."""
 
 
 Noise = Annotated[Multiplier | Target | _Published, BY_KIND]
@@ -98,7 +98,7 @@ class _GivenNoise(Frozen):
 
 
 class NoPrivacy(Frozen):
-    """Privacy level without noise; clipping is still possible (the papers' baselines)."""
+    """No noise. Clipping is possible, for baselines."""
 
     kind: Literal["none"] = "none"
     unit: ClassVar[PrivacyUnit] = "example"
@@ -106,32 +106,33 @@ class NoPrivacy(Frozen):
     noise_source: ClassVar = "seed"
     noise_precision: ClassVar[Precision] = "single"
     l2_norm_clip: Positive | None = None
-    """Clip each example's gradient, without noise; None: no clip."""
+    """Clip of each example's gradient. None: no clip."""
     correction_l2_norm_clip: Positive | None = None
-    """The bound of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
+    """Clip of the correction of ``rsvrg``. None: ``l2_norm_clip``."""
 
 
 class _Released(Frozen):
     """How noise is drawn, and what may be spent."""
 
     delta: Fraction | None = None
-    """At which delta epsilon is reported; None takes that of the noise or its target."""
+    """The delta of the reported epsilon. None: that of the noise or its target."""
     noise_source: Literal["seed", "os"] = "seed"
-    """"seed": a rehearsal, which protects nobody; "os": a release."""
+    """"seed": a rehearsal without protection. "os": a release."""
     noise_precision: Precision = "single"
-    """"summed" adds four normals a draw, against attacks on the low bits of float64 (slower)."""
+    """"summed" adds four normals per draw, against attacks on the low bits of float64 (slower)."""
     max_epsilon: Positive | None = None
-    """Budget; None: a target's own epsilon, else none. When a run stops: privacy/tariff.py."""
+    """Budget. The run ends before a round that would exceed it. None: the target's epsilon, if any.
+    """
 
 
 class _Protection(_Released):
     """What a short form makes of ``epsilon`` and ``delta``: a release under a target."""
 
     l2_norm_clip: Positive
-    """Largest norm of an example's gradient, or of a client's upload; longer ones are scaled
-    down."""
+    """Largest norm of an example's gradient (or of a client's upload). Longer ones are scaled down.
+    """
     neighboring_relation: NeighboringRelation = "add-or-remove"
-    """One more or fewer, or one replaced; a replaced one moves a mean up to twice as far."""
+    """One record more or fewer, or one replaced. Replacing moves a mean up to twice as far."""
 
     if TYPE_CHECKING:  # a type checker cannot see the short form
 
@@ -157,7 +158,7 @@ class _Protection(_Released):
 
 
 class ExampleLevel(_Protection):
-    """Privacy level that protects every example: clients clip and noise their gradients.
+    """Protects every example. Clients clip and noise their gradients.
 
     ``ExampleLevel(epsilon=2, delta=1e-5)`` is short for a release under that target.
     """
@@ -165,12 +166,12 @@ class ExampleLevel(_Protection):
     kind: Literal["example-level"] = "example-level"
     unit: ClassVar[PrivacyUnit] = "example"
     correction_l2_norm_clip: Positive | None = None
-    """The bound of the variance-reduced part of ``rsvrg``; None: ``l2_norm_clip``."""
+    """Clip of the correction of ``rsvrg``. None: ``l2_norm_clip``."""
     l1_norm_clip: Positive | None = None
-    """Clip in L1 and draw Laplace noise (``training.kind = "growing-samples"``); it takes the place
-    of ``l2_norm_clip``, which it bounds."""
+    """L1 clip with Laplace noise, in place of ``l2_norm_clip``, for ``training.kind =
+    "growing-samples"``."""
     noise: Noise
-    """How much noise, as a multiplier, from a target, or by the papers' formula."""
+    """Amount of noise."""
 
     @model_validator(mode="before")
     @classmethod
@@ -187,7 +188,7 @@ class ExampleLevel(_Protection):
 
 
 class ClientLevel(_Protection):
-    """Privacy level that protects every client: the server noises the mean of clipped uploads.
+    """Protects every client. The server noises the mean of clipped uploads.
 
     ``ClientLevel(epsilon=2, delta=1e-5)`` is short for a release under that target.
     """
@@ -195,22 +196,22 @@ class ClientLevel(_Protection):
     kind: Literal["client-level"] = "client-level"
     unit: ClassVar[PrivacyUnit] = "client"
     adaptive: AdaptiveClip | None = None
-    """Let the clip norm follow a private quantile; ``l2_norm_clip`` is where it starts."""
+    """Lets the clip follow a private quantile, starting from ``l2_norm_clip``."""
     noise: Annotated[Multiplier | Target, BY_KIND]
-    """How much noise, as a multiplier or from a target."""
+    """Amount of noise."""
 
 
 class _MaskTarget(_Goal):
-    """Masks found from what the *whole run* may cost, (epsilon, delta) against one adversary."""
+    """Noise and masks calibrated to (epsilon, delta) of the whole run against one adversary."""
 
     adversary: Literal["server", "one-node", "coalition"] = "server"
-    """Who looks."""
+    """The adversary of the target."""
     noise_ratio: float = Field(default=1.25, gt=1)
-    """A node's own noise over the least that any masks could complete (the CDP baseline's)."""
+    """A node's own noise over that of the CDP baseline."""
 
 
 class CorrelatedNoise(_Released):
-    """Privacy level of DECOR: nodes noise their messages, in part by masks between neighbours.
+    """For DECOR: nodes add noise and masks shared with neighbours.
 
     Either ``noise_stddev`` and ``mask_stddev``, on the scale of a message (a mean gradient), or a
     ``target`` that finds both.
@@ -218,20 +219,20 @@ class CorrelatedNoise(_Released):
 
     kind: Literal["correlated"] = "correlated"
     unit: PrivacyUnit = "client"
-    """"client": a node's data are replaced, its whole gradient is clipped. "example": one example
-    comes or goes, and each example's gradient is clipped."""
+    """"client": all data of a node are replaced; its gradient is clipped. "example": one example is
+    added or removed; each gradient is clipped."""
     l2_norm_clip: Positive
-    """Largest norm of what ``unit`` protects: a gradient of a node or of an example."""
+    """Clip of the gradient of a node or of an example, by ``unit``."""
     noise_stddev: Positive | None = None
-    """Sigma_cdp, of a node's own noise."""
+    """Standard deviation sigma_cdp of a node's own noise."""
     mask_stddev: NonNegative | None = None
-    """Sigma_cor, of the mask of one pair; 0: the LDP baseline."""
+    """Standard deviation sigma_cor of the mask of one pair. 0: the LDP baseline."""
     target: _MaskTarget | None = None
-    """Finds both deviations; None: they are given."""
+    """Finds both standard deviations. None: they are given."""
     collusion: PositiveCount = 2
-    """How many nodes collude as adversary III, the worst ones."""
+    """Number of colluding nodes of adversary III (the worst choice)."""
     coalition: tuple[WholeNumber, ...] = ()
-    """The nodes that collude, by number, where they are known."""
+    """The colluding nodes, where they are known."""
 
     @model_validator(mode="after")
     def _says_how_much(self) -> "CorrelatedNoise":
@@ -278,43 +279,42 @@ PARTITIONS = Kinds(
 
 
 class Federation(Frozen):
-    """The federation: clients, rounds, cohorts, and the policy for missing replies."""
+    """Clients, rounds, cohorts, and the policy for missing replies."""
 
     num_clients: PositiveCount
-    """All clients, whether they take part in a round or not."""
+    """Number of clients."""
     num_rounds: PositiveCount
-    """Rounds of the whole run; the noise of a target depends on it."""
+    """Rounds of the whole run. The noise of a target depends on it."""
     seed: Seed = 0
-    """The seed of data, partition, cohorts and start, and of seeded noise."""
+    """Seed of data, partition, cohorts, start and seeded noise."""
     partition: Annotated[PartitionRule, PARTITIONS] = Field(default_factory=Equal)
-    """How one data set becomes shards."""
+    """How a data set is divided among clients."""
     cohort: Cohort = Everyone()
     """Who takes part in a round."""
     replies: ReplyPolicy = ReplyPolicy()
-    """When a round goes on without everybody."""
+    """When a round goes on with missing replies."""
     reserve_rounds: PositiveCount | None = None
-    """Rounds that one line of the ledger pays for before their messages leave; None: one. A crash
-    then counts up to so many, for everybody; where rounds cost different amounts, each counts as
-    the dearest of its line, by at most 1 % of noise."""
+    """Rounds that one line of the ledger reserves. None: one. A crash counts all of them for every
+    client. Rounds of one line are charged as the dearest; their noise differs by at most 1 %."""
     num_examples: tuple[Annotated[int, Field(ge=1, le=MOST_EXAMPLES)], ...] | None = None
-    """N_i, public constants, with data that every site has at home; None: each site declares its
-    own (``num-examples`` of its node config)."""
+    """The public N_i of sites. None: each site declares its own (``num-examples`` of its node
+    config)."""
 
 
 class Evaluation(Frozen):
-    """Evaluation in a simulation: cost and gradient on all data, which no deployment could see."""
+    """Cost and gradient on all data of a simulation. No deployment can compute them."""
 
     kind: Literal["oracle"] = "oracle"
     every: PositiveCount = 1
-    """Rounds between two looks."""
+    """Rounds between evaluations."""
     is_enabled: bool = True
     """False: nothing is measured."""
     is_simulated_oracle: bool | None = None
-    """Whether all data may be looked at, without noise, to print cost, gap and gradient norm.
+    """Whether cost, gap and gradient norm may be computed from all data, without noise.
 
-    None: yes in a simulation whose noise comes from the seed, or that has no privacy; no with
-    ``privacy.noise_source = "os"`` and in a deployment. True there says that the data are not real,
-    or that nobody else will see the numbers: they void the guarantee.
+    None: yes in a simulation with seeded noise or without privacy; no with
+    ``privacy.noise_source = "os"`` and in a deployment. True there declares that the data are not
+    real, or that nobody else will see the numbers. Otherwise they void the guarantee.
     """
 
     @model_validator(mode="after")
@@ -330,25 +330,27 @@ Judging = Annotated[Evaluation | PublicEvaluation | PrivateEvaluation, BY_KIND]
 
 
 class Engine(Frozen):
-    """The engine that runs the app, and its options."""
+    """Runs the rounds in this process."""
 
     kind: Literal["inline", "ray", "deployment"] = "inline"
     execution: Literal["messages", "cohort"] = "messages"
-    """Inline only: one Flower message a client, or one stacked call a cohort."""
+    """"messages": one Flower message per client. "cohort": one stacked call per cohort (inline
+    only)."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where tensors live."""
+    """Device of the tensors."""
     dtype: Literal["float64", "float32"] = "float64"
-    """The type of points, vectors and records; noise and clipped sums are made in float64."""
+    """Type of points, vectors and records. Noise and clipped sums are float64."""
     memory_budget_mb: int = Field(default=1024, ge=16)
-    """The memory of a stacked cohort: shards, uploads and temporaries, of all workers together."""
+    """MiB for a stacked cohort, all workers together."""
     chunk_clients: PositiveCount | None = None
-    """The most clients of a stacked cohort in one call; None: as many as fit."""
+    """Most clients of one stacked call. None: as many as fit."""
     workers: PositiveCount | None = None
-    """The processes of Ray that a stacked cohort runs in; None: this process alone."""
+    """Ray processes of a stacked cohort. None: this process only."""
     address: str | None = Field(default=None, pattern=r"^(local|auto|ray://\S+)$")
-    """Where workers run: "local" (None), "auto" (this machine's cluster), or "ray://HOST:PORT"."""
+    """Where workers run: "local" (None), "auto" (the cluster of this machine), or
+    "ray://HOST:PORT"."""
     timeout: Positive = 3600.0
-    """The seconds that a whole run on Ray or a deployment may take."""
+    """Seconds that a whole run on Ray or a deployment may take."""
 
     @property
     def server_device(self) -> str:

@@ -65,7 +65,7 @@ class MLP(FrozenProblem):
     hidden: int = Field(default=32, ge=1, le=10_000)
     """Units of the hidden layer."""
     num_classes: int = Field(ge=2, le=1000)
-    """Classes of the labels, which are 0, 1, ... ."""
+    """Number of classes. Labels are 0, 1, ... ."""
     activation: Literal["relu", "tanh"] = "relu"
     """Of the hidden layer."""
 

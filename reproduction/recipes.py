@@ -34,7 +34,7 @@ class Eigengap(OfClients):
     provides: ClassVar[ExampleKind] = "rows"
     num_clients: PositiveCount = 16
     rows: PositiveCount = 70
-    """Rows a client."""
+    """Rows per client."""
     dimension: int = Field(default=25, ge=5)
     gap: float = Field(default=1e-3, gt=0, lt=0.7)
     """nu, between the two leading eigenvalues."""
@@ -71,7 +71,7 @@ class Wishart(Pooled):
     provides: ClassVar[ExampleKind] = "spd-matrices"
     num_examples: PositiveCount = 5000
     dimension: PositiveCount = 2
-    """Side of the matrices."""
+    """Order of the matrices."""
     radius: PositiveFloat | None = 1.0
     """Largest distance from the identity; None takes every matrix."""
 
@@ -122,7 +122,7 @@ class LowRank(OfClients):
     noise_stddev: NonNegativeFloat = 0.0
     """Deviation of the noise in the entries."""
     heterogeneity: NonNegativeFloat = 0.0
-    """Deviation of a client's own truth from the common one."""
+    """Standard deviation of a client's truth from the common one."""
 
     def draw(self, rng: np.random.Generator) -> Dataset:
         """``column`` and ``mask`` with their client as source; ``true_basis`` in ``meta``."""
@@ -199,7 +199,7 @@ class SPDClasses(LogNormalSPD):
     provides: ClassVar[ExampleKind] = "labelled-spd-matrices"
     dimension: PositiveCount = 4
     num_classes: int = Field(default=2, ge=2)
-    """Classes of the labels, which are 0, 1, ... ."""
+    """Number of classes. Labels are 0, 1, ... ."""
     condition: float = Field(default=10.0, ge=1)
 
     def draw(self, rng: np.random.Generator) -> Dataset:
@@ -224,7 +224,7 @@ class ClassMixture(Pooled):
     dimension: PositiveCount = 40
     """Of a row, or of the space that the points lie in."""
     num_classes: int = Field(default=10, ge=2)
-    """Classes of the labels, which are 0, 1, ... ."""
+    """Number of classes. Labels are 0, 1, ... ."""
     components: int = Field(default=20, ge=2)
     """Of all classes together; component c is of class c mod num_classes."""
     spread: PositiveFloat = 0.5
@@ -316,7 +316,7 @@ class RegressionStream(StreamData):
     truth: float = 0.5
     """Every entry of x*."""
     noise_stddev: NonNegativeFloat = 1.0
-    """Deviation of the noise in the targets."""
+    """Standard deviation of the noise in the targets."""
 
     def draw(self, rng: np.random.Generator, count: int) -> Examples:
         """``feature`` u and ``target`` u^T x* + nu."""

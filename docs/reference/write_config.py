@@ -1,7 +1,8 @@
 """Writes docs/reference/config.md from the schema: python docs/reference/write_config.py.
 
-A key's meaning is the text that stands under it in its class (or in a class above), a kind's is the
-first paragraph of its class. Type, default and bounds are pydantic's. A name has one unit.
+A key's meaning is the text that stands under it in its class (or in a class above). A kind's
+meaning is the first paragraph of its class. Type, default and bounds are pydantic's. A row that
+several kinds of a table share is written once.
 """
 
 import argparse
@@ -9,12 +10,13 @@ import ast
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import annotated_types
 from pydantic import BaseModel
@@ -27,30 +29,6 @@ from manifed.manifolds.base import Manifold
 from manifed.problems.frechet import MANIFOLDS, name_of
 
 HERE = Path(__file__).parent
-UNITS = {
-    "timeout": "seconds",
-    "memory_budget_mb": "MiB",
-    **dict.fromkeys(
-        ("num_rounds", "every", "from_round", "reserve_rounds", "no_better_for"), "rounds"
-    ),
-    "decay_rounds": "rounds",
-    **dict.fromkeys(("num_clients", "cohort_size", "max_dropped"), "clients"),
-    **dict.fromkeys(("num_nodes", "degree", "collusion"), "nodes"),
-    **dict.fromkeys(("num_examples", "batch_size", "shard_size"), "examples"),
-    **dict.fromkeys(("l2_norm_clip", "correction_l2_norm_clip"), "length of a gradient or upload"),
-    "l1_norm_clip": "L1 length of a gradient",
-    **dict.fromkeys(("local_steps", "inner_steps"), "steps"),
-    **dict.fromkeys(("noise_multiplier", "quantile_noise_multiplier"), "sensitivities"),
-    **dict.fromkeys(("epsilon", "local_epsilon", "max_epsilon"), "nats"),
-    **dict.fromkeys(
-        ("delta", "local_delta", "slack_delta", "sampling_probability", "probability"),
-        "probability",
-    ),
-    **dict.fromkeys(("row_norm", "radius"), "distance"),
-    "max_attempts": "attempts",
-    "checkpoint_every": "rounds",
-}
-"""What a number counts; one without is a pure number, or in the data's own unit."""
 CONCERNS = {
     "name": "operator",
     "description": "operator",
@@ -68,32 +46,34 @@ CONCERNS = {
     "engine": "operator",
     "output": "operator",
 }
-"""Whose decision a key is: what a site must read before it takes part is "both"."""
+"""Who reads a table or a key: "both" concerns the sites as well as the operator."""
 TYPES = {
     int: "integer", float: "number", bool: "true or false", str: "text", Path: "path",
     type(None): "nothing",
 }  # fmt: skip
-HEAD = ("| key | type | default | unit | who | meaning |", "|---|---|---|---|---|---|")
+HEAD = ("| key | type | default | meaning |", "|---|---|---|---|")
+READERS = {
+    "both": "*For the operator and the sites.*\n",
+    "operator": "*For the operator.*\n",
+}
 INTRODUCTION = """\
 # Config reference
 
-Every key of an experiment. `python docs/reference/write_config.py` writes this page from the schema
-([schema.py](../../manifed/experiment/schema.py)); a test compares them. A table with several kinds
-is told apart by its key `kind`. `--set a.b=value` overrides one value; unknown keys are refused.
+This page lists every key of an experiment. `python docs/reference/write_config.py` writes it from
+the [schema](../../manifed/experiment/schema.py). `--set a.b=value` overrides one value. Unknown
+keys are refused.
 
-*Who*: "operator" is whoever starts the run and runs the server. "both": a site should read it as
-well before it takes part, because it says what is computed from its examples, and how they are
-protected. A site's own settings (its file, its limit, its ledger) are options of its process and no
-part of this file ([site.md](../site.md)).
+A table with several kinds has the key `kind`. "Also" names keys that are explained in the table
+above the kinds. "None" is the default of a key that may be left out.
 
-*Unit*: what a number counts; "-" is a pure number, or the unit of your own data.
-
-`training = { kind = "auto" }` is planned when the file is read, and is one of the kinds below
-afterwards ([choosing.md](../choosing.md)).
+*For the sites*: a site should read these keys before it takes part. They say what is computed from
+its records and how the records are protected. The settings of a site process are options of the
+process ([site.md](../site.md)).
 
 """
+IN_FORMULA = "See the formula of the kind."
 OWN_PART = (
-    'Or a part of your own, `kind = "package.module:Class"` ([extending.md](../extending.md)).\n'
+    'A class of your own: `kind = "package.module:Class"` ([extending.md](../extending.md)).\n'
 )
 
 
@@ -121,8 +101,8 @@ def meaning_of(cls: type[BaseModel], name: str) -> str | None:
     for owner in cls.__mro__:
         is_ours = issubclass(owner, BaseModel) and owner.__module__.startswith("manifed.")
         if is_ours and name in texts_under(owner):
-            return texts_under(owner)[name]
-    return "As in the formula above." if re.search(rf"\b{name}\b", sentence_of(cls)) else None
+            return texts_under(owner)[name].split("\n\n")[0]
+    return IN_FORMULA if re.search(rf"\b{name}\b", sentence_of(cls)) else None
 
 
 def sentence_of(cls: type[BaseModel]) -> str:
@@ -217,28 +197,63 @@ def cell(text: str) -> str:
     return " ".join(text.replace("``", "`").replace("|", "\\|").split())
 
 
-def rows_of(cls: type[BaseModel], place: str) -> Iterator[str]:
+class Row(NamedTuple):
+    """A line of a table."""
+
+    key: str
+    type: str
+    default: str
+    meaning: str
+
+    def line(self) -> str:
+        """The line as Markdown."""
+        return "| " + " | ".join(map(cell, self)) + " |"
+
+
+def rows_of(cls: type[BaseModel], place: str) -> Iterator[Row]:
     """A line of the table for each key of a kind."""
-    yield from HEAD
     for name, field in cls.model_fields.items():
         if name == "kind" and kind_of(cls) is not None:
             continue
         kind, bounds = type_of(field.annotation), bounds_of(field)
-        top = place.partition(".")[0] or name
-        who = CONCERNS.get(f"{place}.{name}", CONCERNS[top])
-        is_number = any(word in kind for word in ("integer", "number"))
-        unit = UNITS.get(name, "-") if is_number else ""
-        cells = [
-            f"`{name}`",
-            kind + (f", {bounds}" if bounds else ""),
-            default_of(field),
-            unit,
-            who,
-        ]
-        yield "| " + " | ".join(map(cell, [*cells, meaning_of(cls, name) or ""])) + " |"
+        meaning = meaning_of(cls, name) or ""
+        who = CONCERNS.get(f"{place}.{name}")
+        if place and who not in (None, CONCERNS[place.partition(".")[0]]):
+            meaning += " " + READERS[str(who)].strip()
+        yield Row(f"`{name}`", kind + (f", {bounds}" if bounds else ""), default_of(field), meaning)
 
 
-def sections_of(cls: type[BaseModel], place: str, written: set[type[BaseModel]]) -> Iterator[str]:
+def shared_of(tables: list[list[Row]]) -> tuple[list[Row], dict[str, Row]]:
+    """The rows of every kind, and by key those of several kinds, with their commonest default."""
+    if len(tables) == 1:
+        return [], {}
+    rows = [row for table in tables for row in table]
+    every = [row for row in dict.fromkeys(rows) if all(row in table for table in tables)]
+    defaults = Counter(row for row in rows if row not in every)
+    kinds = Counter((row.key, row.type, row.meaning) for row in rows if row not in every)
+    several: dict[str, Row] = {}
+    for (key, kind, meaning), count in kinds.most_common():
+        if count > 1 and key not in several:
+            same = [
+                row for row in defaults if (row.key, row.type, row.meaning) == (key, kind, meaning)
+            ]
+            several[key] = max(same, key=lambda row: defaults[row])
+    return every, several
+
+
+def also(row: Row, shared: Row) -> str:
+    """How a kind names a key of several kinds."""
+    return row.key if row == shared else f"{row.key} ({row.default})"
+
+
+def table_of(rows: list[Row]) -> str:
+    """Rows as a table in Markdown."""
+    return "\n".join([*HEAD, *(row.line() for row in rows)]) + "\n"
+
+
+def sections_of(
+    cls: type[BaseModel], place: str, written: set[type[BaseModel]], is_short: bool
+) -> Iterator[str]:
     """A heading for every table below a class, each table once."""
     for name, field in cls.model_fields.items():
         models = models_of(field.rebuild_annotation())
@@ -248,38 +263,48 @@ def sections_of(cls: type[BaseModel], place: str, written: set[type[BaseModel]])
         fresh = [model for model in models if model not in written]
         if not fresh:
             continue
-        depth = "##" if not place else "###"
-        yield f"{depth} {here}\n"
-        meaning = meaning_of(cls, name)
-        if meaning:
-            yield cell(meaning) + "\n"
+        yield f"{'###' if place else '##'} {here}\n"
+        if not place:
+            yield cell(meaning_of(cls, name) or "") + " " + READERS[CONCERNS[name]]
         if any(isinstance(one, Kinds) for one in options(field.rebuild_annotation()).values()):
             yield OWN_PART
         tables = {model: list(rows_of(model, here)) for model in fresh}
-        shared = [
-            row for row in next(iter(tables.values())) if all(row in t for t in tables.values())
-        ]
-        if len(fresh) == 1 or len(shared) == len(HEAD):
-            shared = []
-        else:
-            yield "Keys of every kind:\n"
-            yield "\n".join(shared) + "\n"
+        every, several = shared_of(list(tables.values()))
+        several = several if is_short else {}
+        if every:
+            yield "Keys of every kind:\n\n" + table_of(every)
+        if several:
+            yield "Keys of several kinds:\n\n" + table_of(list(several.values()))
         for model, rows in tables.items():
             written.add(model)
             kind = kind_of(model)
-            yield (f'**`kind = "{kind}"`**: ' if kind else "") + cell(sentence_of(model)) + "\n"
-            own = [row for row in rows if row in HEAD or row not in shared]
-            if len(own) > len(HEAD):
-                yield "\n".join(own) + "\n"
+            rest = [row for row in rows if row not in every]
+            shared = [
+                row
+                for row in rest
+                if row.key in several
+                and row[:2] == several[row.key][:2]
+                and row.meaning == several[row.key].meaning
+            ]
+            told = ", ".join(also(row, several[row.key]) for row in shared)
+            sentence = cell(sentence_of(model)) + (f" Also {told}." if told else "")
+            own = [row for row in rest if row not in shared]
+            if is_short and kind and len(own) == 1:
+                sentence += f" Key {own[0].key} ({own[0].type}; {own[0].default})"
+                sentence += "." if own[0].meaning == IN_FORMULA else f": {own[0].meaning}"
+                own = []
+            yield (f'**`kind = "{kind}"`**: ' if kind else "") + cell(sentence) + "\n"
+            if own:
+                yield table_of(own)
         for model in fresh:
-            yield from sections_of(model, here, written)
+            yield from sections_of(model, here, written, is_short)
 
 
-def page() -> str:
-    """The whole page."""
-    top = "\n".join(rows_of(Experiment, ""))
-    below = "\n".join(sections_of(Experiment, "", set())).rstrip()
-    return f"{INTRODUCTION}## The file\n\n{top}\n\n{below}\n"
+def page(*, is_short: bool = True) -> str:
+    """The whole page; the long one repeats a row of several kinds at each of them."""
+    top = table_of(list(rows_of(Experiment, "")))
+    below = "\n".join(sections_of(Experiment, "", set(), is_short)).rstrip()
+    return f"{INTRODUCTION}## The file\n\n{top}\n{below}\n"
 
 
 def main() -> None:

@@ -212,9 +212,9 @@ class GradientSteps(ClientUpdate):
     """Base of client updates that take ``local_steps`` steps along minibatch gradients."""
 
     step_size: Positive
-    """The length of a local step."""
+    """Local step size."""
     local_steps: PositiveCount = 1
-    """Local steps a round."""
+    """Local steps per round."""
     minibatch: Minibatch = Full()
     """The examples of one step."""
 
@@ -232,7 +232,7 @@ class MappedSteps(GradientSteps):
     """Base of gradient steps that move by exact maps or by retractions."""
 
     maps: MapChoice = "exact"
-    """"retraction" replaces the exponential map, its inverse and the transport."""
+    """"retraction" approximates the exponential map, its inverse and the transport."""
 
     @property
     def server_maps(self) -> MapChoice | None:

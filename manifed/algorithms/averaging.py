@@ -35,13 +35,11 @@ class _Weights(Frozen):
     """Which iterates count, and how much: public numbers, fixed before the run."""
 
     from_round: PositiveCount = 1
-    """The first iterate that counts is the one after this round."""
+    """The average begins with the iterate after this round."""
     power: float = Field(default=0.0, ge=0, le=64)
-    """w_n is proportional to n^power, n = 1 in ``from_round``: 0 is a plain average, and a larger
-    one forgets the start without a ``from_round``."""
+    """Weights grow as n^power, with n = 1 in ``from_round``. 0: plain average."""
     noise_ratio: float = Field(default=1.0, ge=1e-3, le=1e3)
-    """Standard deviation of a round's noise over that of the round before: w_n is divided by its
-    square. Inverse variances are the best weights of unbiased iterates with independent errors."""
+    """Noise of a round over that of the round before. Weights are inverse variances."""
 
     def initial(self, x: Tensor) -> State:
         """What a state holds more: the average, or the mean projector (d, d), and W_n / w_n."""
@@ -58,7 +56,7 @@ class _Weights(Frozen):
 
 
 class GeodesicAverage(_Weights):
-    """The streaming average along geodesics, or along retractions where the algorithm uses them."""
+    """Streaming average along geodesics (or retractions, if ``maps`` says so)."""
 
     kind: Literal["geodesic"] = "geodesic"
 
@@ -82,7 +80,7 @@ class GeodesicAverage(_Weights):
 
 
 class ProjectorAverage(_Weights):
-    """The leading eigenspace of the mean projector, in the frame nearest to the last iterate."""
+    """Leading eigenspace of the mean projector."""
 
     kind: Literal["projector"] = "projector"
 

@@ -28,7 +28,7 @@ from manifed.oracles.noisy_oracle import Oracle
 
 
 class Decor(Masking, OnGraph):
-    """DECOR (Algorithm 1) on any graph: gossip whose noise cancels between neighbours."""
+    """DECOR (Algorithm 1): gossip whose noise cancels between neighbours."""
 
     kind: Literal["decor"] = "decor"
 

@@ -70,11 +70,11 @@ class _OfGraph(ClientUpdate):
     """Training whose nodes stand on a graph."""
 
     graph: GraphSpec
-    """Who talks to whom."""
+    """The communication graph."""
     graph_seed: WholeNumber = 0
-    """Read by random graphs only."""
+    """Seed of a random graph."""
     num_nodes: int | None = Field(default=None, ge=1, lt=1 << 20)
-    """None in a config: federation.num_clients. Node i is partition i."""
+    """Number of nodes. None: federation.num_clients. Node i is partition i."""
 
     @property
     def network(self) -> _Network:
@@ -108,7 +108,7 @@ class ModelOfEachNode(_OfGraph, ServerUpdate):
     """Server side that keeps a model for every node of a graph and mixes them."""
 
     mixing_weights: _MixingWeights = "metropolis-hastings"
-    """"complete" is the plain mean whatever the graph: the central special case."""
+    """"complete" is the plain mean on any graph."""
 
     space: ClassVar[Space] = "ambient"
     mean_weights = "uniform"
@@ -162,7 +162,7 @@ class ByGraph(GradientSteps, _OfGraph):
     """Base of gossip algorithms with gradient steps whose size may fall with the round."""
 
     decay_rounds: Positive | None = None
-    """Eta_t = step_size / (1 + t / decay_rounds) in round t + 1; None: constant."""
+    """Round t + 1 has step size step_size / (1 + t / decay_rounds). None: constant."""
 
     def step_size_in(self, server_round: int) -> float:
         """Returns eta_t of round 1, 2, ..., with t = server_round - 1."""
@@ -196,6 +196,6 @@ class OnGraph(ByGraph, ModelOfEachNode):
 
 
 class Gossip(OnGraph):
-    """Plain D-SGD; with privacy.kind = "example-level" each node noises its own gradients."""
+    """D-SGD on a graph. With privacy.kind = "example-level" each node noises its gradients."""
 
     kind: Literal["gossip"] = "gossip"

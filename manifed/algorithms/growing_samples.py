@@ -69,29 +69,29 @@ def _sensitivities(of: Releases, rounds: int) -> Array:
 
 
 class GrowingSamples(ModelOfEachNode):
-    """Stochastic optimisation on a graph with growing batches: client and server update in one."""
+    """Stochastic optimisation on a graph with growing batches."""
 
     kind: Literal["growing-samples"] = "growing-samples"
     perturbation: Literal["output", "gradient"]
-    """What is noised: what a node sends (Algorithm 1), or its gradient (Algorithm 2)."""
+    """What is noised: the message (Algorithm 1) or the gradient (Algorithm 2)."""
     schedules: TimeVarying
-    """In mode "rigorous" ``noise_scale`` counts in 2 S z (privacy.l2_norm_clip, noise multiplier);
-    in mode "paper" it is the scale of the Laplace noise."""
+    """The schedules by round. In mode "rigorous", ``noise_scale`` is in units of 2 S z (clip S,
+    noise multiplier z)."""
     mode: Literal["rigorous", "paper"] = "rigorous"
-    """"rigorous" clips, and noises for what one record can change; "paper" does as printed."""
+    """"rigorous" clips and adds the noise that one record needs. "paper" runs as printed, without
+    privacy."""
     grad_point: Literal["own", "mixed"] = "own"
-    """Where Algorithm 1 takes gradients: at x_i,k, which is hidden, or at z_i,k, which everybody
-    sees and which needs no Lipschitz constant (not in the paper)."""
+    """Where Algorithm 1 takes gradients: at the hidden x_i,k, or at the public z_i,k, which needs
+    no Lipschitz constant (not in the paper)."""
     lipschitz: NonNegative | None = None
-    """Of an example's gradient in L2, for grad_point = "own", whose price it enters; enforced: a
-    record that can be steeper counts as zero. Clipping to an L2 ball does not raise it."""
+    """Lipschitz constant of an example's gradient in L2, for grad_point = "own". It enters the
+    price. A steeper record counts as zero."""
     samples: Literal["subsets", "in-order"] | None = None
-    """Which records a round takes: a fresh random subset (None, too), or the next gamma_k in the
-    order in which they lie, so that each is used once, as of a stream that was recorded."""
+    """Records of a round: a fresh random subset (None, too), or the next gamma_k in file order,
+    each used once."""
     on_exhausted: Literal["stop", "recycle"] = "stop"
-    """When gamma_k is more than a node has (of samples "in-order": has left): end, or go on with
-    all it has (begin again), and lose what growth gives: the total epsilon then grows without
-    bound."""
+    """What happens when gamma_k exceeds the records (left): end, or go on with all records (from
+    the first). With "recycle" the total epsilon grows without bound."""
     draws_laplace = True
 
     @model_validator(mode="after")

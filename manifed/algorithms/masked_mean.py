@@ -49,13 +49,13 @@ class _Silent(Payload):
 
 
 class MaskedMean(Masking, MappedSteps):
-    """The masked mean: each node sends one masked gradient a round, and masks cancel in the sum."""
+    """Each node sends one masked gradient per round. Masks cancel in the sum."""
 
     kind: Literal["masked-mean"] = "masked-mean"
     mean_weights = "uniform"
     """Masks cancel in the plain sum."""
     max_dropped: WholeNumber | None = None
-    """With how many nodes at once masks are revealed; None: a third of them."""
+    """Most silent nodes per round whose masks are revealed. None: a third of the nodes."""
 
     @property
     def most_dropped(self) -> int:

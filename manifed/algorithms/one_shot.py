@@ -86,9 +86,9 @@ class OneShot(Algorithm):
     """Base of one-shot algorithms: a noised mean statistic goes up, the model follows from it."""
 
     weights: Weighting = "num-examples"
-    """A client's weight in the mean: its number of examples, or 1."""
+    """Weight of a client in the mean: its number of examples, or 1."""
     minibatch: Full = Full()
-    """Every example: a batch would save nothing, and add noise."""
+    """The examples of one step."""
 
     space = "ambient"
     noise_is = "Gaussian on the statistic of"
@@ -155,7 +155,7 @@ class OneShot(Algorithm):
 
 
 class SecondMoment(OneShot):
-    """One-shot principal components: leading eigenvectors of the noised mean second moment."""
+    """One-shot principal components of the noised mean second moment."""
 
     kind: Literal["second-moment"] = "second-moment"
 
@@ -174,7 +174,7 @@ class SecondMoment(OneShot):
 
 
 class LogEuclidean(OneShot):
-    """One-shot log-Euclidean mean: the exponential of the noised mean of logarithms."""
+    """One-shot log-Euclidean mean."""
 
     kind: Literal["log-euclidean"] = "log-euclidean"
 
@@ -187,13 +187,13 @@ class LogEuclidean(OneShot):
 
 
 class NoisyGram(OneShot):
-    """One-shot least squares: the solution of the noised mean Gram matrix."""
+    """One-shot least squares from the noised mean Gram matrix."""
 
     kind: Literal["noisy-gram"] = "noisy-gram"
     ridge: NonNegative = 0.0
     """The ridge of the problem."""
     eigenvalue_floor: Positive = 1e-3
-    """Public: least eigenvalue of A_aa that is believed."""
+    """Public floor of the eigenvalues of A_aa."""
 
     up = SymmetricMean.sized(1)
     takes = GramMatrices

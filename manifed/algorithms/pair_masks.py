@@ -109,12 +109,13 @@ class Masking(ByGraph, ServerUpdate):
     """Base of algorithms with pairwise masks: agreement on keys, masks, checks and words."""
 
     pair_keys: Literal["seeded", "exchanged"] = "seeded"
-    """In a config: by privacy.noise_source, "os" needs "exchanged"."""
+    """Where masks come from. privacy.noise_source = "os" needs "exchanged"."""
     pinned_keys: str | None = None
-    """Absolute path, at every node, of a file with a line ``node key`` for each node: the Ed25519
-    keys by which nodes know each other. None: an active server could sit between any two."""
+    """Absolute path, on every node, of a file with a line ``node key`` per node (Ed25519 public
+    keys). None: an active server could impersonate neighbours."""
     signing_keys: str | None = None
-    """Absolute path, at every node, of its own Ed25519 key; ``{node}`` stands for its number."""
+    """Absolute path, on every node, of its Ed25519 private key. ``{node}`` stands for its number.
+    """
 
     has_masks = True
 

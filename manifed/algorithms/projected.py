@@ -38,10 +38,10 @@ class _Projecting(GradientSteps, ServerUpdate):
     """What both forms share: local steps, the mean's projection, and the tube it must stay in."""
 
     server_step_size: Positive = 1.0
-    """eta_g, of the server's step; line 17 undoes it at the clients."""
+    """Server step size."""
     tube_radius: Positive | None = None
-    """Largest |x - P_M(x)|; None: the reach of the manifold, beyond which P_M is not unique (the
-    theory asks for half of it, Assumption 2.3)."""
+    """Largest allowed |x - P_M(x)|. None: the reach of the manifold (Assumption 2.3 asks for half
+    of it)."""
 
     space: ClassVar[Space] = "ambient"
     mean_weights = "uniform"
@@ -113,15 +113,17 @@ class _Projecting(GradientSteps, ServerUpdate):
 
 
 class Projected(_Projecting):
-    """Projected federated learning (Algorithm 1), in which everybody takes part in every round."""
+    """Projected federated learning (Algorithm 1). Every client takes part in every round."""
 
     kind: Literal["projected"] = "projected"
     upload: Literal["corrected", "plain"] = "corrected"
-    """"corrected": z-hat minus P(x), line 11. "plain": -eta tau mean_t g_t, without the correction.
+    """"corrected": line 11 of the paper. "plain": without the correction, as client-level privacy
+    needs.
 
-    Both have one mean while the corrections sum to zero. When the server clips or noises its mean
-    they do not, and corrected uploads carry the noise of each round into all later ones (the mean
-    correction becomes a random walk); plain uploads forget it after one round.
+    A corrected upload is z-hat minus P(x), a plain one is -eta tau mean_t g_t. Both have one mean
+    while the corrections sum to zero. When the server clips or noises its mean they do not:
+    corrected uploads then carry the noise of each round into all later ones (the mean correction is
+    a random walk), and plain uploads forget it after one round.
     """
 
     needs_everyone = True
@@ -164,7 +166,7 @@ class Projected(_Projecting):
 
 
 class ProjectedPartial(_Projecting):
-    """Projected federated learning for cohorts, with control variates that the server keeps."""
+    """Projected federated learning for cohorts. The server keeps control variates."""
 
     kind: Literal["projected-partial"] = "projected-partial"
 

@@ -38,16 +38,16 @@ from manifed.oracles.noisy_oracle import Oracle
 
 
 class RFedAGS(MappedSteps, ServerUpdate):
-    """``local_steps`` gradient steps a client; the server averages the streams of those present."""
+    """Local gradient steps. The server averages the gradient streams of the clients present."""
 
     kind: Literal["rfedags"] = "rfedags"
     mean_weights = "uniform"
     """The weights of the mean that a mechanism noises; 1 / (n p_i) weigh the streams."""
     server_step_size: Positive = 1.0
-    """The length of the server's step along the mean."""
+    """Server step size."""
     participation: Probability | tuple[Probability, ...] | None = None
-    """p_i, one for all clients or one each; None: the share of rounds in which a client was there
-    (at client level: the cohort's own)."""
+    """The p_i: one for all clients, or one each. None: the observed share of rounds (at client
+    level: the cohort's probability)."""
 
     # -- the client --------------------------------------------------------------------------
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:

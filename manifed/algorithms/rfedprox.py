@@ -20,11 +20,11 @@ from manifed.oracles.noisy_oracle import Oracle
 
 
 class RFedProx(MappedSteps):
-    """Client update of ``local_steps`` steps that are pulled back to the broadcast point."""
+    """Local steps with a proximal pull towards the broadcast point."""
 
     kind: Literal["rfedprox"] = "rfedprox"
     penalty_weight: NonNegative
-    """mu, of the pull towards the broadcast point."""
+    """The weight mu of the pull."""
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:
         """The steps from the broadcast point; the pull is zero in the first and left out there."""

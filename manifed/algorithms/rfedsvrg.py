@@ -33,13 +33,13 @@ from manifed.oracles.noisy_oracle import Oracle
 
 
 class RFedSVRG(MappedSteps, ServerUpdate):
-    """RFedSVRG with two exchanges a round: gradients at a common point, then iterates."""
+    """RFedSVRG, with two exchanges per round: gradients at a common point, then iterates."""
 
     kind: Literal["rfedsvrg"] = "rfedsvrg"
     server_step_size: Positive = 1.0
-    """The length of the server's step along the mean."""
+    """Server step size."""
     weights: Weighting = "uniform"
-    """A client's weight in the mean: its number of examples, or 1."""
+    """Weight of a client in the mean: its number of examples, or 1."""
 
     # -- the client --------------------------------------------------------------------------
     @property

@@ -48,13 +48,13 @@ class Output:
 
 
 class RSGD(MappedSteps):
-    """Client update of K steps of Riemannian stochastic gradient descent (PriRFed, Algorithm 2)."""
+    """Riemannian stochastic gradient descent at the clients (PriRFed, Algorithm 2)."""
 
     kind: Literal["rsgd"] = "rsgd"
     minibatch: Minibatch = Poisson(batch_size=32)
     """The examples of one step."""
     output: Option = "last-iterate"
-    """What of its local iterates a client sends."""
+    """Which local iterate a client sends."""
 
     @property
     def published_steps(self) -> int | None:
@@ -73,7 +73,7 @@ class RSGD(MappedSteps):
 
 
 class ScheduledRSGD(RSGD):
-    r"""RSGD whose noise multiplier changes with the round, z in round 1 times a public factor z_r.
+    r"""``rsgd`` whose noise multiplier in round r is scaled by a public factor z_r.
 
     Every round is charged as its own release: without sampling that is one Gaussian release of
     mu^2 = sum_r 1 / (z z_r)^2 (Dong, Roth, Su 2022, Corollary 3.3), so a target fixes z, and a
@@ -85,7 +85,7 @@ class ScheduledRSGD(RSGD):
 
     kind: Literal["scheduled-rsgd"] = "scheduled-rsgd"  # pyright: ignore[reportIncompatibleVariableOverride]
     noise_multipliers: AnySchedule
-    """z_r as a schedule of k = r - 1."""
+    """The factor z_r, as a schedule of k = r - 1."""
 
     def in_round(self, server_round: int) -> "ScheduledRSGD":
         """Returns Algorithm 2 as it is run, and charged, in one round."""

@@ -40,23 +40,24 @@ from manifed.privacy.mechanism import ExampleMechanism
 
 
 class RSVRG(ClientUpdate):
-    """Client update of K epochs of m variance-reduced steps each (PriRFed, Algorithm 3)."""
+    """Variance-reduced descent at the clients: K epochs of m steps (PriRFed, Algorithm 3)."""
 
     kind: Literal["rsvrg"] = "rsvrg"
     step_size: Positive
-    """The length of a local step."""
+    """Local step size."""
     epochs: PositiveCount = 1
-    """K: how often the reference gradient is taken anew in a round."""
+    """The number K of reference gradients per round."""
     inner_steps: PositiveCount
-    """m: corrected steps an epoch."""
+    """The number m of corrected steps per epoch."""
     minibatch: Minibatch = Poisson(batch_size=32)
     """The examples of one step."""
     variant: Literal["reuse", "fresh"] = "reuse"
-    """Noise the reference once an epoch, or cover it by each step's own noise (as printed)."""
+    """"reuse" noises the reference once per epoch. "fresh" covers it by the noise of each step, as
+    printed."""
     correction_clip: Literal["difference", "each"] = "difference"
     """Clip the difference of the two gradients, or each of them (as printed)."""
     output: Option = "last-iterate"
-    """What of its local iterates a client sends."""
+    """Which local iterate a client sends."""
 
     @property
     def server_maps(self) -> MapChoice:

@@ -30,21 +30,21 @@ from manifed.manifolds.base import DRIFT, Manifold, MapChoice
 
 
 class TangentMean(ServerUpdate):
-    """Server update of PriRFed (Algorithm 1): a step to the tangent mean of the uploads, (3.2)."""
+    """A step along the tangent mean of the uploads (PriRFed, Algorithm 1, (3.2))."""
 
     kind: Literal["tangent-mean"] = "tangent-mean"
     server_step_size: Positive = 1.0
-    """The length of the server's step along the mean."""
+    """Server step size."""
     weights: Weighting = "num-examples"
-    """A client's weight in the mean: its number of examples, or 1."""
+    """Weight of a client in the mean: its number of examples, or 1."""
     output_rule: Literal["last", "uniform"] = "last"
-    """Option 1 ("last") or Option 2 ("uniform"), lines 12 and 13."""
+    """"last": Option 1, line 12. "uniform": Option 2, line 13."""
     maps: MapChoice | None = None
-    """How the server moves; None: exactly, or in a config by the maps of ``training``."""
+    """Maps of the server's step. None: those of ``training``."""
     average: Average | None = None
-    """The model is this average of the iterates; None: the last iterate."""
+    """The model is this average of iterates. None: the last iterate."""
     momentum: Fraction | None = None
-    """None: no momentum."""
+    """Weight of the previous direction. None: no momentum."""
 
     @model_validator(mode="after")
     def _is_option_1(self) -> "TangentMean":

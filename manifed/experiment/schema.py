@@ -84,20 +84,20 @@ _STRATEGY = Kinds(ServerUpdate, {"tangent-mean": "algorithms.tangent_mean:Tangen
 
 
 class Output(Frozen):
-    """The output of a run: its folder, its checkpoints, and what is printed."""
+    """Run folder, checkpoints and printing."""
 
     directory: str | None = None
-    """The run folder; None: a new one below ``runs``."""
+    """The run folder. None: a new one below ``runs``."""
     checkpoint_every: PositiveCount | Literal["auto"] = "auto"
-    """Rounds between checkpoints; "auto" saves as often as 5 % of the run's time allows."""
+    """Rounds between checkpoints. "auto": at most 5 % of the run's time."""
     plain: bool = False
     """Plain lines in place of a progress bar."""
     quiet: bool = False
-    """Leave the statement to whoever started the run; what ``manifed run`` sets."""
+    """Do not print the statement. ``manifed run`` sets this."""
     resume: bool = False
-    """Go on in ``directory``; what ``--resume`` sets."""
+    """Resume the run in ``directory``. ``--resume`` sets this."""
     ledger_head: str | None = None
-    """An anchor: a resumed run's ledger must hold this head, which an earlier part printed."""
+    """A printed ledger head that the ledger of the resumed run must contain."""
 
 
 def _follow(table: dict[str, Any], name: str, **keys: Any) -> None:
@@ -110,9 +110,9 @@ class Experiment(Frozen):
     """A whole experiment: a setting with its data, engine, evaluation and output."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
-    """The name of the run folder, the figures and the bundle's run; it changes no result."""
+    """Names the run folder and the figures. It changes no result."""
     description: str = ""
-    """For readers."""
+    """Free text for readers."""
     problem: Annotated[ProblemSource, PROBLEMS]
     """What is minimised, and on which manifold."""
     data: Annotated[DataSource, DATA]
@@ -122,9 +122,9 @@ class Experiment(Frozen):
     training: Annotated[ClientUpdate, _TRAINING]
     """The algorithm: what a client does in a round."""
     strategy: Annotated[ServerUpdate, _STRATEGY] | None = None
-    """The server update of a client update that has none of its own; None: the tangent mean."""
+    """The server update, for a client update without its own. None: the tangent mean."""
     privacy: Privacy = NoPrivacy()
-    """Who is protected, how much, and by which noise; left out: nobody."""
+    """Who is protected, how much, and by which noise."""
     evaluation: Judging = Evaluation()
     """How a model is judged after a round."""
     engine: Engine = Engine()

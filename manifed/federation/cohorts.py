@@ -72,7 +72,7 @@ class _Cohort(Frozen):
 
 
 class Everyone(_Cohort):
-    """Cohort rule: all clients take part in every round."""
+    """All clients take part in every round."""
 
     kind: Literal["all"] = "all"
     probabilities: ClassVar[_Probabilities] = ()
@@ -93,12 +93,12 @@ class Everyone(_Cohort):
 
 
 class FixedSize(_Cohort):
-    """Cohort rule: a uniform subset of ``cohort_size`` clients (PriRFed, Algorithm 1, line 2)."""
+    """A uniform subset of ``cohort_size`` clients (PriRFed, Algorithm 1, line 2)."""
 
     kind: Literal["fixed-size"] = "fixed-size"
     probabilities: ClassVar[_Probabilities] = ()
     cohort_size: PositiveCount
-    """Clients a round, drawn uniformly."""
+    """Clients per round."""
 
     def check(self, num_clients: int) -> None:
         """Refuses a cohort that is larger than the number of clients."""
@@ -126,12 +126,12 @@ class FixedSize(_Cohort):
 
 
 class PoissonCohort(_Cohort):
-    """Cohort rule: each client with ``sampling_probability``; a round may have nobody."""
+    """Each client independently, with one probability. A round may be empty."""
 
     kind: Literal["poisson"] = "poisson"
     probabilities: ClassVar[_Probabilities] = ()
     sampling_probability: Probability
-    """With which each client takes part in a round, independently."""
+    """Probability that a client takes part in a round."""
 
     def rate(self, num_clients: int) -> float:
         """The participation probability rho."""
@@ -139,7 +139,7 @@ class PoissonCohort(_Cohort):
 
 
 class PoissonEach(_Cohort):
-    """Cohort rule: client i with ``probabilities[i]``; a round may have nobody.
+    """Each client independently, with its own probability. A round may be empty.
 
     One client's privacy is amplified by its own probability alone, so prices are those of the
     client with the largest where one number must do, and never of a mean. A server that divides a
@@ -149,7 +149,7 @@ class PoissonEach(_Cohort):
 
     kind: Literal["poisson-each"] = "poisson-each"
     probabilities: _Probabilities = Field(min_length=1)
-    """p_i of every client, public: with which a round asks it."""
+    """The public p_i of every client."""
 
     def chosen(self, uniforms: Tensor) -> Tensor:
         """Returns the partitions whose uniform lies below their own probability."""

@@ -130,7 +130,7 @@ class Transport(Protocol):
 
 
 class ReplyPolicy(Frozen):
-    """Policy that says when a round goes on without some replies, and how often it is tried.
+    """The policy for missing replies.
 
     A reply that is an error, is missing, has another config hash, round or phase, another shape, an
     entry that is not finite, or is not tangent counts as a failure. Whoever was invited has paid
@@ -142,13 +142,13 @@ class ReplyPolicy(Frozen):
     """
 
     on_failure: Literal["proceed", "retry", "abort"] = "proceed"
-    """Go on with the others, send the round again (which is charged again), or stop."""
+    """Go on with the others, repeat the round (charged again), or stop."""
     min_fraction: float = Field(default=0.5, gt=0, le=1)
-    """Proceed needs at least this share of the cohort."""
+    """Least share of the cohort that lets a round proceed."""
     max_attempts: int = Field(default=3, ge=1)
-    """The most attempts of one round, the first one included."""
+    """Most attempts of one round, the first included."""
     timeout: float = Field(default=3600.0, gt=0)
-    """Seconds to wait for the replies of one phase."""
+    """Seconds to wait for the replies of one exchange."""
 
     @property
     def attempts(self) -> int:

@@ -62,41 +62,41 @@ EVALUATE = Phase("evaluate", Point, Totals, uploads=("any",), aggregation="none"
 
 
 class _StopWhen(Frozen):
-    """When a run ends before its last round; it pays for all of them."""
+    """Early stopping. The run pays for all planned rounds."""
 
     no_better_for: PositiveCount
-    """Evaluations in a row without a smaller mean loss than any before."""
+    """Evaluations in a row without a new least mean loss."""
 
 
 class _HeldOut(Frozen):
     """When a model is judged by records that no training step uses, and what follows from it."""
 
     every: PositiveCount = 1
-    """Rounds between evaluations; the others pay nothing for it."""
+    """Rounds between evaluations. The other rounds pay nothing."""
     keep: Literal["last", "best"] = "last"
-    """Which round's model is the result: the last, or the one of the least mean loss."""
+    """The model of the last round, or that of the least mean loss."""
     stop_when: _StopWhen | None = None
-    """End before the last round; None: never."""
+    """Early stopping. None: never."""
 
 
 class PublicEvaluation(_HeldOut):
-    """Evaluates loss and accuracy on a public file that the server has."""
+    """Loss and accuracy on a public file of the server."""
 
     kind: Literal["public"] = "public"
     path: str = Field(min_length=1)
-    """On the server's machine, read as ``data`` says; relative to the current folder there."""
+    """Path on the server, relative to the current folder. Read as ``data`` says."""
 
 
 class PrivateEvaluation(_HeldOut):
-    """Evaluates loss and accuracy on every site's hold-out, noised and charged to every ledger."""
+    """Loss and accuracy on the hold-out of every site, noised and charged to every ledger."""
 
     kind: Literal["private"] = "private"
     hold_out: Fraction
-    """Share of the records that no training step uses."""
+    """Share of the records that is kept from training."""
     loss_range: tuple[float, float]
-    """Public: what losses are clipped to."""
+    """Public interval to which losses are clipped."""
     noise_multiplier: Positive | None = None
-    """Noise relative to the sensitivity; None: as training's, found together with it."""
+    """Noise over the sensitivity. None: that of training, calibrated together with it."""
 
     @model_validator(mode="after")
     def _is_interval(self) -> "PrivateEvaluation":

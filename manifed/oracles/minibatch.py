@@ -25,7 +25,7 @@ _Array = npt.NDArray[Any]
 
 
 class Full(Frozen):
-    """Minibatch rule: every example in every step, for which exact Gaussian accounting applies."""
+    """Every example in every step. Gaussian accounting is exact."""
 
     kind: Literal["full"] = "full"
 
@@ -39,11 +39,11 @@ class Full(Frozen):
 
 
 class Poisson(Frozen):
-    """Minibatch rule: each example independently with ``batch_size / num_examples``."""
+    """Each example independently, with probability ``batch_size / num_examples``."""
 
     kind: Literal["poisson"] = "poisson"
     batch_size: Positive
-    """Expected number of examples in a batch."""
+    """Expected examples per batch."""
 
     def expected_size(self, num_examples: int) -> float:
         """Returns the expected (not the drawn) batch size, which normalises the mean gradient."""
@@ -56,11 +56,11 @@ class Poisson(Frozen):
 
 
 class WithoutReplacement(Frozen):
-    """Minibatch rule: a uniform subset of exactly ``batch_size`` (PriRFed, Algorithm 2, line 3)."""
+    """A uniform subset of ``batch_size`` examples (PriRFed, Algorithm 2, line 3)."""
 
     kind: Literal["without-replacement"] = "without-replacement"
     batch_size: PositiveCount
-    """Examples of a batch, exactly."""
+    """Examples per batch."""
 
     def expected_size(self, num_examples: int) -> float:
         """Returns the batch size, by which the mean gradient is normalised."""

@@ -112,7 +112,7 @@ class ExampleMechanism(Frozen):
 
 
 class AdaptiveClip(Frozen):
-    """A clip norm that follows a quantile of the uploads' norms, found privately.
+    """A clip that follows a privately estimated quantile of the upload norms.
 
     Andrew, Thakkar, McMahan, Ramaswamy: Differentially Private Learning with Adaptive Clipping
     (2021), Algorithm 1. b_i = 1 if the norm of upload i is at most the clip norm C; the cohort's
@@ -120,11 +120,11 @@ class AdaptiveClip(Frozen):
     """
 
     target_quantile: Fraction = 0.5
-    """Share of the uploads that shall not be clipped."""
+    """Share of uploads that should not be clipped."""
     learning_rate: Positive = 0.2
-    """How fast the clip norm follows."""
+    """Step size of the adaptation."""
     quantile_noise_multiplier: Positive
-    """Noise of the sum of b_i - 1/2, relative to its sensitivity of 1/2."""
+    """Noise multiplier of the quantile estimate."""
 
 
 class ClientMechanism(Frozen):

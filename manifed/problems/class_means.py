@@ -46,9 +46,9 @@ class NearestMean(ProblemSource):
     needs: ClassVar[ExampleKind] = "labelled-spd-matrices"
     start: Start = OriginStart()
     manifold: Literal["spd", "spd-log-euclidean"] = "spd"
-    """Which metric measures between covariance matrices."""
+    """The metric on covariance matrices."""
     num_classes: int = Field(ge=2, le=1000)
-    """Classes of the labels, which are 0, 1, ... ."""
+    """Number of classes. Labels are 0, 1, ... ."""
 
     def build(self) -> "ClassMeans":
         """The problem on the product of one ``manifold`` a class."""

@@ -152,11 +152,11 @@ class PartitionRule(Frozen):
 
 
 class Equal(PartitionRule):
-    """Partition into shards of equal size, shuffled or as consecutive blocks."""
+    """Shards of equal size, shuffled or consecutive."""
 
     kind: Literal["equal"] = "equal"
     shard_size: PositiveCount | None = None
-    """Examples a client; None divides all."""
+    """Examples per client. None: divide all."""
     is_shuffled: bool = True
     """False: consecutive blocks."""
 
@@ -169,7 +169,7 @@ class Equal(PartitionRule):
 
 
 class Sorted(PartitionRule):
-    """Label-skewed partition: examples sorted by label, in consecutive blocks.
+    """Examples sorted by label, in consecutive blocks.
 
     One block per client in order is the split of Zhang et al. section 5.1; with several each client
     gets random ones, so a few classes.
@@ -177,9 +177,9 @@ class Sorted(PartitionRule):
 
     kind: Literal["sorted"] = "sorted"
     blocks_per_client: PositiveCount = 1
-    """How many consecutive blocks a client gets."""
+    """Blocks per client."""
     shard_size: PositiveCount | None = None
-    """Examples a client; None divides all."""
+    """Examples per client. None: divide all."""
 
     def split(self, dataset: Dataset, num_partitions: int, rng: Generator) -> list[_Indices]:
         """One index array per client."""
@@ -198,14 +198,14 @@ class Sorted(PartitionRule):
 
 
 class Dirichlet(PartitionRule):
-    """Partition by class proportions from Dirichlet(alpha); every client gets an example.
+    """Class proportions from Dirichlet(alpha). Every client gets an example.
 
     Hsu, Qi, Brown 2019. Drawn again, a thousand times at most, until nobody is empty.
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: Positive = 0.5
-    """Small: each client has few classes; large: all are alike."""
+    """Small: few classes per client. Large: clients are alike."""
 
     def split(self, dataset: Dataset, num_partitions: int, rng: Generator) -> list[_Indices]:
         """One index array per client."""
@@ -229,7 +229,7 @@ class Dirichlet(PartitionRule):
 
 
 class Natural(PartitionRule):
-    """Partition by source: each client gets the examples that were drawn for it."""
+    """Each client gets the examples that were drawn for it."""
 
     kind: Literal["natural"] = "natural"
 

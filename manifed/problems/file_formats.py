@@ -58,24 +58,24 @@ class Layout(DataSource):
     """The columns, arrays and shapes that are looked for in a file, without rules for values."""
 
     columns: tuple[str, ...] = ()
-    """The columns of a csv or parquet table that are the entries of an example, in this order."""
+    """Columns of a csv or parquet table that hold the entries of an example, in order."""
     shape: tuple[int, ...] = ()
-    """The shape of one example; left out, a vector of as many entries as ``columns``."""
+    """Shape of one example. Default: a vector of the ``columns``."""
     array: str = "x"
-    """The array of an npz or safetensors file that holds the examples, number first."""
+    """Array of an npz or safetensors file. Its first dimension counts the examples."""
     label: str | None = None
     """Column or array of the labels."""
     classes: tuple[int | str, ...] = ()
-    """Public: the labels that there can be. Of two, logistic regression takes the second for +1."""
+    """Public list of possible labels. Logistic regression takes the second for +1."""
     features: tuple[str, ...] = ()
-    """Columns of the features of hyperbolic points, for hyperbolic prediction."""
+    """Columns of features, for hyperbolic prediction."""
     format: _Format | None = None
     """None: by the file's suffix."""
     delimiter: Literal[",", ";", "\t", "|"] = ","
-    """The character between the columns of a csv file."""
+    """Separator of a csv file."""
     source: str | None = None
-    """``package.module:function`` that reads a file instead, of a package of one's own: it takes a
-    path and returns a tensor, tensors by name, or a ``torch.utils.data.Dataset``."""
+    """``package.module:function`` of your package that reads a file. It takes a path and returns a
+    tensor, tensors by name, or a ``torch.utils.data.Dataset``."""
 
     @property
     def one_shape(self) -> tuple[int, ...]:

@@ -129,7 +129,7 @@ class OnPoints(_NearPoints):
     """Base of problems whose examples are points ``z`` (..., n, *point) of a manifold."""
 
     manifold: _OfManifold = Field(default_factory=SPD)
-    """Where the points lie, and which metric measures between them."""
+    """The manifold of the points, with its metric."""
 
     reference_tolerance = 1e-12
 
@@ -164,7 +164,7 @@ class OnPoints(_NearPoints):
 
 
 class FrechetMean(OnPoints):
-    """The problem of the Fréchet mean (PriRFed section 6.2)."""
+    """Fréchet mean (PriRFed, section 6.2)."""
 
     kind: Literal["frechet-mean"] = "frechet-mean"
 
@@ -183,7 +183,7 @@ class FrechetMean(OnPoints):
 
 
 class GeometricMedian(OnPoints):
-    """The problem of the geometric median, whose gradients have norm 1 for any data."""
+    """Geometric median. Its gradients have norm 1 for any data."""
 
     kind: Literal["geometric-median"] = "geometric-median"
 
@@ -203,7 +203,7 @@ class GeometricMedian(OnPoints):
 
 # -- prediction on hyperbolic space ----------------------------------------------------------------
 class HyperbolicPrediction(_NearPoints):
-    """The problem of structured prediction on the hyperbolic plane (PriRFed section 6.3).
+    """Structured prediction on the hyperbolic plane (PriRFed, section 6.3).
 
     f_j(x) = alpha_j dist(x, y_j)^2; examples ``target`` (..., n, d + 1), ``weight`` (..., n).
     """
@@ -214,18 +214,17 @@ class HyperbolicPrediction(_NearPoints):
     kind: Literal["hyperbolic-prediction"] = "hyperbolic-prediction"
     start: Start = OriginStart()
     bandwidth: Positive = 0.3
-    """v, the width of the kernel over features."""
+    """Width v of the kernel over features."""
     ridge: Positive = 1e-5
-    """gamma, added to the diagonal of the kernel matrix."""
+    """The gamma that is added to the diagonal of the kernel matrix."""
     kernel_width: Literal["printed", "rbf"] = "printed"
     """"printed": exp(-|w-w'|^2 / (2 v)^2); "rbf": exp(-|w-w'|^2 / (2 v^2))."""
     ridge_rule: Literal["printed", "times-examples"] = "printed"
     """"printed": K + gamma I; "times-examples": K + N_i gamma I."""
     radius: Positive = 4.0
-    """The paper's M, of its constants L_f and L_g; nothing is computed from it."""
+    """The paper's bound M on distances. Nothing is computed from it."""
     are_features_public: bool = False
-    """Declares the features public: the weights of an agent depend on all of its features, so what
-    privacy protects is the targets alone (label privacy)."""
+    """Declares the features public. Privacy then protects the targets only."""
 
     def mixes_records(self) -> str | None:
         """A feature moves the kernel weights of every example of its agent."""

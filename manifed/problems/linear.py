@@ -114,7 +114,7 @@ class _Slopes:
 
 
 class LeastSquares(LinearModel):
-    """The problem of least squares on R^d.
+    """Least squares on R^d.
 
     f_j(x) = 1/2 (a_j^T x - b_j)^2 + ridge/2 |x|^2 of examples ``feature`` (..., n, d) and
     ``target`` (..., n). DECOR's synthetic task is its instance with A_i = (i / sqrt n) I and a sum
@@ -128,7 +128,7 @@ class LeastSquares(LinearModel):
     ridge: NonNegative = 0.0
     """Weight of |x|^2 / 2 in the loss."""
     scaling: Literal["mean", "sum"] = "mean"
-    """"mean": the loss is a mean over a client's rows; "sum": their sum."""
+    """Whether the loss is the mean or the sum over a client's rows."""
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
         """Returns rows and targets, scaled."""
@@ -170,7 +170,7 @@ class LeastSquares(LinearModel):
 
 
 class Logistic(LinearModel):
-    """The problem of logistic regression on R^d.
+    """Logistic regression on R^d.
 
     f_j(x) = log(1 + exp(-b_j a_j^T x)) + penalty/2 |x|^2 of examples ``feature`` (..., n, d) and
     ``label`` (..., n) in {-1, 1}. DECOR's printed loss log(1 + b exp(-x^T a)) vanishes for b = 0;

@@ -343,21 +343,21 @@ class ModuleProblem(Problem):
 
 # -- of a config ---------------------------------------------------------------------------------
 class ModuleSpec(ProblemSource):
-    """The table of a problem whose module is made by a function of a package of one's own."""
+    """Trains a torch module that a function of your package makes."""
 
     kind: Literal["module"] = "module"
     needs: ClassVar[ExampleKind] = "labelled-rows"
     start: Start = ModelStart()
     model: str
-    """``package.module:factory``, a function without arguments that gives a `torch.nn.Module`."""
+    """``package.module:factory``: a function without arguments that returns a `torch.nn.Module`."""
     loss: str = "cross-entropy"
     """"cross-entropy", "mse", or ``package.module:function`` of an output (1, *) and a label
     (1, *)."""
     model_seed: Seed = 0
-    """The seed of torch's generator while the factory runs: it fixes start point and constants."""
+    """Seed of torch's generator while the factory runs."""
 
     compute: Literal["float64", "float32"] | None = None
-    """What the model computes in; points, norms, sums and noise are float64. None: float64."""
+    """Precision of the module. Points, norms, sums and noise are float64. None: float64."""
 
     @field_validator("model")
     @classmethod

@@ -64,33 +64,32 @@ class FileData(Layout):
         "rows", "regression", "classification", "spd-matrices", "signals", "sphere-points",
         "hyperbolic-points", "columns",
     ]  # fmt: skip
-    """What one example is; "signals" become covariance matrices."""
+    """Kind of example. "signals" become covariance matrices."""
     query: tuple[float, ...] = ()
-    """The features that hyperbolic prediction is asked for: public."""
+    """Public features of the point to predict, for hyperbolic prediction."""
     coordinates: Literal["poincare", "lorentz"] = "poincare"
-    """What the entries of a hyperbolic point are."""
+    """Coordinates of hyperbolic points."""
     is_row_wise: bool = False
-    """Declares that ``source`` computes each example from its own record alone."""
+    """Declares that ``source`` computes each example from its own record only."""
     range: _Interval | tuple[_Interval, ...] | None = None
-    """Public bounds: of every entry, of each column, or of the eigenvalues of SPD matrices."""
+    """Public bounds of every entry, of each column, or of the eigenvalues of SPD matrices."""
     label_range: _Interval | None = None
-    """Public bounds of the label of a regression."""
+    """Public bounds of a regression's label."""
     rescale_to: _Interval | None = None
-    """Map ``range`` linearly to this, each column by itself."""
+    """Map ``range`` linearly to this interval, column by column."""
     row_norm: Positive | None = None
-    """Public bound of a row's length; of a hyperbolic point's distance from the origin."""
+    """Public bound of a row's length, or of a hyperbolic point's distance from the origin."""
     outside: _Outside = "refuse"
-    """A row beyond a bound: refuse the file; clip its entries, then its length; or project it onto
-    the manifold (rows and sphere points: onto the sphere of radius ``row_norm``)."""
+    """What to do with a row beyond a bound: refuse the file, clip the entries and then the length,
+    or project onto the manifold (rows: onto the sphere of radius ``row_norm``)."""
     ridge: Positive = 1e-6
-    """Added to the diagonal of the covariance of a signal."""
+    """Added to the diagonal of a signal's covariance."""
     is_centred: bool = True
-    """Subtract each signal's own mean over time."""
+    """Subtract each signal's mean over time."""
     has_intercept: bool = False
-    """Append a constant 1 to the row of a regression or classification, after its bounds."""
+    """Append a constant 1 to each row, after the bounds are applied."""
     paths: tuple[str, ...] = ()
-    """Simulations only: the clients' files, relative to the config. A site's own path is its own.
-    """
+    """Files of the clients in a simulation, relative to the config."""
 
     @model_validator(mode="after")
     def _fits(self) -> "FileData":

@@ -91,9 +91,9 @@ class OnFrames(FrozenProblem):
     """Base of problems over orthonormal frames, or over the subspaces that they span."""
 
     on: Literal["stiefel", "grassmann"] = "stiefel"
-    """Frames with orthonormal columns, or the subspaces that they span."""
+    """Orthonormal frames, or the subspaces that they span."""
     scaling: Literal["mean", "sum"] = "sum"
-    """"sum": f_i as in the paper, KPCA's -1/2 tr(X^T A_i^T A_i X); "mean": that over p."""
+    """"sum": -1/2 tr(X^T A_i^T A_i X), as in the paper. "mean": that over the number of rows."""
 
     @property
     def manifold(self) -> Manifold:
@@ -105,7 +105,7 @@ _FRAMES: Mapping[str, Manifold] = {"stiefel": Stiefel(), "grassmann": Grassmann(
 
 
 class PrincipalEigenvector(_Components):
-    """The problem of the leading eigenvector on the sphere (PriRFed section 6.1).
+    """Leading eigenvector on the sphere (PriRFed, section 6.1).
 
     f_j(x) = -(z_j^T x)^2 on the sphere of R^d; examples ``z`` of shape (..., n, d).
     """
@@ -162,7 +162,7 @@ class _AlongX(NamedTuple):
 
 
 class KPCA(OnFrames, _Components):
-    """The problem of k principal components on Stiefel or Grassmann (projected FL section 5.1).
+    """Principal components on Stiefel or Grassmann (projected FL, section 5.1).
 
     f_j(X) = -1/2 |X^T z_j|^2 on St(d, k) or Gr(d, k); examples ``z`` of shape (..., n, d).
     """
@@ -170,7 +170,7 @@ class KPCA(OnFrames, _Components):
     keeps_rows_apart = True
     kind: Literal["kpca"] = "kpca"
     num_components: PositiveCount = 2
-    """Columns of the frame, k."""
+    """Number k of columns."""
 
     def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
         """Returns the rows, scaled."""

@@ -292,27 +292,27 @@ _Entries = tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 
 class _RandomStart(Frozen):
-    """A random point of the manifold, the same for every algorithm that runs with one seed."""
+    """A random point, the same for all algorithms with one seed."""
 
     kind: Literal["random"] = "random"
 
 
 class OriginStart(Frozen):
-    """Start at the manifold's origin: zero, the identity, or the first unit vectors."""
+    """The manifold's origin: zero, the identity, or the first unit vectors."""
 
     kind: Literal["origin"] = "origin"
 
 
 class _GivenStart(Frozen):
-    """A point written into the config, which everybody may read."""
+    """A public point, written into the config."""
 
     kind: Literal["given"] = "given"
     entries: _Entries = Field(min_length=1)
-    """The entries of the point: a list of numbers, or the rows of a matrix."""
+    """A list of numbers, or the rows of a matrix."""
 
 
 class ModelStart(Frozen):
-    """Start at the problem's own point, for problem.kind = "module" the factory's parameters."""
+    """The problem's own point. For problem.kind = "module" these are the factory's parameters."""
 
     kind: Literal["model"] = "model"
 
@@ -329,9 +329,9 @@ class ProblemSource(Frozen):
         """The name in the config."""
 
     start: Start = _RandomStart()
-    """x^(0), which is broadcast as it is: from the config and the seed, never from examples."""
+    """The start point x^(0). It is broadcast, and never depends on examples."""
     largest_entry: float = Field(default=_LARGEST_ENTRY, gt=0, le=_LARGEST_ENTRY)
-    """Public bound on every |entry| of a prepared record; others are refused at loading."""
+    """Public bound on the size of every entry of a record. Larger ones are refused at loading."""
 
     def build(self) -> Problem:
         """Makes the problem, without data: this object, unless a table makes another one."""

@@ -82,13 +82,13 @@ class _Images(DataSource):
     """Rows of pixels, optionally a subset, less their mean, or of unit norm (in that order)."""
 
     has_labels: bool | None = None
-    """Examples are images with the digit that they show; null: images alone."""
+    """Whether examples carry the digit as a label. None: no labels."""
     num_examples: PositiveCount | None = None
-    """A uniform subset of this size; null keeps all."""
+    """Size of a uniform subset. None: all."""
     digit: int | None = Field(default=None, ge=0, le=9)
-    """Only images of this digit; null keeps all ten."""
+    """Only images of this digit. None: all ten."""
     is_centred: bool = False
-    """Subtract the mean of all rows, of every client: refused with privacy."""
+    """Subtract the mean of all rows of all clients. Refused with privacy."""
     is_unit_norm: bool = True
     """Scale every row to length 1."""
 
@@ -201,7 +201,7 @@ class _TwoClasses(DataSource):
 
 
 class A9a(_TwoClasses):
-    """LIBSVM's a9a (UCI Adult): 123 binary features, a constant column if ``has_intercept``."""
+    """LIBSVM's a9a (UCI Adult): 123 binary features."""
 
     kind: Literal["a9a"] = "a9a"
 
@@ -228,7 +228,7 @@ class A9a(_TwoClasses):
 
 
 class BreastCancer(_TwoClasses):
-    """Breast Cancer Wisconsin (UCI): 569 rows of 30 features, a constant column with an intercept.
+    """Breast Cancer Wisconsin (UCI): 569 rows of 30 features.
 
     Features are mapped linearly to [-1, 1] from the ranges that the data set's documentation
     prints, which are public: no record moves what becomes of another.

@@ -37,16 +37,16 @@ class Pooled(_Recipe):
     """Base of synthetic data whose examples belong to no client in particular."""
 
     num_examples: PositiveCount = 1000
-    """Examples in all."""
+    """Number of examples."""
 
 
 class OfClients(_Recipe):
     """Base of synthetic data drawn for each client, from a law of its own."""
 
     num_clients: PositiveCount = 10
-    """Clients that rows are made for, each from its own law."""
+    """Number of clients, each with its own distribution."""
     dimension: PositiveCount = 10
-    """The dimension of a row, or of the space that points lie in."""
+    """Dimension of a row."""
 
     def _sources(self, rows: int) -> NDArray[np.int64]:
         return np.repeat(np.arange(self.num_clients, dtype=np.int64), rows)
@@ -56,13 +56,13 @@ class OfClients(_Recipe):
 
 
 class SyntheticPCA(OfClients):
-    """Synthetic data of projected FL, Figures 6 and 7: client i has N(0, variance 2i/n)."""
+    """Synthetic rows of projected FL (Figures 6, 7). Client i draws N(0, 2i/n)."""
 
     kind: Literal["synthetic-pca"] = "synthetic-pca"
     provides: ClassVar[ExampleKind] = "rows"
     num_clients: PositiveCount = 30
     rows: PositiveCount = 15
-    """Rows a client."""
+    """Rows per client."""
     dimension: PositiveCount = 20
 
     def draw(self, rng: Generator) -> Dataset:
@@ -75,16 +75,16 @@ class SyntheticPCA(OfClients):
 
 # -- rows with a number or a label ----------------------------------------------------------------
 class SyntheticLeastSquares(OfClients):
-    """Synthetic least squares: Gaussian features and noisy linear targets of one or many truths."""
+    """Synthetic least squares with Gaussian features and noisy linear targets."""
 
     kind: Literal["synthetic-least-squares"] = "synthetic-least-squares"
     provides: ClassVar[ExampleKind] = "regression"
     rows: PositiveCount = 20
-    """Rows a client."""
+    """Rows per client."""
     noise_stddev: NonNegative = 0.1
-    """Deviation of the noise in the targets."""
+    """Standard deviation of the noise in the targets."""
     heterogeneity: NonNegative = 0.0
-    """Deviation of a client's own truth from the common one."""
+    """Standard deviation of a client's truth from the common one."""
 
     def draw(self, rng: Generator) -> Dataset:
         """``feature`` and ``target`` with their client as source."""
@@ -130,9 +130,9 @@ class LogNormalSPD(Pooled):
     kind: Literal["spd-lognormal"] = "spd-lognormal"
     provides: ClassVar[ExampleKind] = "spd-matrices"
     dimension: PositiveCount = 10
-    """Side of the matrices."""
+    """Order of the matrices."""
     spread: Positive = 0.25
-    """Deviation in the exponent."""
+    """Standard deviation in the exponent."""
     condition: float = Field(default=100.0, ge=1)
     """Condition number of the centre."""
 
