@@ -1,7 +1,8 @@
 """The site: ``make docs`` renders the pages of this repository, as they are, with Sphinx.
 
 The source folder is the repository, so that links between pages, configs and measured tables are
-the same here and on a forge. Nothing is fetched: Furo brings its style, formulas are plain text.
+the same here and on a forge. Nothing is fetched: Furo brings its style, and formulas (`$...$`)
+become MathML when the site is built.
 """
 
 import json
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from latex2mathml.converter import convert
 from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+from sphinx.writers.html5 import HTML5Translator
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -46,6 +49,10 @@ html_static_path = ["static"]
 html_css_files = ["tables.css"]
 html_theme_options = {"footer_icons": []}
 
+html_math_renderer = "mathml"
+myst_enable_extensions = ["dollarmath"]
+myst_dmath_allow_space = False
+myst_dmath_allow_digits = False
 myst_heading_anchors = 3
 myst_links_external_new_tab = False
 suppress_warnings = ["myst.header"]
@@ -130,8 +137,22 @@ def check_links(app: Sphinx, name: str, source: list[str]) -> None:
             )
 
 
+def write_mathml(page: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
+    """Write a formula, which a browser shows without a script or a font from elsewhere."""
+    is_block = isinstance(node, nodes.math_block)
+    found = convert(node.astext(), display="block" if is_block else "inline")
+    if "\\" in found or "<mi>&</mi>" in found:
+        raise ExtensionError(
+            f"{page.builder.current_docname}: latex2mathml does not know a command of "
+            f"{node.astext()!r}"
+        )
+    page.body.append(f'<div class="math">{found}</div>' if is_block else found)
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
     """Notebooks are pages; docstrings are read before their sections are."""
+    app.add_html_math_renderer("mathml", (write_mathml, None), (write_mathml, None))
     app.connect("source-read", check_links)
     app.connect("autodoc-process-docstring", plain_prose, priority=400)
     app.connect("autodoc-process-signature", plain_types)

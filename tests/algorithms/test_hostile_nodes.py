@@ -246,7 +246,7 @@ def test_a_reveal_that_cannot_be_true_names_who_sent_it(space, node, why):
 
 
 def test_a_well_formed_reveal_of_a_neighbour_is_taken_as_its_message_is():
-    """What docs/decor.md says: it moves the model as a wrong message of the same node would."""
+    """As docs/decor.md says, it moves the model as a wrong message of the same node would."""
     config = masked(1)
     ends = [
         reports_of(config, transport=transport)[-1].state["x"]
