@@ -15,7 +15,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +40,7 @@ from manifed.privacy.masks import (
     read_signing,
     seeded_pairs,
 )
-from manifed.privacy.random_numbers import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated, Hidden
 
 SETUP = ("offer", "agree")
@@ -415,30 +414,23 @@ class Masking(ByGraph, ServerUpdate):
             NotAgreed: without a key with every neighbour.
         """
         source = draws.source
-        graph = self.secret_graph
-        nodes = (draws.partition,) if isinstance(draws.partition, int) else draws.partition
+        is_one = isinstance(draws.partition, int)
+        nodes = (draws.partition,) if is_one else draws.partition
         when = {"server_round": draws.server_round, "attempt": draws.attempt, "step": step}
-        if self.pair_keys == "seeded":
-            if source.origin == "os":
-                raise ValueError(
-                    "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', "
-                    "got 'seeded': masks that anybody can compute hide nothing"
-                )
-            edges, firsts, seconds = _edges_at(graph, nodes, dropped)
-            found = torch.zeros(len(nodes) + 1, *shape, dtype=torch.float64)
-            if edges:
-                drawn = seeded_pairs(source).normals(
-                    shape, stream=Stream.PAIR_NOISE, edge=edges, **when
-                )
-                found.index_add_(0, firsts, drawn).index_add_(0, seconds, drawn, alpha=-1)
-            found = found[:-1]
-        else:
-            assert isinstance(memory, PairKeys)
-            each = list[Tensor]()
-            kept = memory.pairs.reshape(len(nodes), -1, KEY_BYTES)
-            for node, pairs in zip(nodes, kept, strict=True):
-                near = graph.neighbors[node]
-                if not bool(pairs[: len(near)].any(-1).all()):
+        if self.pair_keys == "seeded" and source.origin == "os":
+            raise ValueError(
+                "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', got "
+                "'seeded': masks that anybody can compute hide nothing"
+            )
+        each = list[Tensor]()
+        for row, node in enumerate(nodes):
+            near = self.secret_graph.neighbors[node]
+            if self.pair_keys == "seeded":
+                sources = dict.fromkeys(near, seeded_pairs(source))
+            else:
+                assert isinstance(memory, PairKeys)
+                keys = (memory.pairs if is_one else memory.pairs[row])[: len(near)]
+                if not bool(keys.any(-1).all()):
                     raise NotAgreed(
                         f"Expected a key with every neighbour of node {node}, got none with some: "
                         "the exchanges before round 1 were not all made, and everybody could "
@@ -446,31 +438,13 @@ class Masking(ByGraph, ServerUpdate):
                     )
                 sources = {
                     j: NoiseSource(_bytes(key), source.origin, precision=source.precision)
-                    for key, j in zip(pairs, near, strict=False)
-                    if dropped is None or j in dropped
+                    for key, j in zip(keys, near, strict=True)
                 }
-                each.append(masks(sources, node, shape, **when))
-            found = torch.stack(each)
-        return (found[0] if isinstance(draws.partition, int) else found).to(draws.device)
-
-
-@lru_cache(maxsize=4096)
-def _edges_at(
-    graph: Graph, nodes: tuple[int, ...], dropped: frozenset[int] | None
-) -> tuple[tuple[tuple[int, int], ...], Tensor, Tensor]:
-    """The edges that touch one of the nodes, and one of those that dropped; their ends, (E,) each.
-
-    An end is a place among the nodes, and after the last where it is none of them.
-    """
-    mine = {node: place for place, node in enumerate(nodes)}
-    edges = tuple(
-        edge
-        for edge in graph.edges
-        if mine.keys() & edge and (dropped is None or dropped.intersection(edge))
-    )
-    ends = ([mine.get(edge[side], len(nodes)) for edge in edges] for side in (0, 1))
-    firsts, seconds = (torch.tensor(places, dtype=torch.int64) for places in ends)
-    return edges, firsts, seconds
+            if dropped is not None:
+                sources = {j: sources[j] for j in dropped.intersection(near)}
+            each.append(masks(sources, node, shape, **when))
+        found = each[0] if is_one else torch.stack(each)
+        return found.to(draws.device)
 
 
 def _tensor(content: bytes) -> Tensor:

@@ -43,7 +43,7 @@ class Euclidean(Submanifold):
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector itself."""
         # numpy's: torch.broadcast_shapes imports sympy, which takes as long as torch itself.
-        return u.expand(np.broadcast_shapes(x.shape, u.shape))
+        return u if u.shape == x.shape else u.expand(np.broadcast_shapes(x.shape, u.shape))
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """Frobenius norm, shape (...,)."""

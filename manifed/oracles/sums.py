@@ -7,6 +7,7 @@ place, and changes nobody else's.
 """
 
 import logging
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -133,8 +134,8 @@ def sum_of_good(
 
 def keeps_rows_apart(problem: Problem) -> bool:
     """Whether a problem's class or object itself declares that rows do not affect each other."""
-    said = {**vars(type(problem)), **vars(problem)}
-    return bool(said.get("keeps_rows_apart", False))
+    of_class = vars(type(problem)).get("keeps_rows_apart", False)
+    return bool(vars(problem).get("keeps_rows_apart", of_class))
 
 
 def _together(
@@ -143,7 +144,7 @@ def _together(
     """All examples of all clients at once, of a problem that keeps them apart."""
     vectors = rule(problem, query, points, examples)
     total = vectors.sum(weights)
-    if bool(torch.isfinite(total).all()):
+    if math.isfinite(total.sum()):  # a sum that overflows is looked at once more
         return total
     bad = ~vectors.are_finite()
     weights = weights.masked_fill(bad, 0.0)
