@@ -92,9 +92,11 @@ def generate(
 
 
 def _new_key(
-    file: Annotated[Path, Argument(help="Where the private key goes; the public one: .pub.")],
+    file: Annotated[
+        Path, Argument(help="File for the private key. The public key gets the suffix .pub.")
+    ],
 ) -> None:
-    """Write a SuperNode's new key, and its public part beside it, as ``.pub``."""
+    """Write a new key of a SuperNode, and its public part with the suffix ``.pub``."""
     key = ec.generate_private_key(_CURVE)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     _write(file, _private(key, PrivateFormat.OpenSSH))
@@ -220,14 +222,14 @@ def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def _everything(
-    folder: Annotated[Path, Argument(help="Where they go; made if it is missing.")],
-    supernodes: Annotated[int, Option(min=0, help="How many SuperNode keys.")],
+    folder: Annotated[Path, Argument(help="Folder for the files; it is created if it is missing.")],
+    supernodes: Annotated[int, Option(min=0, help="Number of SuperNode keys.")],
     host: Annotated[
-        list[str] | None, Option(help="Name or address of the SuperLink; repeatable.")
+        list[str] | None, Option(help="Name or address of the SuperLink. Repeatable.")
     ] = None,
-    days: Annotated[int, Option(min=1, help="Validity of the certificates.")] = 365,
+    days: Annotated[int, Option(min=1, help="Days that the certificates are valid.")] = 365,
 ) -> None:
-    """Write an authority, a SuperLink's certificate, and keys; ``key FILE`` writes one key."""
+    """Write a CA, a SuperLink's certificate and SuperNode keys. ``key FILE`` writes one key."""
     hosts = list(dict.fromkeys([*(host or ()), *_LOOPBACK_HOSTS]))
     generate(folder, supernodes, hosts, days)
     echo(f"{folder.absolute()}: valid for {', '.join(hosts)}")

@@ -163,15 +163,17 @@ def _check_past(experiment: Experiment) -> None:
 
 def _submitted(
     address: Annotated[str, Argument(help="HOST:PORT of the SuperLink.")],
-    experiment: Annotated[Path, Option(help="A TOML file.")],
-    root_certificates: Annotated[Path | None, Option(help="The file of the CA.")] = None,
-    is_insecure: Annotated[bool, Option("--insecure", help="No TLS.")] = False,
+    experiment: Annotated[Path, Option(help="Config of the experiment (TOML).")],
+    root_certificates: Annotated[
+        Path | None, Option(help="File with the certificate of the CA.")
+    ] = None,
+    is_insecure: Annotated[bool, Option("--insecure", help="Connect without TLS.")] = False,
     sets: Sets = None,
-    out: Annotated[Path | None, Option(help="The run folder on the SuperLink's machine.")] = None,
-    project: Annotated[Path, Option(help="The folder of the app.")] = Path(),
-    timeout: Annotated[float, Option(help="Seconds.")] = 86400.0,
+    out: Annotated[Path | None, Option(help="Run folder on the SuperLink's machine.")] = None,
+    project: Annotated[Path, Option(help="Folder of the Flower app.")] = Path(),
+    timeout: Annotated[float, Option(help="Seconds to wait for the run.")] = 86400.0,
 ) -> None:
-    """Run an experiment on a SuperLink that is already there; 0 for finished:completed alone."""
+    """Run an experiment on a running SuperLink. The exit code is 0 only if the run completed."""
     if is_insecure == (root_certificates is not None):
         raise ConfigError("Expected --root-certificates FILE or --insecure, one of the two")
     where = {} if out is None else {"output.directory": str(out.absolute())}

@@ -1,18 +1,17 @@
-"""The figures and the claims of the papers: what reproduces, in which regime, and what not.
+"""Make the figures of the papers and check their claims.
 
-    python -m reproduction 000-1 [--quick]       # a figure: missing runs, and its picture
-    python -m reproduction --list [000-1]        # what figures take
-    python -m reproduction 4 C3 H10 [--json]     # checks of claims by name
-    python -m reproduction 000 [--json]          # all checks of a paper: 000 to 004
+    python -m reproduction 000-1 [--quick]       # run what is missing of a figure, and draw it
+    python -m reproduction --list [000-1]        # list figures and what they take
+    python -m reproduction 4 C3 H10 [--json]     # check claims by name
+    python -m reproduction 000 [--json]          # check all claims of a paper: 000 to 004
 
 Checks: 000 is PriRFed (1 to 16), 001 projected federated learning (C3 to C13, EQUAL, STEP, PAIR,
 PARTIAL, EXAMPLE, CLIENT), 002 growing samples (002-1 to 002-21, 002-B1), 003 DP-RSVRG (H1
 to H22), 004 DECOR (004-H1 to 004-H25). 002-1 to 002-6 are checks and figures: `figure:002-1` is the
-figure. Verdicts are computed from the numbers printed beside them; docs/experiments.md explains
-each. Checks 11 and 12 use MNIST and the mammals' embedding where
-MANIFED_DATA names a folder that has them, and their stand-ins elsewhere; 004-H17 takes a9a from
-there, and 004-H20 needs MNIST. Checks take one thread. With --json standard output is one JSON
-document.
+figure. Verdicts are computed from the printed numbers; docs/experiments.md explains each. Checks 11
+and 12 use MNIST and the mammals' embedding below MANIFED_DATA, or stand-ins; 004-H17 reads a9a from
+there, and 004-H20 needs MNIST. Checks use one thread. Finished runs are skipped; rerun the command
+to resume.
 """
 
 import argparse
@@ -49,16 +48,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="figures, checks or papers")
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    parser.add_argument("--list", action="store_true", help="say what figures take")
-    parser.add_argument("--all", action="store_true", help="every figure there is")
-    parser.add_argument("--quick", action="store_true", help="a few rounds of one seed")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--seeds", type=int, help="seeds 0 to SEEDS-1 (default: the file's)")
-    parser.add_argument("--only", action="append", default=[], help="only curves of this pattern")
-    parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of all figures")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="names of figures, checks or papers"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document to standard output"
+    )
+    parser.add_argument("--list", action="store_true", help="list figures and what they take")
+    parser.add_argument("--all", action="store_true", help="make all figures")
+    parser.add_argument("--quick", action="store_true", help="run a few rounds of one seed")
+    parser.add_argument(
+        "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="parallel runs"
+    )
+    parser.add_argument(
+        "--seeds", type=int, help="run seeds 0 to SEEDS-1 (default: those of the figure)"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], help="run only curves that match this pattern"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=VALUE",
+        help="override one value of the configs; repeatable",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs"), help="folder for runs and figures"
+    )
     given = parser.parse_args(argv)
     known = [path.stem.replace("_", "-") for path in sorted(FIGURES.glob("*.toml"))]
     checks = {name: check for paper in PAPERS.values() for name, check in paper.items()}
@@ -87,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.json:
         sys.stdout.write(json.dumps(jsonable(document)) + "\n")
     if failed:
-        sys.stderr.write(f"{len(failed)} runs failed; the same command runs them again\n")
+        sys.stderr.write(f"{len(failed)} runs failed; rerun the command to repeat them\n")
     return 1 if failed else 0
 
 

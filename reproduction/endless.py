@@ -322,11 +322,11 @@ def _left_out_behind(releases: Releases, rounds: int) -> float:
 def main() -> int:
     """Print what K rounds and all rounds cost; 2 for bad arguments."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("config", type=Path, nargs="?", help="schedules, C and noise (TOML)")
-    parser.add_argument("--example", type=int, choices=EXAMPLES)
-    parser.add_argument("--rounds", type=int, default=100_000)
-    parser.add_argument("--budget", type=float)
-    parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument("config", type=Path, nargs="?", help="TOML file of schedules, C and noise")
+    parser.add_argument("--example", type=int, choices=EXAMPLES, help="an example of the paper")
+    parser.add_argument("--rounds", type=int, default=100_000, help="rounds K that are summed")
+    parser.add_argument("--budget", type=float, help="epsilon: print the round that spends it")
+    parser.add_argument("--delta", type=float, default=1e-5, help="delta of Gaussian noise")
     given = parser.parse_args()
     constants = None
     try:

@@ -502,9 +502,11 @@ def main(arguments=None):
     """Print what the ledger proves; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ledger", type=Path)
-    parser.add_argument("--delta", type=float, help="that of a site's limits if left out")
-    parser.add_argument("--head", help="one that was kept elsewhere, SEQUENCE:SHA256")
-    parser.add_argument("--key", type=Path, help="the file with the ledger's key")
+    parser.add_argument(
+        "--delta", type=float, help="delta of the price (default: that of a site's limits)"
+    )
+    parser.add_argument("--head", help="ledger head that was kept elsewhere, SEQUENCE:SHA256")
+    parser.add_argument("--key", type=Path, help="file with the ledger's key")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args(arguments)
     if given.delta is not None and not 0 < given.delta < 1:

@@ -52,29 +52,34 @@ app = Typer(
 def run(
     config: ConfigPath = QUICKSTART,
     sets: Sets = None,
-    engine: Annotated[str | None, Option(help="inline, ray or deployment.")] = None,
-    out: Annotated[Path | None, Option(help="The run folder to make.")] = None,
-    resume: Annotated[Path | None, Option(help="Go on with the run in this folder.")] = None,
+    engine: Annotated[str | None, Option(help="Engine: inline, ray or deployment.")] = None,
+    out: Annotated[Path | None, Option(help="Run folder to create.")] = None,
+    resume: Annotated[Path | None, Option(help="Resume the run in this folder.")] = None,
     is_status: Annotated[
-        bool, Option("--status", help="Say where the run of --resume is; do not go on.")
+        bool, Option("--status", help="Print the progress of the run of --resume and exit.")
     ] = False,
     ledger_head: Annotated[
         str | None,
-        Option("--ledger-head", help="The head that an earlier part of a resumed run printed."),
+        Option(
+            "--ledger-head",
+            help="Ledger head that an earlier part of the run printed; it is checked.",
+        ),
     ] = None,
     insecure: Annotated[
-        bool, Option("--insecure", help="A deployment without TLS and node authentication.")
+        bool, Option("--insecure", help="Run a deployment without TLS and node authentication.")
     ] = False,
     credentials: Annotated[
         Path | None,
-        Option(help="Keys and certificates of a deployment, made if the folder has none."),
+        Option(help="Folder of keys and certificates of a deployment; missing ones are created."),
     ] = None,
     data_dir: DataDir = None,
-    plain: Annotated[bool, Option("--plain", help="No progress bar.")] = False,
+    plain: Annotated[
+        bool, Option("--plain", help="Print plain lines instead of a progress bar.")
+    ] = False,
 ) -> None:
     """Run one experiment, or resume a run.
 
-    The run leaves a folder; --resume goes on with the run in a folder.
+    The run writes a folder. --resume continues the run of a folder.
     """
     if is_status:
         from manifed.runs.status import status_of, text_of
@@ -112,14 +117,12 @@ def run(
 def plan(
     config: ConfigPath = QUICKSTART,
     sets: Sets = None,
-    out: Annotated[
-        Path | None, Option(help="Where the config of the best method is written.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="File for the config of the best method.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Predict the best method for a budget.
 
-    Methods are listed best first; nothing is run or spent.
+    Methods are listed best first. Nothing is run, and no budget is spent.
     """
     from manifed.experiment.load import parse, save, table_of
     from manifed.experiment.planner import planned, with_option
@@ -159,13 +162,13 @@ def plan(
 @app.command(cls=Command)
 def audit(
     config: ConfigPath = QUICKSTART,
-    trials: Annotated[int, Option(min=40, help="Runs on each dataset.")] = 20000,
+    trials: Annotated[int, Option(min=40, help="Simulated runs per dataset.")] = 20000,
     sets: Sets = None,
     data_dir: DataDir = None,
 ) -> None:
     """Attack the mechanism of a config.
 
-    The epsilon that an attack proves is printed beside the one that is claimed.
+    It prints the epsilon that the attack proves beside the claimed one.
     """
     from manifed.audit.bound import find_all
     from manifed.audit.of_config import attacks_of
@@ -188,16 +191,16 @@ def sweep(
     config: ConfigPath,
     sets: Annotated[
         list[str] | None,
-        Option("--set", metavar="A.B=V[,V...]", help="One value, or several; repeatable."),
+        Option("--set", metavar="A.B=V[,V...]", help="One or several values of a key. Repeatable."),
     ] = None,
-    seeds: Annotated[str, Option(help="Seeds of each setting: 0-4, or 1,7.")] = "0",
-    jobs: Annotated[int, Option(min=1, max=256, help="Runs beside each other.")] = 1,
-    out: Annotated[Path | None, Option(help="Where the runs go.")] = None,
+    seeds: Annotated[str, Option(help="Seeds of each setting, for example 0-4 or 1,7.")] = "0",
+    jobs: Annotated[int, Option(min=1, max=256, help="Parallel runs.")] = 1,
+    out: Annotated[Path | None, Option(help="Folder for the runs.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Run a config over several values and seeds.
 
-    A table of all settings is printed; the same command goes on after an interruption.
+    It prints a table of all settings. Finished runs are skipped; rerun the command to resume.
     """
     from manifed.cli import sweep as of_runs
     from manifed.flower.run_config import find
@@ -209,25 +212,23 @@ def sweep(
 def report(
     folders: Annotated[
         list[Path],
-        Argument(
-            metavar="RUN...", help="Run folders; of several, those that are none are skipped."
-        ),
+        Argument(metavar="RUN...", help="Run folders. Among several, other folders are skipped."),
     ],
     out: Annotated[
         Path | None,
-        Option(help="The folder for the page (one run: its own; several: ./report)."),
+        Option(help="Folder for the page (default: the run folder, or ./report for several)."),
     ] = None,
     is_server_view: Annotated[
         bool,
         Option(
             "--server-view",
-            help="Show what only the server may see; it voids the secrecy of the sample.",
+            help="Show what only the server may see. Do not publish it.",
         ),
     ] = False,
 ) -> None:
-    """Write one page (report.html) of runs.
+    """Write a page (report.html) about runs.
 
-    The page shows their curves; their table is printed, too.
+    The page shows their curves. A table is printed as well.
     """
     from manifed.durable import write_atomically
     from manifed.runs.export import viewed
@@ -263,12 +264,12 @@ def report(
 
 @app.command(cls=Command)
 def export(
-    directory: Annotated[Path, Argument(help="The folder of a finished run.")],
-    out: Annotated[Path, Option(help="The folder to make.")],
+    directory: Annotated[Path, Argument(help="Folder of a finished run.")],
+    out: Annotated[Path, Option(help="Folder to create.")],
 ) -> None:
-    """Write the public part of a run.
+    """Copy the publishable part of a run.
 
-    Cohorts, traffic and the checksum of the data are left out.
+    It leaves out cohorts, traffic and the checksum of the data.
     """
     from manifed.runs.export import export as write
     from manifed.runs.folder import RunFolder, json_object
@@ -287,45 +288,44 @@ def export(
 
 @app.command(cls=Command)
 def site(
-    ledger: Annotated[
-        Path, Option(help="The folder that names the data set and keeps its ledger.")
-    ],
-    partition: Annotated[int, Option(min=0, help="Which client of a federation this is.")],
-    max_epsilon: Annotated[float, Option(help="What all answers together may cost.")],
-    delta: Annotated[float, Option(help="At which delta.")],
-    socket: Annotated[Path, Option(help="Where the SuperNode's user finds this process.")],
+    ledger: Annotated[Path, Option(help="Folder of the ledger of this data set.")],
+    partition: Annotated[int, Option(min=0, help="Number of this client in the federation.")],
+    max_epsilon: Annotated[float, Option(help="Largest epsilon of all answers together.")],
+    delta: Annotated[float, Option(help="Delta of --max-epsilon.")],
+    socket: Annotated[Path, Option(help="Unix socket to create for the SuperNode.")],
     data: Annotated[
-        Path | None, Option(help="The site's own file; else the data set of the experiment.")
+        Path | None, Option(help="Data file of the site (default: the data set of the experiment).")
     ] = None,
     config: Annotated[
-        list[Path] | None, Option(help="An experiment to answer: the site's own copy.")
+        list[Path] | None,
+        Option(help="Config of an experiment to answer (a local copy). Repeatable."),
     ] = None,
     allow_config: Annotated[
-        list[str] | None, Option(help="Hash of an experiment to answer (config_sha256).")
+        list[str] | None,
+        Option(help="Hash (config_sha256) of an experiment to answer. Repeatable."),
     ] = None,
     num_examples: Annotated[
-        int | None, Option(min=1, help="N_i, public, where the experiment names none.")
+        int | None, Option(min=1, help="Public N_i, if the experiment states none.")
     ] = None,
     allow_user: Annotated[
         list[str] | None,
-        Option(help="A user who may connect, beside this process's own (the SuperNode's)."),
+        Option(help="Another user who may connect: that of the SuperNode. Repeatable."),
     ] = None,
-    socket_group: Annotated[
-        str | None, Option(help="The group that the socket is given to.")
-    ] = None,
+    socket_group: Annotated[str | None, Option(help="Group of the socket.")] = None,
     accept_changed_data: Annotated[
-        bool, Option(help="The file changed and is the same people's.")
+        bool, Option(help="Accept a changed data file of the same people.")
     ] = False,
     ledger_head: Annotated[
-        list[str] | None, Option(help="A head that was printed earlier: detects a rollback.")
+        list[str] | None,
+        Option(help="Ledger head that was printed earlier; it detects a rollback. Repeatable."),
     ] = None,
     rehearsal: Annotated[
-        bool, Option(help="Take seeded noise too, which protects nobody.")
+        bool, Option(help="Also answer with seeded noise, which protects nobody.")
     ] = False,
 ) -> None:
-    """Run the process of a site, which owns one file.
+    """Run the process of a site, which guards one data file.
 
-    The process keeps the file's budget, adds the noise, and answers a SuperNode over a Unix socket.
+    It enforces the budget, adds the noise, and answers a SuperNode over a Unix socket.
     """
     from manifed.site import process
     from manifed.site.site import Wanted
@@ -361,7 +361,7 @@ def site(
         raise Exit(0) from None
 
 
-_prices = Typer(help="Price privacy without running anything.", no_args_is_help=True)
+_prices = Typer(help="Compute and check privacy prices without a run.", no_args_is_help=True)
 for _command in (
     privacy.compare, privacy.statement, privacy.ledger, privacy.reconcile, privacy.calibrate,
     privacy.curve, privacy.secldp, privacy.series,

@@ -18,7 +18,7 @@ QUICKSTART = "configs/quickstart.toml"
 _DOCUMENT = "manifed.document"
 Sets = Annotated[
     list[str] | None,
-    Option("--set", metavar="A.B=VALUE", help="Override one value of the config; repeatable."),
+    Option("--set", metavar="A.B=VALUE", help="Override one value of the config. Repeatable."),
 ]
 ConfigPath = Annotated[str, Argument(help="A TOML file; see configs/.")]
 
@@ -44,7 +44,7 @@ DataDir = Annotated[
 class Command(TyperCommand):
     """A command with the option ``--json``.
 
-    With it, standard output holds one document, and all words go to standard error.
+    With it, standard output holds one document, and all text goes to standard error.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -55,7 +55,7 @@ class Command(TyperCommand):
                 is_flag=True,
                 expose_value=False,
                 callback=_apart,
-                help="Print one JSON document alone; words go to standard error.",
+                help="Print one JSON document to standard output and text to standard error.",
             )
         )
 
@@ -82,7 +82,7 @@ def answer(
 ) -> None:
     """Prints the label of the noise, lines and a table; with ``--json`` a document instead.
 
-    Without a ``label`` it is a price, for which no noise was drawn.
+    Without a ``label`` the answer is a price, for which no noise was drawn.
     """
     from manifed.privacy.events import Label
 
@@ -108,8 +108,8 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 def outcome(error: Exception) -> tuple[str, int]:
     """Returns the line and the exit code of a command that ends with this error.
 
-    2: the input, or a file that the system refuses; 1: the run, and whatever nothing foresaw; of a
-    run that a signal ended, 130: Ctrl-C; 143: SIGTERM; 129: SIGHUP.
+    2: bad input, or a file that the system refuses. 1: a failed run, or an unexpected error. After
+    a signal, 130: Ctrl-C; 143: SIGTERM; 129: SIGHUP.
     """
     if isinstance(error, click.ClickException):
         return one_line(error.format_message()), 2

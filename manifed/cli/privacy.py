@@ -1,4 +1,4 @@
-"""The commands ``manifed privacy ...``, which price and check; none of them runs an experiment."""
+"""The commands ``manifed privacy ...``, which price and check. None of them runs an experiment."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from manifed.errors import ConfigError, named_by, one_line
 
 
 class _Number(click.FloatRange):
-    """The type of an option that is a number between two bounds; NaN is between none."""
+    """The type of an option that is a number between two bounds; NaN is refused."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -28,25 +28,29 @@ _POSITIVE = _Number(0, math.inf, min_open=True, max_open=True)
 _SHARE = _Number(0, 1, min_open=True, max_open=True)
 _MOST = 10**9
 """Rounds, clients and steps that the accountants count to."""
-_Delta = Annotated[float, Option(click_type=_SHARE, help="Delta of all that is priced.")]
+_Delta = Annotated[float, Option(click_type=_SHARE, help="Delta of the whole price.")]
 
 
 def compare(
     local_epsilon: Annotated[
         float,
-        Option(click_type=_Number(0, 700, min_open=True), help="Epsilon of one training."),
+        Option(click_type=_Number(0, 700, min_open=True), help="Epsilon of one local training."),
     ],
     local_delta: Annotated[
-        float, Option(click_type=_Number(0, 1, max_open=True), help="Delta of one.")
+        float, Option(click_type=_Number(0, 1, max_open=True), help="Delta of one local training.")
     ],
-    clients: Annotated[int, Option(min=1, max=_MOST, help="N.")],
-    cohort_size: Annotated[int, Option(min=1, help="s, drawn without replacement.")],
-    rounds: Annotated[int, Option(min=1, max=_MOST, help="T.")],
-    slack_delta: Annotated[float, Option(click_type=_SHARE, help="delta-hat.")] = 1e-3,
+    clients: Annotated[int, Option(min=1, max=_MOST, help="Number of clients, N.")],
+    cohort_size: Annotated[
+        int, Option(min=1, help="Clients per round, s, drawn without replacement.")
+    ],
+    rounds: Annotated[int, Option(min=1, max=_MOST, help="Number of rounds, T.")],
+    slack_delta: Annotated[
+        float, Option(click_type=_SHARE, help="Slack of advanced composition, delta-hat.")
+    ] = 1e-3,
 ) -> None:
-    """Compare PriRFed's Theorem 4.2 with what holds.
+    """Compare PriRFed's Theorem 4.2 with sound bounds.
 
-    Both are computed at record level, at the published delta.
+    All are computed at record level and at the published delta.
     """
     if cohort_size > clients:
         raise ConfigError(
@@ -58,8 +62,8 @@ def compare(
     remarks = {
         "published": "Theorem 4.2 as printed; UNSOUND at record level",
         "parallel": "the same with parallel composition; still UNSOUND at record level",
-        "external": "sound: models seen, cohorts not",
-        "server": "sound: every upload seen; a priori, a quantile of rounds a client",
+        "external": "sound: the adversary sees models, not cohorts",
+        "server": "sound: the adversary sees every upload; a quantile of rounds per client",
     }
     answer(found, rows=[{"view": k, **price, "remark": remarks[k]} for k, price in found.items()])
 
@@ -69,9 +73,9 @@ def statement(
     sets: Sets = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Print the privacy statement of a config's whole run.
+    """Print the privacy statement that a whole run would end with.
 
-    It assumes that everybody is invited always; nothing is run.
+    It assumes that every client can be drawn in every round. Nothing is run.
     """
     from manifed.cli.launch import checked_config
     from manifed.experiment.assembly import facts_of
@@ -85,22 +89,26 @@ def statement(
 
 
 def ledger(
-    path: Annotated[Path, Argument(help="A ledger.jsonl, or a folder (run, site) with it.")],
+    path: Annotated[
+        Path, Argument(help="A ledger.jsonl, or the folder (of a run or site) that holds it.")
+    ],
     delta: Annotated[
         float | None,
-        Option(click_type=_Number(0, 1), help="At which delta; a site's ledger names its own."),
+        Option(
+            click_type=_Number(0, 1), help="Delta of the price. A site's ledger states its own."
+        ),
     ] = None,
     ledger_key: Annotated[
-        Path | None, Option(help="The file of its key ($MANIFED_LEDGER_KEY_FILE).")
+        Path | None, Option(help="Key file of the ledger (default: $MANIFED_LEDGER_KEY_FILE).")
     ] = None,
     head: Annotated[
         list[str] | None,
-        Option(help="A head that was printed earlier and must be in the chain."),
+        Option(help="Head that was printed earlier and must be in the chain. Repeatable."),
     ] = None,
 ) -> None:
-    """Verify a ledger's chain and price all of it.
+    """Verify the chain of a ledger and price all of it.
 
-    For an auditor: epsilon is printed for every adversary.
+    It prints epsilon for every adversary.
     """
     from manifed.privacy import ledger
     from manifed.privacy.events import AUTHENTICITY
@@ -138,15 +146,15 @@ def ledger(
 
 
 def reconcile(
-    run_dir: Annotated[Path, Argument(help="The folder of a run, at the server.")],
-    site_dir: Annotated[Path, Argument(help="The ledger folder of a site.")],
+    run_dir: Annotated[Path, Argument(help="Run folder of the server.")],
+    site_dir: Annotated[Path, Argument(help="Ledger folder of a site.")],
     run: Annotated[
-        str | None, Option(help="Flower's number of the run, if its config ran twice.")
+        str | None, Option(help="Flower's number of the run, if its config ran more than once.")
     ] = None,
 ) -> None:
-    """Compare a run's ledger with a site's.
+    """Compare the ledger of a run with that of a site.
 
-    For an auditor: it says whether they agree on the rounds that both saw.
+    It prints whether they agree on the rounds that both charged.
     """
     from manifed.site.account import compared
 
@@ -167,18 +175,18 @@ def calibrate(
         float, Option(click_type=_POSITIVE, help="Epsilon of all steps together.")
     ],
     target_delta: _Delta,
-    steps: Annotated[int, Option(min=1, max=_MOST, help="Noised gradients (or rounds).")],
+    steps: Annotated[int, Option(min=1, max=_MOST, help="Number of noised gradients (or rounds).")],
     sampling_probability: Annotated[
         float,
         Option(
             click_type=_Number(0, 1, min_open=True),
-            help="Poisson rate of a step; 1 takes everybody.",
+            help="Poisson sampling rate of a step. 1: all examples.",
         ),
     ] = 1.0,
 ) -> None:
     """Find the least noise multiplier for a target.
 
-    Neighbours are add-or-remove, and the search errs on the private side.
+    Neighbours are add-or-remove. The result never exceeds the target.
     """
     from manifed.privacy.epsilon_bounds import epsilon, least_multiplier
     from manifed.privacy.events import PoissonSampled, Release
@@ -205,7 +213,7 @@ def calibrate(
 
 def curve(
     config: ConfigPath = QUICKSTART,
-    plot: Annotated[Path | None, Option(help="Where the figure goes (PNG).")] = None,
+    plot: Annotated[Path | None, Option(help="File for the figure (PNG).")] = None,
     sets: Sets = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -240,14 +248,16 @@ def curve(
 
 
 def series(
-    config: Annotated[Path, Argument(help="Schedules, C and noise (docs/time_varying.md).")],
-    rounds: Annotated[int, Option(min=1, max=10**7, help="K.")] = 100_000,
+    config: Annotated[
+        Path, Argument(help="TOML file of schedules, C and noise (docs/time_varying.md).")
+    ],
+    rounds: Annotated[int, Option(min=1, max=10**7, help="Number of rounds, K.")] = 100_000,
     delta: _Delta = 1e-5,
 ) -> None:
     """Price rounds of growing samples.
 
-    ``manifed privacy statement`` prices the rounds of an experiment; ``python -m
-    reproduction.endless`` prices infinitely many rounds, and judges the theorems' conditions.
+    Use ``manifed privacy statement`` for the rounds of an experiment, and ``python -m
+    reproduction.endless`` for infinitely many rounds and the conditions of the theorems.
     """
     from pydantic import ValidationError
 
@@ -272,31 +282,28 @@ def series(
 
 def secldp(
     graph: Annotated[
-        str, Option(help="ring, torus, complete, star, exponential, or a file of edges.")
+        str, Option(help="Graph: ring, torus, complete, star, exponential, or a file of edges.")
     ],
-    nodes: Annotated[int, Option(min=1, max=5000, help="n.")],
+    nodes: Annotated[int, Option(min=1, max=5000, help="Number of nodes, n.")],
     sigma_cdp: Annotated[
-        float, Option(click_type=_POSITIVE, help="Deviation of a node's own noise.")
+        float, Option(click_type=_POSITIVE, help="Standard deviation of a node's own noise.")
     ],
     sigma_cor: Annotated[
         float,
         Option(
-            click_type=_Number(0, math.inf, max_open=True), help="Deviation of one pairwise mask."
+            click_type=_Number(0, math.inf, max_open=True),
+            help="Standard deviation of one pairwise mask.",
         ),
     ],
-    clip: Annotated[
-        float, Option(click_type=_POSITIVE, help="C, the L2 bound of a gradient.")
-    ] = 1.0,
-    collusion: Annotated[
-        int, Option(min=0, help="q: how many honest-but-curious nodes collude.")
-    ] = 0,
-    rounds: Annotated[int, Option(min=1, max=_MOST, help="T, for totals.")] = 1,
+    clip: Annotated[float, Option(click_type=_POSITIVE, help="L2 bound of a gradient, C.")] = 1.0,
+    collusion: Annotated[int, Option(min=0, help="Number of colluding nodes, q.")] = 0,
+    rounds: Annotated[int, Option(min=1, max=_MOST, help="Number of rounds, T.")] = 1,
     delta: _Delta = 1e-5,
 ) -> None:
     """Price masks that cancel along a graph (DECOR).
 
-    A round against q colluding nodes: its Renyi slope by Algorithm 3 (exact where `is_exact`), and
-    Theorem 6's bound. All rounds: what they cost for the adversaries I to IV.
+    It prints the Renyi slope of one round against q colluding nodes (Algorithm 3; exact where
+    `is_exact`), Theorem 6's bound, and the price of all rounds for the adversaries I to IV.
     """
     if collusion >= nodes:
         raise ConfigError(f"--collusion: expected less than --nodes = {nodes}, got {collusion}")

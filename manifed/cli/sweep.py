@@ -1,9 +1,9 @@
 """The command ``manifed sweep``: runs a config over several values and seeds.
 
 A run is OUT/step_size=0.1-seed-0/, named by what was set (runs/folder.py), and ``manifed report
-OUT/*`` draws a curve a setting. A finished run of the same resolved config is kept, an unfinished
-one is resumed, and a folder of another config is refused before any run: whoever is interrupted
-goes on by the same command.
+OUT/*`` draws a curve per setting. A finished run of the same resolved config is kept, an unfinished
+one is resumed, and a folder of another config is refused before any run. Rerun the command after an
+interruption.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ def sweep(path: Path, sets: Sequence[str], seeds: str, jobs: int, out: Path | No
     for trial in {trial.label: trial for trial in trials}.values():
         check_parts(trial.config)
     check_new("--out", folder)
-    again = f"the same command goes on: {shlex.join(['manifed', *sys.argv[1:]])}"
+    again = f"rerun to resume: {shlex.join(['manifed', *sys.argv[1:]])}"
     groups: dict[str, list[Run]] = {}
     failed: list[str] = []
     try:

@@ -43,7 +43,7 @@ def test_every_command_explains_itself_and_has_the_one_json_option(words):
     assert ESCAPE not in done.stdout
     assert command.help
     options = {name: option for option in command.params for name in option.opts}
-    assert "one JSON document alone" in options["--json"].help
+    assert "one JSON document to standard output" in options["--json"].help
     for name, option in options.items():
         if isinstance(option, click.Option):
             assert option.help, name

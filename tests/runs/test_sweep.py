@@ -180,7 +180,7 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path):
     started.send_signal(signal.SIGINT)
     _, said = started.communicate(timeout=120)
     last = said.strip().splitlines()[-1]
-    command = "error: interrupted; the same command goes on: manifed sweep "
+    command = "error: interrupted; rerun to resume: manifed sweep "
     assert (started.returncode, last[: len(command)]) == (130, command)
     assert last.endswith("--set federation.num_rounds=40")
     assert first.experiment_path.is_file()
