@@ -150,8 +150,8 @@ class _Protection(_Released):
         rest = {key: value for key, value in table.items() if key not in ("epsilon", "delta")}
         if "noise" in rest or table.get("delta") is None:
             raise ValueError(
-                "privacy.epsilon: the short form is epsilon with delta and without noise, got "
-                f"{sorted(table)}; say more with noise = Target(...)"
+                "privacy.epsilon: expected delta beside it and no noise, got "
+                f"{sorted(table)}; for other targets use noise = Target(...)"
             )
         noise = {"kind": "target", "epsilon": table["epsilon"], "delta": table["delta"]}
         return {"l2_norm_clip": 1.0, "noise_source": "os", **rest, "noise": noise}
@@ -541,7 +541,7 @@ def _part_faults(setting: Setting) -> Iterator[str]:
     if is_lost and federation.replies.on_failure == "retry":
         yield (
             "federation.replies.on_failure: expected 'proceed' or 'abort' with exchanges "
-            "before round 1, got 'retry': clients would lose what they learnt there"
+            "before round 1, got 'retry', which would lose what clients computed there"
         )
 
 
@@ -560,8 +560,8 @@ def _privacy_faults(setting: Setting) -> Iterator[str]:
     if setting.engine.device != "cpu":
         yield (
             f"engine.device: expected 'cpu' with privacy.kind = {privacy.kind!r}, got "
-            f"{setting.engine.device!r}: whether a record's numbers there have the same bits "
-            "whatever is computed beside it has not been tested; set privacy.kind = 'none'"
+            f"{setting.engine.device!r}, where it is not tested that a record's result does not "
+            "depend on other records; set engine.device = 'cpu' or privacy.kind = 'none'"
         )
     if privacy.kind == "client-level":
         yield from _client_level_faults(setting)
@@ -594,7 +594,7 @@ def _privacy_faults(setting: Setting) -> Iterator[str]:
         if held is not None and noise.kind == "published" and held.noise_multiplier is None:
             yield (
                 "evaluation.noise_multiplier: required with privacy.noise.kind = 'published', "
-                "whose noise is relative to nothing"
+                "which gives it no scale; set it"
             )
     yield from _sampling_faults(setting, privacy.neighboring_relation, privacy.l2_norm_clip)
 

@@ -75,10 +75,12 @@ def task_of(
     given = {name: value for name, value in steps.items() if value is not None}
     if algorithm is not None and given:
         raise ConfigError(
-            f"{next(iter(given))}: is of the algorithm that None stands for, got it with algorithm="
+            f"{next(iter(given))}: expected algorithm=None beside it, got both; set it in algorithm"
         )
     if metrics is not None and test is None:
-        raise ConfigError("metrics: are functions of public test examples, got none; give test=")
+        raise ConfigError(
+            "metrics: expected test= beside them, got none; give public test examples"
+        )
     if str(compute) not in ("float64", "float32"):
         raise ConfigError(f"compute: expected 'float64' or 'float32', got {short(compute)}")
     problem = ModuleProblem(model, loss, dtype=getattr(torch, str(compute)))

@@ -145,7 +145,7 @@ class ModelOfEachNode(_OfGraph, ServerUpdate):
         if self.mixing_weights != "complete" and found.num_parts > 1:
             raise ValueError(
                 f"training.graph: expected a connected graph, got {found.num_parts} parts, "
-                "between which nothing is ever mixed"
+                "which never mix; add edges between them"
             )
         self.check_mixes(setting.manifold)
 

@@ -100,11 +100,11 @@ class GrowingSamples(ModelOfEachNode):
             self.grad_point != "own" or self.lipschitz is not None
         ):
             raise ValueError(
-                "grad_point, lipschitz: of perturbation = 'output' alone; Algorithm 2 takes "
-                "gradients at models that everybody sees; leave them out"
+                "grad_point, lipschitz: expected perturbation = 'output' beside them; remove them "
+                "(Algorithm 2 takes gradients at public models)"
             )
         if self.grad_point == "mixed" and self.lipschitz is not None:
-            raise ValueError("lipschitz: of grad_point = 'own' alone; leave it out")
+            raise ValueError("lipschitz: expected grad_point = 'own' beside it; remove it")
         return self
 
     def priced(self, num_examples: int) -> Releases:
@@ -252,31 +252,31 @@ class GrowingSamples(ModelOfEachNode):
         is_linear = setting.problem is None or isinstance(setting.problem, LinearModel)
         if self.lipschitz is not None and not is_linear:
             raise ValueError(
-                "training.lipschitz: records are held to it with problem.kind = 'least-squares' "
-                f"and 'logistic', got {setting.problem_name!r}; use training.grad_point = 'mixed'"
+                "training.lipschitz: expected problem.kind = 'least-squares' or 'logistic', which "
+                f"can enforce it, got {setting.problem_name!r}; use training.grad_point = 'mixed'"
             )
         privacy = setting.privacy
         if privacy.kind != "example-level":
             return
         if self.mode == "paper":
             raise ValueError(
-                "training.mode: 'paper' clips nothing and takes C on trust, so it protects nobody; "
-                "use 'rigorous', or privacy.kind = 'none'"
+                "training.mode: 'paper' clips nothing and so protects nobody; use 'rigorous', or "
+                "privacy.kind = 'none'"
             )
         is_output = self.perturbation == "output"
         if is_output and self.grad_point == "own" and self.lipschitz is None:
             raise ValueError(
-                "training.lipschitz: required with grad_point = 'own', whose price it enters, got "
-                "none; use grad_point = 'mixed', or perturbation = 'gradient'"
+                "training.lipschitz: required with grad_point = 'own', whose price depends on it, "
+                "got none; set it, or use grad_point = 'mixed' or perturbation = 'gradient'"
             )
         if privacy.l1_norm_clip is not None and self.lipschitz is not None:
             raise ValueError(
-                "training.lipschitz: a clip in L1 can part two gradients twice as far as they "
-                "were, which is not priced; use grad_point = 'mixed', or privacy.l2_norm_clip"
+                "training.lipschitz: a clip in L1 can double the distance of two gradients, which "
+                "is not priced; use grad_point = 'mixed', or privacy.l2_norm_clip"
             )
         if is_output and setting.engine.dtype != "float64":
             raise ValueError(
                 "engine.dtype: with training.perturbation = 'output' expected 'float64', got "
-                f"{setting.engine.dtype!r}: it may round a node's own model by more than a record "
+                f"{setting.engine.dtype!r}, which may round a hidden model by more than a record "
                 "moves it"
             )

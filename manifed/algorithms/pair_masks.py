@@ -328,7 +328,7 @@ class Masking(ByGraph, ServerUpdate):
         if privacy.noise_source == "os" and self.pair_keys != "exchanged":
             raise ValueError(
                 "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', got "
-                f"{self.pair_keys!r}: masks that anybody can compute hide nothing"
+                f"{self.pair_keys!r}: anybody can compute seeded masks"
             )
         most = self.secret_graph.num_nodes
         coalition = privacy.coalition
@@ -420,7 +420,7 @@ class Masking(ByGraph, ServerUpdate):
         if self.pair_keys == "seeded" and source.origin == "os":
             raise ValueError(
                 "training.pair_keys: expected 'exchanged' with privacy.noise_source = 'os', got "
-                "'seeded': masks that anybody can compute hide nothing"
+                "'seeded': anybody can compute seeded masks"
             )
         each = list[Tensor]()
         for row, node in enumerate(nodes):

@@ -103,17 +103,17 @@ class RFedAGS(MappedSteps, ServerUpdate):
         for i, (mine, rate) in enumerate(zip(own, rates, strict=True)):
             if mine > rate * (1 + 1e-9):
                 raise ValueError(
-                    f"training.participation: expected at most {rate:g}, with which "
-                    f"federation.cohort asks client {i}, got {mine:g}"
+                    f"training.participation: expected at most {rate:g}, the probability of "
+                    f"client {i} in federation.cohort, got {mine:g}"
                 )
         if privacy == "client-level" and given is not None:
             raise ValueError(
-                "training.participation: with privacy.kind = 'client-level' the mechanism divides "
-                "by the expected size of the cohort, expected none; remove it"
+                "training.participation: expected none with privacy.kind = 'client-level', which "
+                "divides by the expected size of the cohort; remove it"
             )
         if privacy == "example-level" and cohort.kind != "all" and given is None:
             raise ValueError(
                 f"training.participation: required with {cohort.kind!r} cohorts and 'example-level'"
-                " privacy: an estimate carries who took part into later rounds, which nothing "
-                f"prices; give {min(rates):g} or less"
+                " privacy, since an estimate reveals earlier cohorts, which is not priced; set "
+                f"{min(rates):g} or less"
             )

@@ -239,7 +239,7 @@ def report(
     kept: list[Path] = []
     for folder in folders:
         if not folder.exists():
-            raise ConfigError(f"Expected a run folder, got {folder}, which is not there")
+            raise ConfigError(f"Expected a run folder, got {folder}, which does not exist")
         if is_one or (folder / "manifest.json").is_file():
             kept.append(folder)
         else:

@@ -260,7 +260,7 @@ def _read(config: Experiment, partition: int, path: Path | None, size: int | Non
     if not is_any and len(examples) != size:
         raise ConfigError(
             f"data: client {partition}: expected the declared {size} examples, got "
-            f"{len(examples)}; declare what is there, or use 'add-or-remove'"
+            f"{len(examples)}; declare {len(examples)}, or use 'add-or-remove'"
         )
     return examples
 

@@ -197,8 +197,8 @@ def public_numbers(config: Experiment) -> Facts:
     shape = facts.point_shape
     if facts.problem.manifold.dim(shape) < 1:
         raise ConfigError(
-            f"training.kind: 'auto' plans where there is something to find, got points of shape "
-            f"{shape} on a manifold of dimension 0"
+            f"training.kind: 'auto' needs a manifold of dimension >= 1, got points of shape "
+            f"{shape} on one of dimension 0"
         )
     field = {"kpca": "num_components", COMPLETION: "rank"}.get(config.problem.kind)
     if field is not None and shape[1] >= shape[0]:

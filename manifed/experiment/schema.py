@@ -197,23 +197,23 @@ class Experiment(Frozen):
         is_stream = isinstance(data, StreamData)
         if is_stream and not self.training.is_in_order:
             yield (
-                f"data.kind: {data.kind!r} is a stream, of which each record is read once: it "
-                "needs training.kind = 'growing-samples' with samples = 'in-order' and "
+                f"data.kind: {data.kind!r} is a stream whose records are read once; use "
+                "training.kind = 'growing-samples' with samples = 'in-order' and "
                 "on_exhausted = 'stop'"
             )
         if is_stream and held != "oracle":
-            yield f"evaluation.kind: a stream holds nothing out, expected 'oracle', got {held!r}"
+            yield f"evaluation.kind: expected 'oracle' with a stream, got {held!r}"
         rule = self.federation.partition.kind
         if (is_stream or isinstance(data, SiteData)) and rule != "natural":
             yield (
-                f"federation.partition.kind: with data.kind = {data.kind!r} every client has data "
-                f"of its own, expected 'natural', got {rule!r}"
+                f"federation.partition.kind: expected 'natural' with data.kind = {data.kind!r}, "
+                f"where every client has its own data, got {rule!r}"
             )
         if not isinstance(data, SiteData):
             if sizes is not None:
                 yield (
-                    "federation.num_examples: expected none with data that the config names (the "
-                    f"partition says who has how many), got them with data.kind = {data.kind!r}"
+                    "federation.num_examples: expected none with data.kind = "
+                    f"{data.kind!r}, which the partition divides; remove it"
                 )
             if held == "public":
                 yield (
@@ -253,8 +253,8 @@ class Experiment(Frozen):
             is_own = not getattr(type(made), maker).__module__.startswith("manifed.")
             if is_own and type(made).mixes_records is base.mixes_records:
                 yield (
-                    f"{field}.kind: {made.kind!r} has a {maker} of its own; with privacy it needs "
-                    "mixes_records() too, which says whether a record can change another there "
+                    f"{field}.kind: {made.kind!r} defines {maker}; with privacy it must also "
+                    "define mixes_records(), which says whether a record can change another one "
                     "(None: it cannot)"
                 )
             if (mixed := made.mixes_records()) is not None:
@@ -266,7 +266,7 @@ class Experiment(Frozen):
             and privacy.neighboring_relation == "add-or-remove"
         ):
             yield (
-                "privacy.neighboring_relation: one row more changes the kernel weights of all "
+                "privacy.neighboring_relation: an added row changes the kernel weights of all "
                 "others of its client, expected 'replace-one' with problem.kind = "
                 "'hyperbolic-prediction' on files, got 'add-or-remove'"
             )

@@ -294,8 +294,8 @@ def answer(
     if memory is not None and memory is blank and header.server_round > 0 and training.setup_phases:
         raise BadMessage(
             f"Expected a client that remembers the exchanges before round 1 in round "
-            f"{header.server_round}, got client {node.partition} without: it was started again or "
-            "a reply of its was lost; start a new run"
+            f"{header.server_round}, got client {node.partition}, which restarted or lost a reply; "
+            "start a new run"
         )
     if pay is not None:
         pay()

@@ -304,7 +304,7 @@ def _stepped(now: Attempt, replies: Replies, aggregate: _Aggregate) -> Attempt:
         if len(culprits) == len(taken.partitions):  # the step is at fault, or there is one client
             some = ", ".join(map(str, list(culprits)[:5]))
             raise _BadState(
-                f"{bad}; so does each upload alone, of the clients {some}", is_computed=True
+                f"{bad}; each upload alone does it too, of the clients {some}", is_computed=True
             ) from None
         left = taken._replace(failures={}).without(culprits)
         _tell_who_was_dropped(now, left)
@@ -346,8 +346,8 @@ class Course:
         """
         if plan.setup_phases and first_round > 1:
             raise ConfigError(
-                "output.resume: an algorithm with exchanges before round 1 cannot be resumed: "
-                "clients would go on without what they learnt there; start a new run"
+                "output.resume: an algorithm with exchanges before round 1 cannot be resumed, "
+                "since clients would resume without their results; start a new run"
             )
         self.plan = plan
         self.state = state

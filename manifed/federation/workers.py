@@ -129,8 +129,8 @@ class RayTransport:
         if side.setup.training.setup_phases:
             raise ConfigError(
                 f"engine.workers: expected an algorithm without exchanges before round 1, got "
-                f"{side.setup.training.kind!r}: a worker that dies would take with it what clients "
-                "learnt there; leave engine.workers out"
+                f"{side.setup.training.kind!r}, whose results a dead worker would lose; remove "
+                "engine.workers"
             )
         chunking = Chunking.of(side, device, memory_budget_mb, at_once)
         shares = chunking.shared(workers)

@@ -306,8 +306,8 @@ class ManifoldStrategy(Strategy):
         """
         if self._wire is not None:
             raise ConfigError(
-                f"{type(self).__name__}: expected one run an object, got a second; make a new one: "
-                "its rounds would draw the noise of the first again"
+                f"{type(self).__name__}: expected one run per object, got a second, which would "
+                "draw the noise of the first again; make a new object"
             )
         self._wire = meet(grid, self.plan, self._timeout)
         while self.course.round <= num_rounds:

@@ -395,7 +395,7 @@ def _rows(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) 
         if any(query.needs_exact_size and query.num_examples != found for query in each):
             raise WrongSize(
                 f"num_examples: expected the declared {each[0].num_examples} rows, got {found}; "
-                "'replace-one' and batches without replacement are priced for exactly that many: "
-                "declare what is there"
+                "'replace-one' and batches without replacement need the exact number; declare "
+                f"{found}"
             )
     return rows

@@ -111,9 +111,8 @@ def sum_of_good(
     """
     if not points[0].is_cpu:
         raise ValueError(
-            f"device: expected 'cpu' for clipped sums, got {points[0].device.type!r}: whether a "
-            "record's numbers there have the same bits whatever is computed beside it has not been "
-            "tested"
+            f"device: expected 'cpu' for clipped sums, got {points[0].device.type!r}, where it is "
+            "not tested that a record's result does not depend on other records"
         )
     points = tuple(p.to(torch.float64) for p in points)
     if {t.dtype for t in examples.tensors.values()} != {torch.float64}:

@@ -65,7 +65,7 @@ class LedgerDamaged(ValueError):
         path: Path,
         line: int,
         what: str,
-        remedy: str = "restore it from a backup; without it nobody can say what was spent",
+        remedy: str = "restore it from a backup; it alone says what was spent",
     ) -> None:
         super().__init__(f"{path}, line {line}: {what}; {remedy}")
         self.line = line

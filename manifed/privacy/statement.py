@@ -140,7 +140,7 @@ class Promise:
             raise BudgetExhausted(
                 f"{budget.field}: round {server_round} would be cohort draw {sum(made)}, which "
                 f"costs epsilon {self.cost(budget, made):.4g} against the {budget.adversary.name} "
-                f"adversary whoever is drawn, the budget is {budget.epsilon:g}; the model of the "
+                f"adversary for any cohort, the budget is {budget.epsilon:g}; the model of the "
                 f"last paid round is kept, and {budget.remedy}"
             )
         return self.passed_target(made)

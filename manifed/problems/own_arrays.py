@@ -37,7 +37,7 @@ def tensor_of(value: object, name: str) -> Tensor:
             array = np.asarray(array.tolist())
     except Exception as error:  # what converts itself is code of somebody's own
         raise ConfigError(
-            f"{name}: expected real numbers, as many for each example, got "
+            f"{name}: expected real numbers, equally many for each example, got "
             f"{type(value).__name__}: {described(error)}"
         ) from None
     kind = array.dtype

@@ -106,7 +106,7 @@ class FileData(Layout):
         of = _KINDS[kind]
         for name in sorted({key for each in _KINDS.values() for key in each.takes} - {*of.takes}):
             is_given = getattr(self, name) != FileData.model_fields[name].default
-            yield is_given, f"{name}: examples = {kind!r} take none"
+            yield is_given, f"{name}: expected none with examples = {kind!r}; remove it"
         yield (
             self.outside not in of.outside,
             f"outside: expected one of {list(of.outside)} with examples = {kind!r}, got "
@@ -115,13 +115,13 @@ class FileData(Layout):
         names = (*columns, *self.beside)
         yield (
             len(set(names)) != len(names) or not all(names),
-            "columns: expected each column once, for one purpose, each with a name",
+            "columns, label, features: expected each column once and with a name",
         )
         if kind in ("regression", "classification"):
             yield self.label is None, f"label: required with examples = {kind!r}"
         yield (
             bool(classes) != (self.label is not None and kind != "regression"),
-            "classes: needs label, and label needs it: the public list of the label's values",
+            "classes: expected it together with label (the public list of the label's values)",
         )
         yield (
             kind == "classification" and len(classes) != 2,
@@ -146,8 +146,8 @@ class FileData(Layout):
         size = np.prod(shape, dtype=float)
         yield (
             min(shape) < 1 or size > 1 << 24,
-            "columns, shape: expected the columns of a table, or the shape of an array's examples, "
-            f"of sizes from 1 on, got shape = {list(self.shape)}",
+            "columns, shape: expected the columns of a table, or a shape of an array's examples "
+            f"with sizes >= 1, got shape = {list(self.shape)}",
         )
         yield (
             bool(columns) and size != len(columns),

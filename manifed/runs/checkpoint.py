@@ -185,7 +185,7 @@ def check(path: Path, saved: Checkpoint, like: Mapping[str, Tensor], num_clients
             raise _damaged(path, f"a tensor {name} that is not finite")
     for client, server_round in saved.meta.last_accepted.items():
         if int(client) >= num_clients or server_round > saved.server_round:
-            raise _damaged(path, f"client {client} in round {server_round}, which never was")
+            raise _damaged(path, f"client {client} in round {server_round}, which do not exist")
     if saved.meta.tally.told > saved.server_round:
         raise _damaged(path, "a row of metrics after its own round")
 

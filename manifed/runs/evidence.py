@@ -340,7 +340,7 @@ def read_past(directory: Path, config: Experiment) -> Evidence:
     saved, ledger, covered = past.checkpoint, past.ledger, past.odometer.covered
     if not past.manifest:
         if rows or saved or (ledger and ledger.head.sequence > 0):
-            raise refused(directory, "expected the manifest.json of what was released", "none")
+            raise refused(directory, "expected the manifest.json of this run", "none")
         return past
     if "final" in past.manifest:
         raise refused(directory, "expected an unfinished run", "a finished one")
@@ -352,8 +352,8 @@ def read_past(directory: Path, config: Experiment) -> Evidence:
     if config.training.setup_phases:
         raise ConfigError(
             "output.resume: expected a run without exchanges before round 1, got "
-            f"training.kind = {config.training.kind!r}, which has some: its clients would go "
-            "on without what they learnt there; start a new run"
+            f"training.kind = {config.training.kind!r}: its clients would resume without the "
+            "results of these exchanges; start a new run"
         )
     like = config.server_update.start(initial_point(config))
     if CLIP in saved.tensors and getattr(config.privacy, "adaptive", None) is not None:
@@ -382,7 +382,7 @@ def held_or_refused(directory: Path) -> Generator[None]:
             stack.enter_context(held(directory))
         except BlockingIOError:
             raise refused(
-                directory, "expected a run that nobody runs", "one that another process holds"
+                directory, "expected a run that no process holds", "one that another process holds"
             ) from None
         except OSError as error:
             raise refused(directory, "expected a run folder", str(error.strerror)) from None

@@ -140,15 +140,15 @@ class SiteAccount:
         last = self._last.get(place.series)
         if last is not None and place.position <= last:
             raise Refused(
-                f"round, attempt, phase {place.position} of this "
-                f"{'run' if place.seed is None else 'seed'} come after {last}, which was answered "
-                "or charged; nothing is answered twice, and order goes forward only"
+                f"expected a round, attempt and phase after {last} of this "
+                f"{'run' if place.seed is None else 'seed'}, got {place.position}: {last} was "
+                "answered or charged; nothing is answered twice, and rounds only go forward"
             )
         follows = last is not None and place.position == (*last[:2], last[2] + 1)
         if not is_first and not follows:
             raise Refused(
                 f"phase {place.phase} of round {place.server_round}, attempt {place.attempt}: "
-                "expected the phases before it first"
+                "expected the earlier phases of the round first"
             )
         entry = Entry(said={PLACE: asdict(place)})
         if is_first and releases:
@@ -165,11 +165,11 @@ class SiteAccount:
                 after = self._odometer.after(entry).epsilon(SERVER, self.limits.delta)
             except NoValidBound as refusal:
                 raise Refused(
-                    f"nothing prices this with what was answered before: {refusal}"
+                    f"this answer cannot be priced with the earlier ones: {refusal}"
                 ) from None
             if not after <= self.limits.epsilon:
                 raise Refused(
-                    f"one answer more would cost epsilon {after:.6g} at delta "
+                    f"another answer would bring epsilon to {after:.6g} at delta "
                     f"{self.limits.delta:g} over all runs, this site's limit is "
                     f"{self.limits.epsilon:g}"
                 )

@@ -120,7 +120,7 @@ def _account(folder: Path, limits: Limits, anchors: Collection[Head]) -> SiteAcc
         shown = ", ".join(left) or "--ledger-head"
         raise ConfigError(
             f"--ledger: expected {LEDGER} in {str(folder)!r}, which answered before ({shown}), got "
-            "none; restore it: without it nobody can say what was spent"
+            "none; restore it, since it alone says what was spent"
         )
     if is_new:
         log.warning(
@@ -193,7 +193,7 @@ def listening(path: Path, group: int | None) -> socket.socket:
         if owner not in (0, os.geteuid()):
             raise ConfigError(
                 f"--socket: expected a folder of this user or root, got {str(folder)!r} of user "
-                f"{owner}, who could put another socket there"
+                f"{owner}; name another folder"
             )
         if mode & 0o027:
             raise ConfigError(

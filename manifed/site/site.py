@@ -192,13 +192,13 @@ class Site:
         privacy = config.privacy
         if privacy.kind != "example-level":
             raise Refused(
-                "privacy.kind: a site answers 'example-level' alone, where its own noise protects "
-                f"every example, got {privacy.kind!r}"
+                "privacy.kind: expected 'example-level', where the site adds the noise that "
+                f"protects its examples, got {privacy.kind!r}"
             )
         if privacy.noise_source != "os" and not wanted.is_rehearsal:
             raise Refused(
-                "privacy.noise_source: expected 'os', got 'seed': whoever has the experiment could "
-                "subtract the noise; a rehearsal on made-up data takes --rehearsal"
+                "privacy.noise_source: expected 'os', got 'seed', whose noise anybody with the "
+                "experiment can subtract; for a rehearsal on made-up data set --rehearsal"
             )
         if wanted.partition >= clients:
             raise ConfigError(
@@ -245,8 +245,8 @@ class Site:
         for release in releases:
             if release.is_masked:
                 raise Refused(
-                    f"the release {release.label!r}: a site answers with independent noise of its "
-                    "own, got noise that may count on what others add"
+                    f"the release {release.label!r}: expected independent noise of the site, got "
+                    "noise that depends on masks of other sites"
                 )
         return place, releases
 
@@ -259,8 +259,8 @@ def _check_text(text: str, digest: str) -> None:
     """
     if not text:
         raise Refused(
-            f"expected the experiment's text, at most {MOST_CONFIG} characters of it, got none: a "
-            "longer one takes a copy of this site's own (--config)"
+            f"expected the experiment's text of at most {MOST_CONFIG} characters, got none; for a "
+            "longer one give this site a copy (--config)"
         )
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         raise Refused("the text is not that of the experiment with this hash")
@@ -275,9 +275,7 @@ def _parsed(text: str, digest: str) -> Experiment:
     try:
         table = table_of_canonical(text)
         if _names_a_graph(table):
-            raise Refused(
-                "a graph, which is built while it is read, takes a copy of this site's own"
-            )
+            raise Refused("an experiment with a graph needs a local copy at this site (--config)")
         config = parse(table, allowed_here())
     except (ConfigError, ValueError, RecursionError) as error:
         raise Refused(f"this site cannot read the experiment: {error}") from None
@@ -344,9 +342,9 @@ def _check_same(folder: Path, path: Path) -> None:
     """
     if _file_sha256(path) != _digest_in(folder):
         raise ConfigError(
-            f"--data: {str(path)!r} is not the file that {str(folder)!r} accounts for; for the "
-            "same people with rows mended or added say --accept-changed-data (what was spent stays "
-            "spent), for other people use a ledger folder of their own"
+            f"--data: {str(path)!r} is not the file that {str(folder)!r} accounts for; for "
+            "corrected or added rows of the same people set --accept-changed-data (spent budget "
+            "stays spent), for other people use another ledger folder"
         )
 
 

@@ -289,8 +289,8 @@ def test_samples_that_run_out_end_the_run_or_are_asked_for_in_the_open():
     [
         ("output, own", {"lipschitz": None}, "training.lipschitz: required with grad_point"),
         ("output, mixed", {"mode": "paper"}, "training.mode: 'paper' clips nothing"),
-        ("output, mixed", {"lipschitz": 1.0}, "lipschitz: of grad_point = 'own' alone"),
-        ("gradient", {"grad_point": "mixed"}, "grad_point, lipschitz: of perturbation = 'output'"),
+        ("output, mixed", {"lipschitz": 1.0}, "lipschitz: expected grad_point = 'own' beside it"),
+        ("gradient", {"grad_point": "mixed"}, "grad_point, lipschitz: expected perturbation"),
         ("gradient", {"graph": {"kind": "edges", "edges": [[0, 1]]}}, "training.graph: expected a"),
     ],
 )
@@ -325,7 +325,7 @@ def test_a_record_that_is_too_steep_counts_as_zero_and_changes_no_other():
 def test_a_lipschitz_constant_needs_a_problem_that_keeps_it():
     setting = experiment("output, own").setting
     setting = replace(setting, problem=PrincipalEigenvector())
-    with pytest.raises(ValueError, match=r"training.lipschitz: records are held to it"):
+    with pytest.raises(ValueError, match=r"training.lipschitz: expected problem.kind"):
         setting.training.check(setting)
 
 

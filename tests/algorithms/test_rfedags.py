@@ -82,5 +82,5 @@ def test_at_client_level_a_stream_is_clipped_and_the_cohorts_p_divides():
 def test_chances_estimated_under_drawn_cohorts_are_refused():
     ags = "training={kind='rfedags',step_size=0.5}"
     poisson = "federation.cohort={kind='poisson',sampling_probability=0.5}"
-    with pytest.raises(ConfigError, match=r"participation: required with 'poisson' .* give 0\.5"):
+    with pytest.raises(ConfigError, match=r"participation: required with 'poisson' .* set 0\.5"):
         load("configs/quickstart.toml", (ags, poisson))

@@ -171,7 +171,7 @@ def test_a_record_that_cannot_be_computed_with_makes_its_node_absent(caplog):
 def test_a_second_run_of_a_strategy_is_refused(tmp_path):
     strategy = tangent_mean(update=STEPS, ledger=tmp_path / "ledger.jsonl")
     strategy.start(grid_of(), START, num_rounds=1)
-    with pytest.raises(ConfigError, match="expected one run an object"):
+    with pytest.raises(ConfigError, match="expected one run per object"):
         strategy.start(grid_of(), START, num_rounds=1)
     with pytest.raises(ConfigError, match="expected no round after close"):
         strategy.configure_train(2, START, ConfigRecord(), grid_of())

@@ -98,7 +98,7 @@ def test_a_plan_reads_no_record(monkeypatch):
             r"privacy.delta: required|'target'",
         ),
         ("problem={kind='kpca',num_components=64}", r"fewer than the 64 columns, got 64"),
-        ("data={kind='synthetic-pca',dimension=1,num_clients=10}", r"manifold of dimension 0"),
+        ("data={kind='synthetic-pca',dimension=1,num_clients=10}", r"on one of dimension 0"),
         ("federation.num_rounds=0", r"federation.num_rounds: .*greater than or equal to 1, got 0"),
     ],
 )

@@ -137,7 +137,7 @@ NOTHING_FITS = {
     "one row": (third(lambda z: z[0]), "client 2: .*like client 0's"),
     "no such name": ({"shards": [{"y": one} for one in points()]}, "FrechetMean can .* KeyError"),
     "words": ({"shards": [["a", "b"]]}, "client 0: expected real numbers .* got list of <U1"),
-    "rows of two lengths": ({"shards": [[[1.0], [1, 0]]]}, "client 0: .* as many for each"),
+    "rows of two lengths": ({"shards": [[[1.0], [1, 0]]]}, "client 0: .* equally many for each"),
     "a module": ({"problem": torch.nn.Linear(2, 2)}, "problem: .* fit_module"),
     "a zero-dimensional one": ({"shards": [torch.tensor(1.0)]}, "client 0, 'z': expected a dense"),
     "no number": (third(lambda z: z * torch.nan), "shards: client 2, record 0: expected finite"),

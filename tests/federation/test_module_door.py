@@ -108,8 +108,8 @@ def test_the_short_form_is_a_release_under_that_target(level):
     assert short == long
     assert level(epsilon=2, delta=1e-5, l2_norm_clip=0.5).l2_norm_clip == 0.5
     for wrong, said in (
-        ({"epsilon": 2}, "epsilon with delta"),
-        ({"epsilon": 2, "delta": 1e-5, "noise": long.noise}, "without noise"),
+        ({"epsilon": 2}, "expected delta beside it"),
+        ({"epsilon": 2, "delta": 1e-5, "noise": long.noise}, "no noise"),
         ({"epsilon": True, "delta": 1e-5}, "valid number"),
         ({"epsilon": -1, "delta": 1e-5}, "greater than 0"),
         ({"epsilon": 2, "delta": 1e-5, "clip": 1.0}, "not permitted"),
@@ -143,9 +143,12 @@ def changed(position, feature=lambda x: x, label=lambda y: y):
         ({"compute": "float16"}, "compute: expected 'float64' or 'float32', got 'float16'"),
         ({"model": Broken()}, "forward fails.*KeyError"),
         ({"metrics": {"bad": lambda outputs, labels: outputs}}, r"metrics\['bad'\]: expected one"),
-        ({"test": None, "metrics": {"f": raising}}, "metrics: are functions of public test"),
+        ({"test": None, "metrics": {"f": raising}}, "metrics: expected test= beside them"),
         ({"evaluate": lambda x: x}, "evaluate: expected a dict of numbers of a model .*Error"),
-        ({"algorithm": RSGD(step_size=0.1), "step_size": 0.2}, "step_size: is of the algorithm"),
+        (
+            {"algorithm": RSGD(step_size=0.1), "step_size": 0.2},
+            "step_size: expected algorithm=None beside it",
+        ),
         ({"model": FrechetMean(Sphere())}, "model: expected a torch.nn.Module, got FrechetMean"),
         ({"sites": sites()[0][0]}, "sites: expected a list with one entry a site, got Tensor"),
         (changed(1, label=lambda y: y[:, None]), "client 1: .* like"),

@@ -93,7 +93,9 @@ def shape(value):
 
 def config_keys():
     """Type and default of each key of a config, from the reference page that the schema writes."""
-    page = runpy.run_path(str(ROOT / "docs" / "reference" / "write_config.py"))["page"](is_short=False)
+    page = runpy.run_path(str(ROOT / "docs" / "reference" / "write_config.py"))["page"](
+        is_short=False
+    )
     return dict(_keys(page))
 
 

@@ -168,7 +168,7 @@ def test_a_target_against_an_outsider_holds_for_the_client_most_often_asked():
         (
             ["training={kind='rfedags',step_size=0.1,local_steps=1,participation=0.5,"
              "minibatch={kind='full'}}"],
-            "at most 0.2, with which federation.cohort asks client 0, got 0.5",
+            "at most 0.2, the probability of client 0 in federation.cohort, got 0.5",
         ),
     ],
 )  # fmt: skip

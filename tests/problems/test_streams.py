@@ -68,9 +68,9 @@ def test_a_cohort_reads_what_its_clients_read():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.samples=subsets", "each record is read once: it needs"),
+        ("training.samples=subsets", "records are read once; use"),
         ("training.on_exhausted=recycle", "and on_exhausted = 'stop'"),
-        ("federation.partition={kind='equal'}", "every client has data of its own"),
+        ("federation.partition={kind='equal'}", "every client has its own data"),
         (f"data.num_examples={2**47 + 1}", "less than or equal to 140737488355328"),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_pattern_of_folders_takes_the_runs_among_them(tmp_path, monkeypatch):
     assert json.loads(done.stdout)["files"][0] == str(tmp_path / "report" / "report.html")
     done = invoke("report", runs / "a", runs / "nope")
     assert done.exit_code == 2
-    assert "which is not there" in done.stderr
+    assert "which does not exist" in done.stderr
 
 
 @pytest.mark.slow

@@ -105,5 +105,5 @@ def test_a_socket_lies_in_no_folder_of_another_user(tmp_path):
     folder = tmp_path / "doors"
     folder.mkdir(mode=0o750)
     os.chown(folder, 54321, -1)
-    with pytest.raises(ConfigError, match="could put another socket there"):
+    with pytest.raises(ConfigError, match="expected a folder of this user or root"):
         process.listening(folder / "site.sock", None)

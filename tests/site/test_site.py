@@ -119,7 +119,7 @@ def test_a_round_of_several_phases_is_paid_with_the_first_and_goes_through_them_
         with pytest.raises(Refused):
             charge(account, 1)
         charge(account, 2)
-        with pytest.raises(Refused, match="the phases before it first"):
+        with pytest.raises(Refused, match="the earlier phases of the round first"):
             charge(account, 1, now=2)
         assert account.spent == pytest.approx(price(1), abs=1e-12)
         charge(account, 0, now=2)
@@ -202,7 +202,7 @@ LISTED = {
     "planning": ({"training": {"kind": "auto"}}, "training.kind: expected a method"),
     "a graph": (
         {"federation": {"num_clients": 30_000}, "training": {"graph": {"kind": "complete"}}},
-        "takes a copy of this site's own",
+        "needs a local copy at this site",
     ),
     "a plug-in": ({"training": {"kind": "evil:Update"}}, "plug-in that this node allows"),
     "a huge number": ({"name": int("9" * 40)}, "expected an integer below 2^63"),
@@ -265,7 +265,7 @@ def test_an_experiment_too_long_to_be_sent_takes_a_copy_at_the_site(tmp_path):
     with site_of(tmp_path, path, data=data) as site:
         assert isinstance(Peer(site, path).send(question, {})[0], Introduction)
     with site_of(tmp_path, hashes=(digest,), data=data) as site:
-        assert "takes a copy of this site's own" in Peer(site, path).send(question, {})[0].reason
+        assert "for a longer one give this site a copy" in Peer(site, path).send(question, {})[0].reason
 
 
 def test_a_file_that_a_text_names_is_not_opened(tmp_path):
@@ -304,7 +304,7 @@ def test_a_release_that_counts_on_masks_of_others_is_refused_unpaid(tmp_path, mo
     monkeypatch.setattr("manifed.federation.client.ClientSetup.releases", lambda *_: (masked,))
     with peer_of(tmp_path) as peer:
         reply, up = peer.ask(1)
-        assert "independent noise of its own" in reply.reason
+        assert "independent noise of the site" in reply.reason
         assert not up
         assert peer.site.account.spent == 0
 
