@@ -34,6 +34,7 @@ SCRIPTS = [
     ["-m", "tests.robustness.growing_engines"],
     ["-m", "tests.robustness.hostile_replies"],
     ["-m", "tests.robustness.kills"],
+    ["-m", "tests.robustness.long_claims"],
 ]
 
 
