@@ -143,8 +143,8 @@ def metropolis_hastings(graph: Graph) -> Any:
 
     W_ij = 1 / (1 + max(deg i, deg j)) on edges; the rest of each row stands on the diagonal.
 
-    The paper prints 1 / (deg(i) + 1) without a diagonal, which is neither symmetric nor stochastic
-    (spec 004 §7-A2); on regular graphs this is what it means: (Adj + I) / (deg + 1).
+    The paper prints 1 / (deg(i) + 1) without a diagonal, which is neither symmetric nor stochastic.
+    On regular graphs this matrix is what it means: (Adj + I) / (deg + 1).
     """
     from scipy.sparse import csr_array
 
@@ -239,7 +239,7 @@ class Torus(_NamedGraph):
     """Rows of the grid. None: a square."""
 
     def pairs(self, num_nodes: int) -> int:
-        """Returns the number of edges, two a node."""
+        """Returns the number of edges, two per node."""
         return 2 * num_nodes
 
     def drawn(self, nx: Any, num_nodes: int, rng: Generator) -> Any:
@@ -287,7 +287,7 @@ class Exponential(_NamedGraph):
     kind: Literal["exponential"] = "exponential"
 
     def pairs(self, num_nodes: int) -> int:
-        """Returns a bound of the number of edges, log2(n) a node."""
+        """Returns a bound of the number of edges, log2(n) per node."""
         return num_nodes * num_nodes.bit_length()
 
     def drawn(self, nx: Any, num_nodes: int, rng: Generator) -> Any:

@@ -114,7 +114,7 @@ def _noised(privacy: NoPrivacy | ExampleLevel, **noise: float) -> ExampleMechani
 
 
 def _published(setting: Setting, privacy: ExampleLevel) -> float:
-    """Tau sqrt(o [m] K log(1/delta)) / epsilon (spec 000 §3.3)."""
+    """Tau sqrt(o [m] K log(1/delta)) / epsilon."""
     rule = privacy.noise
     steps = setting.training.published_steps
     assert rule.kind == "published"

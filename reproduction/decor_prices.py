@@ -1,4 +1,4 @@
-"""What the paper of DECOR and its public code report in place of an exact price (spec 004).
+"""What the paper of DECOR and its public code report in place of an exact price.
 
 Source: Allouah et al., "The Privacy Power of Correlated Noise in Decentralized Learning".
 """
@@ -25,7 +25,7 @@ def paper_slope(epsilon: float, rounds: int, delta: float) -> float:
 def public_code_epsilon(slope: float, sampling_rate: float) -> float:
     """What the authors' code reports at example level: one step, at order 2, with no delta.
 
-    It is neither composed over rounds nor converted to (epsilon, delta) (spec 004 §7-D3).
+    It is neither composed over rounds nor converted to (epsilon, delta).
     """
     twice = min(2 * slope, 700.0)
     return math.log1p(sampling_rate**2 * min(4 * math.expm1(twice), 2 * math.exp(twice)))

@@ -8,9 +8,9 @@ sigma stddev, alpha share (sigma_1^2 = alpha sigma^2 of the full gradient, sigma
 lambda order (a moment's; the Rényi order less one), K log_moment.
 
 **Claim 5 is no calibration.** Claim 4 holds for lambda <= `order_limit` only; the lambda that
-Claim 5 needs exceeds it unless n >= 1.3e4 ... 3.1e5 (spec 003 §7.1), and then its noise can be far
+Claim 5 needs exceeds it unless n >= 1.3e4 ... 3.1e5, and then its noise can be far
 too small. `Counting` names the other trap: Algorithm 11 queries the full gradient at every step
-(m S times, eq. 3), and the public code charges it once an epoch (S times, spec 003 §7.3). What the
+(m S times, eq. 3), and the public code charges it once an epoch (S times). What the
 releases really cost: reproduction/rsvrg_prices.py.
 
 >>> schedule = Schedule(num_examples=10704, inner_steps=1070, epochs=10)

@@ -1,6 +1,6 @@
 """The rivals of growing samples in plain numpy: what [42], [43] and [44] of Wang and Zhang do.
 
-The paper names them and gives neither update rules nor constants (spec 002 §5.3). Here are their
+The paper names them and gives neither update rules nor constants. Here are their
 rules with one batch B, one step and one Laplace scale for all, so that prices are comparable: pure
 epsilon of an example changed in every batch, at the paper's C. [43] and [44] draw Gaussian noise in
 their own papers, and state (epsilon, delta).

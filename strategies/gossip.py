@@ -25,7 +25,7 @@ class Gossip(JointStrategy[Plain | Decor | GrowingSamples]):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sends every node a row of its own: its model, or keys before round 1."""
+        """Sends every node its own row: its model, or keys before round 1."""
         now = self.opened(server_round, arrays, config, grid)  # a cohort, drawn and charged
         if now is None:  # the budget does not pay it
             return []

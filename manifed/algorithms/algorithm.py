@@ -37,7 +37,7 @@ nowhere on it (a key)."""
 
 @dataclass(frozen=True)
 class Phase:
-    """One exchange of a round: its name, both payload types, and where the downlink fields lie."""
+    """One exchange of a round: its name, both payload types, and places of downlink fields."""
 
     name: str
     down: type[Payload]
@@ -168,7 +168,7 @@ class ClientUpdate(Frozen):
 
     @property
     def setup_phases(self) -> tuple[Phase, ...]:
-        """The exchanges of round 0, in which no record is used, named unlike those of a round."""
+        """The exchanges of round 0, which use no record; their names differ from a round's."""
         return ()
 
     @property
@@ -282,7 +282,7 @@ class Collected(NamedTuple):
 
     @property
     def rows(self) -> Tensor:
-        """The first field of all uploads, one row a client."""
+        """The first field of all uploads, one row per client."""
         if self.uploads is None:
             raise ValueError("Expected uploads, got the noised mean of client-level privacy")
         return self.uploads.point

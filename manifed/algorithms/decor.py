@@ -13,7 +13,7 @@ With privacy.unit = "client" the whole gradient of a node is clipped; with "exam
 is, and their mean is taken. Who pays what against whom is `manifed.privacy.secldp`: a star's
 server sees every message, so it is the eavesdropper (adversary I). Without masks (mask_stddev = 0)
 this is the paper's LDP baseline. The public code draws masks once and uses them in every round in
-two of its three tasks, which hides nothing (spec 004 §7-D1); here they are fresh.
+two of its three tasks, which hides nothing; here they are fresh.
 """
 
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Decentralised SGD on a graph: every node has a model of its own and mixes it with its neighbours.
+"""Decentralised SGD on a graph: every node has its own model and mixes it with its neighbours.
 
 Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform Centralized
 Algorithms? (2017), Algorithm 1, as Allouah et al. (DECOR) write it, eqs. (3) and (4).

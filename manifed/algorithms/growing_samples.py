@@ -138,7 +138,7 @@ class GrowingSamples(ModelOfEachNode):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """One exchange a round."""
+        """One exchange per round."""
         if self.perturbation == "output":
             return (Phase("mix", Point, Point, ("point",), ("point",), "none"),)
         return (Phase("mix", OwnAndMixed, Point, ("point", "point"), ("point",), "none"),)
@@ -155,7 +155,7 @@ class GrowingSamples(ModelOfEachNode):
         return WithoutReplacement(batch_size=self.schedules.size(self._round - 1))
 
     def asks(self) -> tuple[Ask, ...]:
-        """Asks for one mean of gradients a round."""
+        """Asks for one mean of gradients per round."""
         return (Ask(self.minibatch),)
 
     @property
@@ -209,7 +209,7 @@ class GrowingSamples(ModelOfEachNode):
         )
 
     def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Release, ...]:
-        """States one release a round; random batches bring no amplification."""
+        """States one release per round; random batches bring no amplification."""
         made = super().releases(mechanism, num_examples)
         return tuple(one.model_copy(update={"sampling": Unsampled()}) for one in made)
 

@@ -407,7 +407,7 @@ class Masking(ByGraph, ServerUpdate):
         dropped: frozenset[int] | None = None,
         step: int = 0,
     ) -> Tensor:
-        """Draws masks as `masked_now`, without its check of reuse; ``step`` tells streams apart.
+        """Draws masks as `masked_now`, without its check of reuse; ``step`` distinguishes streams.
 
         Raises:
             ValueError: seeded masks beside noise from the operating system.

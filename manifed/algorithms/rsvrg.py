@@ -7,7 +7,7 @@ Optimization (TMLR 2023), Algorithm 11. Server update: manifed/algorithms/tangen
 Symbols: K epochs, m inner_steps, alpha step_size, x-tilde anchor, g_{k+1} reference, eta_{k+1,j}
 eta, tau_0 l2_norm_clip, tau_1 correction_l2_norm_clip, Gamma manifold.transp, Exp manifold.expmap.
 
-Variants (spec 000 §7.3, spec 003 §4.4):
+Variants:
 * ``fresh``: as printed. The reference is not noised; every inner step adds fresh noise that must
   cover the reference *and* the correction, so m K full-gradient queries are released.
 * ``reuse``: the reference is noised once an epoch and reused (Gaussian post-processing), the

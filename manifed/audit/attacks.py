@@ -18,7 +18,7 @@ star's server) sees every message y_i = g_i + sum_j v_ij + own noise; colluding 
 the masks of the pairs they are in and take them off. Of the rest the covariance is S = sigma_cdp^2
 I + sigma_cor^2 L, L of the graph without them. Two datasets that differ at node i move y_i by 2 C,
 so the best test is e_i^T S^-1 y: it separates by d' = 2 C sqrt([S^-1]_ii), which is what the
-accountant charges (spec 004, H8).
+accountant charges.
 
 Source: Allouah et al. (DECOR), the proofs of Theorems 1 and 6.
 

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from how well an attack tells two neighbouring data sets apart.
+"""Lower bounds on epsilon from how well an attack distinguishes two neighbouring data sets.
 
 (epsilon, delta)-DP bounds every test: TPR <= exp(epsilon) FPR + delta, and with the two datasets
 swapped. So scores of many independent runs on both give a lower bound on any honest epsilon. A

@@ -45,7 +45,7 @@ def options(annotation: Any) -> _Options:
 
 
 def table_at(found: _Options, kind: str | None) -> _Model | None:
-    """Returns the table class of a kind, also of a plug-in; None if there is none."""
+    """Returns the table class of a kind or plug-in, or None if there is none."""
     home = next(iter(found.values()), None) if is_plugin(kind) else found.get(kind)
     try:
         return home.model(str(kind)) if isinstance(home, Kinds) else home

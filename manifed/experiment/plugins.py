@@ -139,7 +139,7 @@ VARIABLE = "MANIFED_PLUGINS"
 
 
 def allowed_here() -> frozenset[str]:
-    """Lists the packages that `VARIABLE` of this process allows; none where it is not set."""
+    """Lists the packages that `VARIABLE` of this process allows; empty if it is not set."""
     named = os.environ.get(VARIABLE, "").split(",")
     return frozenset(package.strip() for package in named) - {""}
 

@@ -233,7 +233,7 @@ class Components:
 
     @cached_property
     def beyond(self) -> tuple[Array, Array]:
-        """(l_j beyond the components, how many each stands for): the last ones in groups."""
+        """(eigenvalues l_j beyond the components, multiplicities): the last ones in groups."""
         near, rest = np.split(self.values[self.components :], [1])
         if len(rest) <= _APART + _TOGETHER:
             return np.append(near, rest), np.ones(len(rest) + 1)

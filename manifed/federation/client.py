@@ -39,7 +39,7 @@ class ClientSetup:
     """How held-out examples are evaluated; None: training uses all examples."""
 
     def releases(self, server_round: int, num_examples: int) -> tuple[Release, ...]:
-        """Lists what a client with so many examples releases in a round."""
+        """Lists the releases of a client with this number of examples in a round."""
         return releases_in(
             server_round, self.training, self.evaluation, self.mechanism, num_examples
         )
@@ -166,7 +166,7 @@ def releases_in(
     mechanism: ExampleMechanism,
     num_examples: int,
 ) -> tuple[Release, ...]:
-    """Lists what a client with so many examples releases in a round, evaluation included."""
+    """Lists the releases of a client of this size in a round, evaluation included."""
     update = training.in_round(max(1, server_round))
     if evaluation is None:
         return update.releases(mechanism, num_examples)

@@ -43,7 +43,7 @@ class _BadState(RoundFailed):
 
 
 def free(*_: object) -> None:
-    """Charges nothing; it stands for `Account.charge` in a run without privacy."""
+    """Charges nothing; replaces `Account.charge` in a run without privacy."""
 
 
 def run_rounds(

@@ -50,7 +50,7 @@ def tensors_to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def tensors_from_record(record: ArrayRecord) -> dict[str, Tensor]:
-    """Reads the tensors of an ArrayRecord, as copies of their own.
+    """Reads the tensors of an ArrayRecord as copies.
 
     Raises:
         BadMessage: for an entry whose bytes are not the array that it declares.

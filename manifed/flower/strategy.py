@@ -414,7 +414,7 @@ class ManifoldStrategy(Strategy):
         return self.promise.odometer() if self._account is None else self._account.odometer
 
     def close(self) -> None:
-        """Settles and releases the ledger; whoever runs Flower's own loop calls it at the end."""
+        """Settles and releases the ledger; call it after Flower's own loop."""
         self._open_files.close()
         self._is_closed = True
 
@@ -497,7 +497,7 @@ def _refuse(name: str, config: ConfigRecord | None) -> None:
 
 
 def keyed_by(privacy: Privacy | None, source: NoiseSource | None) -> Privacy:
-    """Returns the privacy of an app of one's own, with noise keyed by ``source``.
+    """Returns the privacy of your app with noise keyed by ``source``.
 
     Without a source that is the operating system's, whatever ``privacy.noise_source`` says.
     """

@@ -331,7 +331,7 @@ class Manifold(geoopt.Manifold):
         return x.new_zeros(x.shape[: x.dim() - self.ndim])
 
     def tangent_part(self, x: Tensor, u: Tensor) -> Tensor:
-        """The tangent vector that u, tangent up to rounding, stands for; linear, never longer.
+        """The tangent vector nearest to u, which is tangent up to rounding; linear, never longer.
 
         Tangent noise covers nothing that is normal to the manifold, so what is released is made
         tangent after it is summed.

@@ -16,7 +16,7 @@ from manifed.manifolds.stiefel import Stiefel
 
 
 def counterpart(theirs: object, ndim: int = 0) -> Manifold:
-    """Returns ours for geoopt's; ``ndim`` are the dimensions of a point of geoopt's flat space.
+    """Returns manifed's manifold for one of geoopt; ``ndim`` is that of a flat space's points.
 
     Raises:
         TypeError: there is none; naming those that have one.

@@ -237,7 +237,7 @@ class Oracle:
         """(1/b) sum_j [grad f_j(x) - transp grad f_j(anchor)], clipped, plus noise at x.
 
         Either each of the two gradients is clipped (Algorithm 3, line 8; an example moves the sum
-        by two bounds) or their difference is, as one vector (spec 000 §7.3 iii; by one bound).
+        by two bounds) or their difference is, as one vector (by one bound).
         """
         return self.answer("correction", x.detach(), anchor.detach())
 

@@ -25,7 +25,7 @@ anything else             --                    refused: `NoValidBound`
 633.9
 
 A client takes part in a round by a coin that does not depend on the data, with probability rho.
-What that does and does not buy (spec/000 §11):
+What that does and does not buy:
 
 * *external* (record level; broadcast models seen, cohorts not): in the worst case the output
   betrays the coin, so the loss of a round is ``(1 - rho) delta_0 + rho * loss of an update`` and T
@@ -53,8 +53,8 @@ manifolds with differential privacy"), for reproduction. Its symbols: (epsilon, 
 local_epsilon, local_delta; N num_clients; s cohort_size; T num_rounds; delta-hat slack_delta;
 rho = s / N. **Unsound at record level**: it takes amplification by *client* sampling for a
 guarantee about *one record*. Lemma 4.1 needs the outputs of two whole clients to be close, which
-record-level privacy does not give (spec/000 §11 has the two-line counter-example, tests/privacy
-plays it). Parallel composition over a cohort repairs only its sequential one, so it is unsound too.
+record-level privacy does not give (tests/privacy/test_participation.py has a counter-example).
+Parallel composition over a cohort repairs only its sequential one, so it is unsound too.
 
 >>> claim = Claim(0.15, 1e-4, num_clients=100, cohort_size=1, slack_delta=1e-3)
 >>> published, delta = claim.after(50)

@@ -245,7 +245,7 @@ def read_pinned(path: Path, num_nodes: int) -> dict[int, bytes]:
 
 
 def read_signing(path: Path) -> bytes:
-    """Reads a node's own Ed25519 key: 64 hex digits in a file that nobody else may read.
+    """Reads a node's Ed25519 key: 64 hex digits in a file that only its owner may read.
 
     Raises:
         ValueError: for anything else; the text holds nothing of the file.

@@ -38,7 +38,7 @@ class Noise(Frozen):
     multiplier: NonNegative = 0.0
     """Times the sensitivity of whatever is released."""
     coefficient: NonNegative = 0.0
-    """Over N_i, whatever is released: the papers' calibration (spec 000 §3.3), tau *
+    """Over N_i, whatever is released: the papers' calibration, tau *
     sqrt(o * K * log(1/delta)) / epsilon for DP-RSGD, and sqrt(m) times that for DP-RSVRG. It is
     *not* relative to the sensitivity; the accountant prices what it really buys."""
     value: NonNegative = 0.0

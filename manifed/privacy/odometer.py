@@ -93,7 +93,7 @@ class Odometer:
         return other
 
     def declare(self, terms: Terms) -> None:
-        """Sets the terms of the next entries, if they bring none of their own."""
+        """Sets the terms of the next entries that state no terms."""
         self._now = self._number(terms)
 
     def _number(self, terms: Terms) -> int:
@@ -163,7 +163,7 @@ class Odometer:
     # -- what was charged --------------------------------------------------------------------
     @property
     def terms(self) -> Terms | None:
-        """The terms of the next entry, if it brings none of its own."""
+        """The terms of the next entry, if it states no terms."""
         return None if self._now is None else self._lines[self._now].terms
 
     @property

@@ -8,7 +8,7 @@ s e_i. So for its victim each round *is* a Gaussian mechanism with
 
     effective standard deviation 1 / sqrt([S^-1]_ii),
 
-and everything that prices Gaussians prices this, subsampled or not (spec 004 §3.5). The paper's
+and everything that prices Gaussians prices this, subsampled or not. The paper's
 Renyi slope is 2 C^2 [S^-1]_ii. Victims are honest nodes: against its own coalition a member has
 sigma_cdp alone (§7-B1). `MaskedMechanism` scales the noise of both kinds and states that event.
 
@@ -391,7 +391,7 @@ class MaskedMechanism(ExampleMechanism):
     def sensitivity(
         self, l2_norm_clip: float, expected_size: float, *, terms: int = 1, apart: float = 2.0
     ) -> float:
-        """Returns how far a change of somebody's data moves a message."""
+        """Returns how far a change of one node's data moves a message."""
         if self.unit == "client":
             return 2.0 * l2_norm_clip
         return super().sensitivity(l2_norm_clip, expected_size, terms=terms, apart=apart)

@@ -128,7 +128,7 @@ class Promise:
         return bisect_left(draws, x=True, key=lambda n: not self.pays(self.tariff.once(n)))
 
     def check(self, odometer: Odometer, server_round: int) -> str | None:
-        """Refuses the last draw of an odometer if the budget does not pay it, whoever is in it.
+        """Refuses the last draw of an odometer if the budget does not pay it for any cohort.
 
         Returns the line of `passed_target`.
 

@@ -98,7 +98,7 @@ class ClassMeans(Problem):
         return blocks * found.vectors.unsqueeze(-1 - self.base.ndim)
 
     def gradients(self, x: Tensor, examples: Examples) -> "_InBlocks":
-        """The gradients as vectors of their own blocks.
+        """The gradients as vectors, each in the block of its class.
 
         NaN for a label that is no class, so that such a record counts for nothing, whatever others
         are summed with it.

@@ -1,4 +1,4 @@
-"""Reads a file of one's own: numbers, labels, and where in the file each example stands.
+"""Reads a data file: numbers, labels, and the place of each example in the file.
 
 csv by the standard library, arrays by numpy and safetensors, parquet by pyarrow (an extra),
 anything else by a function of one's own. Nothing is unpickled, and no error quotes a value: an

@@ -1,4 +1,4 @@
-"""Data of one's own: ``data = { kind = "file", ... }``, one file a client.
+"""Data files: ``data = { kind = "file", ... }``, one file per client.
 
 The config says publicly what one example is: its columns or shape, its classes, the bounds of its
 numbers and what becomes of what lies outside. Shapes and start points follow from that alone
@@ -228,7 +228,7 @@ class FileData(Layout):
         return self._examples(self.raw(path))
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """Reads all clients' files, each one a source of its own."""
+        """Reads all clients' files, each one as a separate source."""
         del data_dir, seed
         if not self.paths:
             raise ValueError(

@@ -134,7 +134,7 @@ class Problem:
         return Examples(made, like.feature_ndim)
 
     def widened(self, examples: Examples) -> Examples:
-        """Returns somebody's own examples in float64, each converted by itself; whole numbers, too.
+        """Returns given examples in float64, each converted by itself; whole numbers are allowed.
 
         A problem whose examples hold indices overrides it, to keep them whole.
         """
@@ -441,7 +441,7 @@ def require(measure: Tensor, is_valid: Tensor, expected: str) -> None:
 
 
 def class_numbers(label: Tensor, num_classes: int) -> Tensor:
-    """Returns the labels as class numbers; a label that is none gets one that it does not equal."""
+    """Returns the labels as class numbers; an invalid label gets another number."""
     return label.nan_to_num(nan=0.0).clamp(0, num_classes - 1).long()
 
 

@@ -41,7 +41,7 @@ class Pooled(_Recipe):
 
 
 class OfClients(_Recipe):
-    """Base of synthetic data drawn for each client, from a law of its own."""
+    """Base of synthetic data that are drawn for each client from its own distribution."""
 
     num_clients: PositiveCount = 10
     """Number of clients, each with its own distribution."""
@@ -108,7 +108,7 @@ class ScaledIdentities(OfClients):
     num_clients: PositiveCount = 16
 
     def draw(self, rng: Generator) -> Dataset:
-        """``feature`` and ``target`` with their client as source, d rows a client."""
+        """``feature`` and ``target`` with their client as source, d rows per client."""
         n = self.num_clients
         d = self.dimension
         i = np.arange(1, n + 1)
@@ -159,7 +159,7 @@ def orthonormal(rows: int, columns: int, rng: Generator) -> Array:
 
 
 class StreamData(DataSource):
-    """Data that are never all there: every client reads a stream of its own, in order."""
+    """Data that arrive as streams: every client reads its own stream, in order."""
 
     num_examples: int = Field(ge=1, le=1 << 47)  # times 2^16 attempts: places are 63 bits
     """How many records a client sets aside for the run. A round that is made again reads the next

@@ -94,7 +94,7 @@ def code_sha256() -> str:
 
 
 def git_state(source: Path) -> dict[str, str | bool] | None:
-    """Returns commit and uncommitted changes; None if ``source`` is no git checkout of its own.
+    """Returns commit and uncommitted changes; None if ``source`` is not the root of a git checkout.
 
     A Flower app bundle that is unpacked somewhere inside another repository is not that repository.
     """

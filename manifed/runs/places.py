@@ -1,4 +1,4 @@
-"""Checks, before anything runs, that a command may write where it is told to."""
+"""Checks, before anything runs, that a command may write to the given places."""
 
 import os
 import tempfile

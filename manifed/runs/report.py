@@ -58,7 +58,7 @@ class Run:
 
     @property
     def final(self) -> Mapping[str, Any]:
-        """The manifest's "final"; empty while the run goes on or after it failed."""
+        """The manifest's "final"; empty for a running or failed run."""
         return self.manifest.get("final", {})
 
     @property

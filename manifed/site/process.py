@@ -135,7 +135,7 @@ def _account(folder: Path, limits: Limits, anchors: Collection[Head]) -> SiteAcc
 
 
 def say(line: str) -> None:
-    """Prints one line for whoever started the process."""
+    """Prints one line to standard output at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

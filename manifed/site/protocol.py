@@ -232,7 +232,7 @@ class Incoming:
 def ask(
     path: Path, question: Question, tensors: Tensors, seconds: float
 ) -> tuple[_Reply, dict[str, Tensor]]:
-    """Asks the site at a socket, once, on a connection of its own.
+    """Asks the site at a socket once, on a new connection.
 
     Raises:
         OSError: nobody listens there, or no whole reply came in time. BadFrame: as `read_reply`.

@@ -1,4 +1,4 @@
-"""The checks of spec 000 §8, one function each, verdicts computed from what they measure."""
+"""The checks of PriRFed, one function each, verdicts computed from what they measure."""
 
 from reproduction.findings import checks_of
 

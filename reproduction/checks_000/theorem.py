@@ -1,6 +1,6 @@
 """Checks 1 to 3: Theorem 4.2 as printed (Table 1), its monotonicity, and its two repairs.
 
-What the theorem says is unsound at record level (spec 000 §11); reproducing it is not endorsing it.
+What the theorem says is unsound at record level; reproducing it is not endorsing it.
 """
 
 import csv

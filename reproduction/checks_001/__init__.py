@@ -1,4 +1,4 @@
-"""The checks of spec 001 §8 by name, and of what goes beyond the paper.
+"""The checks of projected federated learning by name, and of what goes beyond the paper.
 
 C1, C2 and C11 are equalities and bounds, which the test suite holds.
 """

@@ -1,4 +1,4 @@
-"""C3 to C13: the claims of the projected federated learning paper, measured (spec 001 §8).
+"""C3 to C13: the claims of the projected federated learning paper, measured.
 
 The runs are those of configs/figures/001_*.toml, shortened where a claim needs fewer rounds,
 and ended on their plateau where the gradient norm has not fallen by 1 % in ``patience`` rounds.

@@ -1,4 +1,4 @@
-"""The checks of spec 002 §7, by id."""
+"""The checks of growing samples, by id."""
 
 from reproduction.findings import checks_of
 

@@ -72,7 +72,7 @@ def moments(algorithm: str, table: TimeVarying, marks: tuple[int, ...]) -> Mappi
 
 
 def second_moments(algorithm: str, of: Sequences, marks: Iterable[int]) -> Mapping[int, Moments]:
-    """The recursion of S_k = E[e_k e_k^T], e = x - x*, on the ring: no draw (spec 002 §5.1)."""
+    """The recursion of S_k = E[e_k e_k^T], e = x - x*, on the ring: no draw."""
     n = NODES
     d = DIM
     r = COVARIANCE

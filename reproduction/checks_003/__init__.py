@@ -1,4 +1,4 @@
-"""The checks of spec 003 §11, by id."""
+"""The checks of DP-RSVRG, by id."""
 
 from reproduction.findings import checks_of
 

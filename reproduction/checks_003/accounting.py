@@ -21,7 +21,7 @@ AUTODP = {
     (0.1, 1): (0.1226, 0.0638), (0.1, 10): (0.1257, 0.0827), (0.1, 50): (0.1392, 0.1187),
     (0.1, 100): (0.1560, 0.1470),
 }  # fmt: skip
-"""(alpha = 1/2, best alpha) by autodp 0.2.3.1, spec 003 §9.2."""
+"""(alpha = 1/2, best alpha) by autodp 0.2.3.1."""
 
 
 def figure_2(epochs: int) -> Schedule:

@@ -1,4 +1,4 @@
-"""The checks of spec 004 §8, by id."""
+"""The checks of DECOR, by id."""
 
 from reproduction.findings import checks_of
 

@@ -27,7 +27,7 @@ VECTORS = {
     ((0.5, 2), 0): ((1.029697, 2.682863), (0.631254, 0.727273), (0.529183, 0.529183)),
     ((0.5, 2), 1): ((1.767839, 4.927360), (0.710194, 0.804718), (0.564315, 0.564315)),
 }
-"""Algorithm 3 and Theorem 6 for ring, torus and complete graph (spec 004, H6)."""
+"""Algorithm 3 and Theorem 6 for ring, torus and complete graph."""
 
 
 def slope(graph: Graph, noise: Correlated, q: int = 0) -> float:

@@ -24,7 +24,7 @@ H5 = {
     "torus": (2.0, 1.65708, 0.64, 2.2),
     "complete": (16.0, 15.0, 1.0, 0.0),
 }
-"""a, a_1, p and |W - J|_F^2 (spec 004, H5)."""
+"""a, a_1, p and |W - J|_F^2."""
 SIGMAS = (0.0, 1.0, 100.0)
 """Of the masks."""
 H4 = {"ring": 0.1111, "torus": 0.12, "complete": 0.0, "star": 0.41016}

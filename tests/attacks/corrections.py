@@ -40,7 +40,7 @@ class FlippingAttack(ExampleAttack):
 
     All other rows pull along e_2 with the full clip norm; the canary's gradient points one way at
     the anchor and, one step later, the other way: its correction is two clip norms long, and with
-    one sample a step nothing averages it away (spec 000 §7.3).
+    one sample a step nothing averages it away.
     """
 
     @cached_property

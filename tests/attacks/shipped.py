@@ -165,7 +165,7 @@ def server_mechanisms(source):
         ("client-level-adaptive", adaptive, Everyone()),
         ("client-level-poisson", sampled, half),
     ]
-    # of two far-apart clients, cohort of one, the output shows who took part (spec 000 §11)
+    # of two far-apart clients, cohort of one, the output shows who took part
     outside = ParticipationAttack(source, mechanism_of(1.0))
     return [
         *(

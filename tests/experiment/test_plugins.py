@@ -126,7 +126,10 @@ def test_a_class_of_another_package_is_read_written_and_hashed(name):
 @pytest.mark.usefixtures("orchard")
 def test_with_privacy_a_plugin_says_whether_it_mixes_records():
     table = dump(load(QUICKSTART))
-    for name, words in (("Centred", r"must also define mixes_records\(\)"), ("Honest", "the mean of all")):
+    for name, words in (
+        ("Centred", r"must also define mixes_records\(\)"),
+        ("Honest", "the mean of all"),
+    ):
         theirs = table | {"problem": {"kind": f"orchard.parts:{name}"}}
         with pytest.raises(ConfigError, match=rf"^problem\.kind: .*{words}"):
             parse(theirs)

@@ -1,4 +1,4 @@
-"""The numeric claims of the projected federated learning paper, as tests (spec 001 §8)."""
+"""The numeric claims of the projected federated learning paper, as tests."""
 
 import pytest
 

@@ -111,7 +111,7 @@ def test_projections_are_twice_lipschitz_in_the_tube_and_normals_are_bounded():
 
 
 def test_drift_inside_a_round_is_bounded():
-    """(28) with the constants doubled as its proof needs (spec 001, A13), without sampling."""
+    """(28) with the constants doubled as its proof needs, without sampling."""
     shards = pca_shards()
     constants = client_constants(shards)
     tau = 5

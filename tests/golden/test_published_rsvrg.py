@@ -1,7 +1,7 @@
 """DP-RSVRG's printed analysis: its constants, Figure 2, and the two ways in which it under-noises.
 
 Utpala, Han, Jawanpuria, Mishra (TMLR 2023). Figure 2 was made with autodp 0.2.3; the values below
-are autodp's (spec 003 §9.2). Here they come from Wang et al.'s bound at a dense grid of orders
+are autodp's. Here they come from Wang et al.'s bound at a dense grid of orders
 (manifed/privacy/renyi.py, checked against dp-accounting's RdpAccountant).
 """
 
@@ -119,9 +119,7 @@ def test_claim_5_is_used_outside_its_regime(num_examples, epsilon):
     assert tight_epsilon(schedule.releases(stddev), DELTA) > 1.5 * epsilon
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "needed"), [(0.1, 313_180), (0.3, 35_217), (0.5, 12_830)]
-)  # spec 003 §7.1
+@pytest.mark.parametrize(("epsilon", "needed"), [(0.1, 313_180), (0.3, 35_217), (0.5, 12_830)])
 def test_claim_4_admits_claim_5s_order_only_for_large_data(epsilon, needed):
     order = Schedule(num_examples=2, inner_steps=1, epochs=1).needed_order(epsilon, DELTA)
     for share_of_needed, holds in ((0.99, False), (1.01, True)):
@@ -136,7 +134,7 @@ def test_claim_4_admits_claim_5s_order_only_for_large_data(epsilon, needed):
     [(1.0, 1.0, 9.53, 1.05), (1.0, 0.1, 1.53, 1.65), (1.0, 0.01, 0.988, 8.9)],
 )
 def test_the_public_codes_count_under_noises(first, second, fresh, under):
-    """m S full-gradient queries are released and S are charged (spec 003 §7.3)."""
+    """m S full-gradient queries are released and S are charged."""
     schedule = pixels(first, second)
     charged, _ = calibrated_stddev(schedule, 0.1, DELTA)
     released, _ = calibrated_stddev(schedule, 0.1, DELTA, counting="every-epoch")

@@ -33,7 +33,7 @@ SPECS = (
 
 @pytest.mark.golden
 @pytest.mark.parametrize(
-    ("spec", "published"),  # spec 004, H5: a and a_1; p, H and |W - J|^2 are checked elsewhere
+    ("spec", "published"),  # a and a_1; p, H and |W - J|^2 are checked elsewhere
     [(Ring(), (0.15224, 0.043705)), (Torus(), (2.0, 1.65708)), (Complete(), (16.0, 15.0))],
 )
 def test_the_constants_of_sixteen_nodes_are_the_published_ones(spec, published):

@@ -61,7 +61,7 @@ def test_masks_cancel_and_each_is_a_normal_of_its_own(graph):
 
 
 def test_every_address_has_masks_of_its_own():
-    """The public code draws its masks once and uses them in every round (spec 004, D1)."""
+    """The public code draws its masks once and uses them in every round."""
     sources = sources_of(federation(), Ring().build(N))[0]
     places = [{"server_round": r, "attempt": a, "step": s}
               for r in (1, 2) for a in (0, 1) for s in (0, 1)]  # fmt: skip

@@ -29,7 +29,7 @@ POISSON = [poisson(1.1, 0.05, 3)]
 @pytest.mark.parametrize("z", [1.0, 3.0])
 @pytest.mark.parametrize(("rho", "rounds"), [(0.01, 1), (0.3, 1), (1.0, 1), (0.2, 12)])
 def test_rounds_are_the_binomial_mixture_of_closed_forms(rho, rounds, z):
-    """Participation revealed: delta(eps) = sum_k P[Bin = k] delta(eps; k updates) (spec/000 §11).
+    """Participation revealed: delta(eps) = sum_k P[Bin = k] delta(eps; k updates).
 
     Of one round delta is scaled by rho and epsilon is kept.
     """
@@ -118,7 +118,7 @@ def claim(clients, cohort, epsilon=0.15, delta=1e-4, slack=1e-3):
 
 
 def test_the_published_bound_is_violated_by_the_counter_example_and_ours_is_not():
-    """Of spec/000 §11: two clients, one drawn (N = 2, s = 1, T = 1); client 1 shows who it is.
+    """Two clients, one drawn (N = 2, s = 1, T = 1); client 1 shows who it is.
 
     Client 1 answers (1, RR(z)) by randomised response with epsilon; client 2 answers (2, 0). The
     likelihood ratio of the output (1, 1) between z = 1 and z = 0 is e^epsilon, whatever rho is.

@@ -167,7 +167,7 @@ def test_a_run_is_a_gaussian_mechanism_with_the_effective_noise():
     assert delta(exact) <= DELTA * (1 + 1e-9)
     assert delta(exact * (1 - 1e-6)) > DELTA
     assert exact < paper_total(2 * found.precision, 1000, DELTA)
-    for printed, true in ((5.0, 4.117), (10.0, 8.555), (1.0, 0.742)):  # spec 004 §3.5
+    for printed, true in ((5.0, 4.117), (10.0, 8.555), (1.0, 0.742)):
         slope = paper_slope(printed, 1, DELTA)
         lone = worst(Graph(1, ()), Correlated(math.sqrt(2 / slope), 0.0), 0)
         assert lone.epsilon(DELTA, 1, 2.0) == pytest.approx(true, abs=6e-4)

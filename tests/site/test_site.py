@@ -265,7 +265,10 @@ def test_an_experiment_too_long_to_be_sent_takes_a_copy_at_the_site(tmp_path):
     with site_of(tmp_path, path, data=data) as site:
         assert isinstance(Peer(site, path).send(question, {})[0], Introduction)
     with site_of(tmp_path, hashes=(digest,), data=data) as site:
-        assert "for a longer one give this site a copy" in Peer(site, path).send(question, {})[0].reason
+        assert (
+            "for a longer one give this site a copy"
+            in Peer(site, path).send(question, {})[0].reason
+        )
 
 
 def test_a_file_that_a_text_names_is_not_opened(tmp_path):
