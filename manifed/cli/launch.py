@@ -113,7 +113,7 @@ def _check_machine(request: Request, config: Experiment) -> None:
     if is_deployment and not config.setting.has_all_data:
         raise ConfigError(
             "data.paths: required by --engine deployment, which plays all sites on this machine, "
-            "but not given; name the config that has them (also before --resume), or one file a "
+            "but not given; name the config that has them (also before --resume), or one file per "
             "site with --set"
         )
     if request.is_insecure and request.credentials:

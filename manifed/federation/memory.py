@@ -77,7 +77,7 @@ def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], t
 
 
 class MemoryStore:
-    """The memories of clients in a folder of the node's own, one file a run and client."""
+    """The memories of clients in a folder of the node's own, one file per run and client."""
 
     def __init__(self, folder: Path) -> None:
         """``folder`` is made at the first write; one that is there becomes its owner's alone."""

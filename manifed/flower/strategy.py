@@ -405,7 +405,7 @@ class ManifoldStrategy(Strategy):
 
     @property
     def text(self) -> str:
-        """The privacy statement so far, one fact a line."""
+        """The privacy statement so far, one fact per line."""
         return statement_of(self.statement())
 
     @property

@@ -103,7 +103,7 @@ class Result:
 
     @property
     def text(self) -> str:
-        """The privacy statement, one fact a line."""
+        """The privacy statement, one fact per line."""
         return statement_of(self.statement)
 
     def plot(self) -> "Figure":

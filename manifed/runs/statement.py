@@ -64,7 +64,7 @@ def headline(privacy: Mapping[str, Any]) -> str:
 
 
 def statement_of(privacy: Mapping[str, Any]) -> str:
-    """Returns the statement as text, one fact a line."""
+    """Returns the statement as text, one fact per line."""
     lines = ["privacy statement", f"  {verdict(privacy)}"]
     if privacy["kind"] == "none":
         return "\n".join(lines)

@@ -82,7 +82,7 @@ def status_of(directory: Path) -> dict[str, Any]:
 
 
 def text_of(status: Mapping[str, Any]) -> str:
-    """Returns a status as text for people, one fact a line."""
+    """Returns a status as text for people, one fact per line."""
 
     def said(value: Any) -> str:
         if isinstance(value, Mapping):
