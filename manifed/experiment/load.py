@@ -134,8 +134,8 @@ def parse_overrides(text: str) -> _Table:
                 found["".join(key.split())] = tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            "overrides: expected TOML like federation.num_rounds = 50, each field once and one per line "
-            f"(write \\n between two of them), strings in quotes: {error}, got {text!r}"
+            "overrides: expected TOML like federation.num_rounds = 50, each field once and one per "
+            f"line (write \\n between two of them), strings in quotes: {error}, got {text!r}"
         ) from None
     return found
 
