@@ -63,8 +63,9 @@ This page lists every key of an experiment. `python docs/reference/write_config.
 the [schema](../../manifed/experiment/schema.py). `--set a.b=value` overrides one value. Unknown
 keys are refused.
 
-A table with several kinds has the key `kind`. "Also" names keys that are explained in the table
-above the kinds. "None" is the default of a key that may be left out.
+A table with several kinds has the key `kind`, for example `kind = "rsgd"`. The kinds are in bold
+print. "Also" names keys that are explained in the table above the kinds. "None" is the default of a
+key that may be left out.
 
 *For the sites*: a site should read these keys before it takes part. They say what is computed from
 its records and how the records are protected. The settings of a site process are options of the
@@ -293,7 +294,8 @@ def sections_of(
                 sentence += f" Key {own[0].key} ({own[0].type}; {own[0].default})"
                 sentence += "." if own[0].meaning == IN_FORMULA else f": {own[0].meaning}"
                 own = []
-            yield (f'**`kind = "{kind}"`**: ' if kind else "") + cell(sentence) + "\n"
+            title = f'**`"{kind}"`**: ' if is_short else f'**`kind = "{kind}"`**: '
+            yield (title if kind else "") + cell(sentence) + "\n"
             if own:
                 yield table_of(own)
         for model in fresh:
