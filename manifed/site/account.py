@@ -140,9 +140,9 @@ class SiteAccount:
         last = self._last.get(place.series)
         if last is not None and place.position <= last:
             raise Refused(
-                f"expected a round, attempt and phase after {last} of this "
-                f"{'run' if place.seed is None else 'seed'}, got {place.position}: {last} was "
-                "answered or charged; nothing is answered twice, and rounds only go forward"
+                f"expected a (round, attempt, phase) of this "
+                f"{'run' if place.seed is None else 'seed'} after {last}, got {place.position}; "
+                "nothing is answered twice"
             )
         follows = last is not None and place.position == (*last[:2], last[2] + 1)
         if not is_first and not follows:
