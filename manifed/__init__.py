@@ -9,9 +9,10 @@ if sys.platform == "win32":
     raise ImportError("manifed runs on Linux, got Windows: use its Linux subsystem (WSL 2)")
 
 if TYPE_CHECKING:
-    from manifed import algorithms, layers, manifolds, problems
+    from manifed import algorithms, callbacks, layers, manifolds, problems
     from manifed.algorithms.algorithm import Algorithm
     from manifed.federation.exchange import ReplyPolicy
+    from manifed.federation.held_out import PrivateEvaluation
     from manifed.oracles.minibatch import Ask
     from manifed.runs.fit import Result, Round, federate, fit, fit_module
     from manifed.setting import ClientLevel, ExampleLevel, Multiplier, Target
@@ -24,11 +25,13 @@ __all__ = [
     "ClientLevel",
     "ExampleLevel",
     "Multiplier",
+    "PrivateEvaluation",
     "ReplyPolicy",
     "Result",
     "Round",
     "Target",
     "algorithms",
+    "callbacks",
     "federate",
     "fit",
     "fit_module",
@@ -42,7 +45,9 @@ _get, _ = lazily(
     {
         "algorithms": (),
         "algorithms.algorithm": ["Algorithm"],
+        "callbacks": (),
         "federation.exchange": ["ReplyPolicy"],
+        "federation.held_out": ["PrivateEvaluation"],
         "layers": (),
         "manifolds": (),
         "oracles.minibatch": ["Ask"],

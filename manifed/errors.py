@@ -10,10 +10,13 @@ from typing import Any
 EXTRAS = {
     "flwr": "flower",
     "matplotlib": "plot",
+    "mlflow": "mlflow",
     "pyarrow": "parquet",
     "ray": "ray",
     "sklearn": "data",
+    "tensorboard": "tensorboard",
     "typer": "cli",
+    "wandb": "wandb",
 }
 """An optional package and the extra of manifed that installs it."""
 _LONGEST = 2000

@@ -336,8 +336,8 @@ class Engine(Frozen):
     execution: Literal["messages", "cohort"] = "messages"
     """"messages": one Flower message per client. "cohort": one stacked call per cohort (inline
     only)."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device of the tensors."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")
+    """Device of the tensors: "cpu", "cuda", or one of several GPUs by its number, "cuda:1"."""
     dtype: Literal["float64", "float32"] = "float64"
     """Type of points, vectors and records. Noise and clipped sums are float64."""
     memory_budget_mb: int = Field(default=1024, ge=16)
@@ -356,6 +356,23 @@ class Engine(Frozen):
     def server_device(self) -> str:
         """The device of the server's part: the CPU where workers have the device."""
         return "cpu" if self.workers else self.device
+
+    def check_device(self, field: str) -> None:
+        """Refuses a device that this machine has not.
+
+        Raises:
+            ConfigError: with ``field``.
+        """
+        if self.device == "cpu":
+            return
+        import torch
+
+        number = int(self.device.partition(":")[2] or 0)
+        if number >= (found := torch.cuda.device_count()):
+            raise ConfigError(
+                f"{field}: expected a CUDA device for {self.device!r}, got "
+                f"{found or 'none'} on this machine; use 'cpu'"
+            )
 
     @model_validator(mode="after")
     def _workers_run_cohorts(self) -> "Engine":

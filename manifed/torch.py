@@ -53,17 +53,19 @@ class _Task(NamedTuple):
 
 
 def task_of(
-    model: nn.Module,
-    sites: Sequence[Site],
+    model: nn.Module | ModuleProblem,
+    sites: Sequence[Any],
     algorithm: Algorithm | None,
     steps: Mapping[str, Any],
     *,
-    loss: str | Loss,
-    test: Site | None,
-    metrics: Mapping[str, Metric] | None,
-    compute: str,
+    loss: str | Loss = "cross-entropy",
+    test: Site | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    compute: str = "float64",
 ) -> _Task:
     """Makes the training task of a module; the arguments of `manifed.fit_module` explain its own.
+
+    A problem has its loss and its type already, and so have examples their tensors.
 
     ``steps`` are those of the algorithm that None stands for; None of them is its default.
 
@@ -83,12 +85,16 @@ def task_of(
         )
     if str(compute) not in ("float64", "float32"):
         raise ConfigError(f"compute: expected 'float64' or 'float32', got {short(compute)}")
-    problem = ModuleProblem(model, loss, dtype=getattr(torch, str(compute)))
+    dtype = getattr(torch, str(compute))
+    problem = model if isinstance(model, ModuleProblem) else ModuleProblem(model, loss, dtype=dtype)
     if not isinstance(sites, Sequence) or isinstance(sites, str):
         raise ConfigError(
             f"sites: expected a list with one entry a site, got {type(sites).__name__}"
         )
-    shards = [examples_of(site, f"sites[{i}]") for i, site in enumerate(sites)]
+    shards = [
+        site if isinstance(site, Examples) else examples_of(site, f"sites[{i}]")
+        for i, site in enumerate(sites)
+    ]
     if not shards:
         raise ConfigError("sites: expected the examples of at least one site, got none")
     names = [*range(len(sites))]

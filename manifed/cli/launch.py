@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from manifed.cli.options import outcome
 from manifed.errors import ConfigError, EngineFailed, RunEnded, check_linux, one_line, optional
 from manifed.experiment.assembly import (
@@ -106,10 +104,7 @@ def resolve(request: Request) -> Experiment:
 def _check_machine(request: Request, config: Experiment) -> None:
     """Refuse a device, files or keys that this engine on this machine has not."""
     is_deployment = config.engine.kind == "deployment"
-    if config.engine.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "engine.device: expected a CUDA device for 'cuda', got none on this machine; use 'cpu'"
-        )
+    config.engine.check_device("engine.device")
     if is_deployment and not config.setting.has_all_data:
         raise ConfigError(
             "data.paths: required by --engine deployment, which plays all sites on this machine, "

@@ -5,7 +5,7 @@ they are computed, and the privacy statement says what they would do to a releas
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -17,11 +17,13 @@ from torch import Tensor
 from manifed.errors import named_by
 from manifed.experiment.assembly import load_shards, split_of
 from manifed.experiment.schema import Experiment
+from manifed.federation.held_out import HELD_OUT
 from manifed.manifolds.base import Manifold
 from manifed.problems.data import NUM_EXAMPLES, DataSource, SiteData
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Optimum, Problem, ProblemSource
 from manifed.problems.shards import dataset, shards
+from manifed.setting import Setting
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,44 @@ class Judged:
         return replace(self, since=self.since + 1)
 
 
-HELD_OUT = tuple(f"held_out_{what}{end}" for what in ("loss", "accuracy")
-                 for end in ("", "_low", "_high"))  # fmt: skip
-"""Columns of a private evaluation."""
+_SHOWN = ("round", "uploads", "consensus_distance")
+_OF_ORACLE = (
+    "cost", "cost_gap", "relative_cost_gap", "gradient_norm", "principal_angle", "angle_to_truth",
+    "distance_to_optimum", "distance_to_truth", "worst_node_cost", "optimum_distance",
+)  # fmt: skip
+
+
+def published(
+    setting: Setting, columns: Mapping[str, Any], public: Collection[str] = ()
+) -> dict[str, Any]:
+    """Returns the columns of a run that may be shown to anybody: all of them without privacy.
+
+    Of a private evaluation what says how many replied is left out. The ends of an interval do: the
+    noise on a sum is known for each reply. So does an empty cell: nobody replied, or too few; a
+    silent site fails no round, so no config rules that out.
+
+    Args:
+        setting: of the run.
+        columns: an entry for each row, None or NaN where nothing was measured.
+        public: further columns that were computed from public data alone.
+    """
+    privacy = setting.privacy
+    federation = setting.federation
+    held = setting.evaluation
+    if privacy.kind == "none":
+        return dict(columns)
+    shown = {*_SHOWN, *public, *(_OF_ORACLE if setting.has_oracle() else ())}
+    has_coins = federation.cohort.kind != "all" or federation.replies.on_failure == "retry"
+    if not has_coins or privacy.kind == "client-level":
+        shown.add("epsilon")
+    if held.kind == "private":
+        told = {name for name in HELD_OUT if not name.endswith(("_low", "_high"))}
+        due = [i for i, r in enumerate(columns.get("round", ())) if held.is_due(int(r))]
+        values = [columns[name][i] for name in told & {*columns} for i in due]
+        shown |= set() if any(value is None or math.isnan(value) for value in values) else told
+    else:
+        shown.update(HELD_OUT)
+    return {name: values for name, values in columns.items() if name in shown}
 
 
 def client_shares(sizes: Sequence[int], rule: str) -> Tensor:

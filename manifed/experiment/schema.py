@@ -94,6 +94,11 @@ class Output(Frozen):
     """Plain lines in place of a progress bar."""
     quiet: bool = False
     """Do not print the statement. ``manifed run`` sets this."""
+    trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
+    """Where metrics are also sent while the run goes on. A private run sends the columns that may be
+    published."""
+    is_server_view: bool = False
+    """Send all columns to the trackers. They tell more than a private run may publish."""
     resume: bool = False
     """Resume the run in ``directory``. ``--resume`` sets this."""
     ledger_head: str | None = None

@@ -40,6 +40,9 @@ from manifed.problems.problem import Problem
 
 LABEL = "evaluation"
 """The label of the release that an evaluation is charged as."""
+HELD_OUT = tuple(f"held_out_{what}{end}" for what in ("loss", "accuracy")
+                 for end in ("", "_low", "_high"))  # fmt: skip
+"""Columns of a private evaluation."""
 _FAR = -NormalDist().inv_cdf(1e-9 / 6)
 """An honest site's totals of one evaluation are refused with probability 1e-9 at most: the standard
 normal is above it with a sixth of that, and six bounds are looked at."""
@@ -198,11 +201,17 @@ class PrivateEvaluation(_HeldOut):
                 )
         return found
 
-    def row(self, summed: Tensor, replies: int, stddev: float) -> dict[str, float | None]:
+    def row(
+        self, said: tuple[Tensor, int] | None, mechanism: ExampleMechanism
+    ) -> dict[str, float | None]:
         """Returns mean loss and accuracy of all hold-outs, with 95 % intervals for the noise alone.
 
-        ``summed`` (3,) adds up what ``replies`` sites sent.
+        ``said`` is the sum (3,) of what so many sites sent; None: nothing was evaluated.
         """
+        if said is None:
+            return dict.fromkeys(HELD_OUT)
+        summed, replies = said
+        stddev = self.stddev(mechanism)
         (t, c, count), (low, high) = summed.tolist(), self.loss_range
         rows = (("loss", t, (high - low) / 2, sum(self.loss_range) / 2), ("accuracy", c, 0.5, 0.5))
         return {

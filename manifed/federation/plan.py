@@ -1,6 +1,7 @@
 """The plan that a round needs, its random draws, and the report that it returns."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -10,10 +11,12 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase, ServerUpdate
 from manifed.algorithms.payloads import State
+from manifed.errors import BudgetExhausted
 from manifed.federation.cohorts import Cohort
 from manifed.federation.exchange import Failure, ReplyPolicy
 from manifed.federation.held_out import PrivateEvaluation
 from manifed.manifolds.base import Manifold
+from manifed.privacy.account import Account
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.privacy.statement import Promise
@@ -59,6 +62,19 @@ class Plan:
     def num_clients(self) -> int:
         """The number of partitions."""
         return len(self.num_examples)
+
+    def charge_rest(self, account: Account, done: int, last: int) -> None:
+        """Charges the rounds that a run which ends early does not make, as if it had gone on.
+
+        When it ends depends on what was released, so every planned round is paid for, by the cohort
+        that would have made it: draws depend on no release.
+        """
+        with suppress(BudgetExhausted):
+            for r in range(done + 1, last + 1):
+                attempt = account.attempts(r)
+                account.charge(
+                    r, attempt, self.cohort.draw(self.num_clients, r, attempt, self.source)
+                )
 
     @property
     def matrices_up(self) -> int:

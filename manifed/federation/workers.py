@@ -141,11 +141,12 @@ class RayTransport:
             self._connect(address, workers)
         actor = self._ray.remote(
             num_cpus=1,
-            num_gpus=1 if device == "cuda" else 0,
+            num_gpus=device != "cpu",
             scheduling_strategy="SPREAD",
             max_restarts=-1,
         )(_Actor)
-        self.actors = [actor.remote(build, own, chunking, device) for own in shares]
+        own_device = device.partition(":")[0]  # an actor sees no other GPU than its own
+        self.actors = [actor.remote(build, own, chunking, own_device) for own in shares]
         self._coming: dict[int, tuple[Any, float]] = {}
         """Actors that died: what says that one is up again, and how long the next look waits."""
         try:

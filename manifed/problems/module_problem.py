@@ -123,6 +123,10 @@ class ModuleProblem(Problem):
         self._constants = {name: t.detach() for name, t in whole if name not in trained}
         self._checked = cache(self._check)
 
+    def __repr__(self) -> str:
+        """Tells what is trained, by which loss, in which type."""
+        return f"ModuleProblem({self.model}, {self.loss}, {self.dtype})"
+
     @property
     def start(self) -> Tensor:
         """The parameters with which the model came, one point (P,) in float64."""

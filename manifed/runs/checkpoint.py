@@ -11,20 +11,23 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, get_args
 
 import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
-from manifed.durable import write_atomically
+from manifed.durable import sync, write_atomically
 from manifed.federation.exchange import KINDS, Kind
 from manifed.federation.plan import RoundReport
+from manifed.privacy.ledger import Ledger
 from manifed.runs.folder import (
     Count,
     FolderDamaged,
     HeadText,
     Pairs,
+    RunFolder,
     Table,
     Words,
     checked,
@@ -148,6 +151,34 @@ def save(path: Path, server_round: int, tensors: Mapping[str, Tensor], meta: Met
     metadata = {"round": str(server_round), "meta": meta.model_dump_json()}
     metadata["sha256"] = digest_of(tensors, metadata)
     write_atomically(path, tensor_bytes(tensors, metadata))
+
+
+def save_in(
+    folder: RunFolder,
+    server_round: int,
+    tensors: Mapping[str, Tensor],
+    ledger: Ledger,
+    digest: str,
+    tally: Tally,
+    accepted: Mapping[int, int] = MappingProxyType({}),
+    judged: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Saves the checkpoint of a run folder after its rows; the arguments are keys of `Meta`.
+
+    Raises:
+        OSError: the disk refuses; the old checkpoint stays.
+    """
+    sync(folder.metrics_path)
+    sync(folder.directory)
+    meta = Meta(
+        last_accepted={str(client): last for client, last in accepted.items()},
+        tally=tally,
+        judged={**judged},
+        config_sha256=digest,
+        ledger_run_id=ledger.run_id,
+        ledger_head=str(ledger.head),
+    )
+    save(folder.checkpoint_path, server_round, tensors, meta)
 
 
 def load(path: Path) -> Checkpoint:

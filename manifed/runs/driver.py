@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.payloads import State
-from manifed.durable import remove_drafts, sync, write_atomically
-from manifed.errors import BudgetExhausted, RoundFailed, named_by
+from manifed.callbacks import Curves, calling, trackers_of
+from manifed.durable import remove_drafts, write_atomically
+from manifed.errors import BudgetExhausted, ConfigError, RoundFailed, named_by
 from manifed.experiment.assembly import (
     Facts,
     client_side,
@@ -30,7 +31,6 @@ from manifed.experiment.assembly import (
     side_of,
 )
 from manifed.experiment.evaluation import (
-    HELD_OUT,
     Evaluator,
     Judged,
     PublicEvaluator,
@@ -129,11 +129,12 @@ def run(
     has_oracle = config.setting.has_oracle(is_deployment=is_deployment)
     directory = named_directory(config)
     folder = RunFolder(directory)
+    trackers = trackers_of(config.output, directory)
     past = agreed = None
     if not config.output.resume:
         agreed = _agreed(config, ask_sizes)
         _claim(directory)
-    with held_or_refused(directory):
+    with held_or_refused(directory), calling(trackers, config.setting) as track:
         if agreed is None:
             past = read_past(directory, config)
             known = past.odometer.terms and past.odometer.terms.num_examples
@@ -147,7 +148,7 @@ def run(
             promise.odometer(), has_oracle=has_oracle, is_declared=is_elsewhere
         )
         judge = oracle_of(config, facts.sizes) if has_oracle else public_evaluator(config)
-        going = _Run(config, plan, folder, judge, past and past.checkpoint)
+        going = _Run(config, plan, folder, judge, past and past.checkpoint, track)
         done = going.done
         with opened(
             folder.ledger_path,
@@ -162,6 +163,7 @@ def run(
             if not past or not past.manifest:
                 folder.begin(manifest_of(config, facts, folder, privacy, account.ledger.run_id))
             folder.drop_metrics_after(going.tally.told if done else -1)
+            going.curves |= folder.metrics()
             if past and past.odometer.covered > done:
                 _log.warning(
                     "Going on after round %d: rounds %d to %d were charged before the run stopped, "
@@ -199,6 +201,7 @@ class _Run:
         folder: RunFolder,
         evaluator: Evaluator | PublicEvaluator | None,
         saved: checkpoint.Checkpoint | None,
+        track: Callable[[Curves, Tensor], bool],
     ) -> None:
         """Nothing is written.
 
@@ -211,6 +214,8 @@ class _Run:
         self._update = plan.server_update
         self._manifold = plan.manifold
         self._held = config.evaluation
+        self._track = track
+        self.curves: dict[str, list[Any]] = {}
         self._last = config.federation.num_rounds
         self._evaluator, self._pace = evaluator, Pace(config.output.checkpoint_every)
         self._tick, self._judged, self._whole = time.perf_counter(), Judged(), 0
@@ -279,41 +284,26 @@ class _Run:
 
     def _save_checkpoint(self) -> None:
         with self._pace.counted():
-            sync(self._folder.metrics_path)
-            sync(self._folder.directory)
-            ledger = self._account.ledger
-            checkpoint.save(
-                self._folder.checkpoint_path,
+            checkpoint.save_in(
+                self._folder,
                 self.done,
                 self.state,
-                checkpoint.Meta(
-                    last_accepted={str(k): v for k, v in self.accepted.items()},
-                    tally=self.tally,
-                    judged=asdict(self._judged),
-                    config_sha256=self._plan.config_sha256,
-                    ledger_run_id=ledger.run_id,
-                    ledger_head=str(ledger.head),
-                ),
+                self._account.ledger,
+                self._plan.config_sha256,
+                self.tally,
+                self.accepted,
+                asdict(self._judged),
             )
         self._saved = self.done
 
     def _early_end(self) -> str | None:
-        """Why the run ends before its last round, which is charged as if it had gone on.
-
-        When it ends depends on what was released, so every planned round is paid for, by the
-        cohort that would have made it: draws depend on no release.
-        """
+        """Why the run ends before its last round; all of them are paid for."""
         held = self._held
-        plan = self._plan
         if held.kind == "oracle" or held.stop_when is None or self.done >= self._last:
             return None
         if self._judged.since < held.stop_when.no_better_for:
             return None
-        with contextlib.suppress(BudgetExhausted):
-            for r in range(self.done + 1, self._last + 1):
-                attempt = self._account.attempts(r)
-                cohort = plan.cohort.draw(plan.num_clients, r, attempt, plan.source)
-                self._account.charge(r, attempt, cohort)
+        self._plan.charge_rest(self._account, self.done, self._last)
         return (
             f"evaluation.stop_when: {self._judged.since} evaluations were no better than that of "
             f"round {self._judged.best_round}; all {self._last} rounds are paid for"
@@ -325,9 +315,7 @@ class _Run:
         held = self._held
         row = self._seen(self._update.model(self.state, self._manifold))
         if held.kind == "private":
-            row |= dict.fromkeys(HELD_OUT)
-            if held_out is not None:
-                row |= held.row(*held_out, held.stddev(self._plan.client_mechanism))
+            row |= held.row(held_out, self._plan.client_mechanism)
         models = self._update.node_models(self.state, self._manifold)
         if models is not None:
             oracle = self._evaluator if isinstance(self._evaluator, Evaluator) else None
@@ -380,6 +368,14 @@ class _Run:
         self._tick = now
         self._folder.append_metrics(row)
         self._show(self.done, row)
+        if not self._config.output.trackers:
+            return
+        for name, value in row.items():
+            self.curves.setdefault(name, []).append(value)
+        try:
+            self._track(self.curves, self._update.model(self.state, self._manifold))
+        except ConfigError as error:  # a tracker that is out of reach ends no run
+            _log.warning("Round %d was not tracked: %s", self.done, error)
 
     def finish(self, stopped: str | None, *, is_declared: bool, began: float) -> RunFolder:
         """Write the model and the final numbers."""

@@ -27,7 +27,8 @@ from typing import Any
 
 import torch
 
-from manifed.durable import held, is_draft
+from manifed.algorithms.payloads import State
+from manifed.durable import held, is_draft, make_folder
 from manifed.errors import ConfigError, named_by, one_line
 from manifed.experiment.assembly import initial_point
 from manifed.experiment.load import dump, load, parse
@@ -44,6 +45,7 @@ from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Checkpoint
 from manifed.runs.folder import FolderDamaged, RunFolder, check_regular
 from manifed.runs.manifest import LIBRARY
+from manifed.setting import Setting
 
 _ALIKE = 1e-3
 _PRICED = 1e-2
@@ -337,7 +339,7 @@ def read_past(directory: Path, config: Experiment) -> Evidence:
         if one.name in written or is_draft(one):  # no write can replace a folder, a pipe
             check_regular(one, "a regular file", most=1 << 40)
     past, rows = evidence_of(directory, config), folder.metrics().get("round", [])
-    saved, ledger, covered = past.checkpoint, past.ledger, past.odometer.covered
+    saved, ledger = past.checkpoint, past.ledger
     if not past.manifest:
         if rows or saved or (ledger and ledger.head.sequence > 0):
             raise refused(directory, "expected the manifest.json of this run", "none")
@@ -346,28 +348,74 @@ def read_past(directory: Path, config: Experiment) -> Evidence:
         raise refused(directory, "expected an unfinished run", "a finished one")
     if not ledger:
         raise refused(directory, "expected the run's ledger.jsonl", "none; restore it")
-    if not saved:
-        return past
-    last, rounds = saved.server_round, config.federation.num_rounds
-    if config.training.setup_phases:
+    like = config.server_update.start(initial_point(config))
+    _check_saved(folder, past, config.setting, like)
+    return past
+
+
+def _check_saved(folder: RunFolder, past: Evidence, setting: Setting, like: State) -> None:
+    """Refuse a checkpoint that a run of ``setting``, whose first state is ``like``, never wrote.
+
+    Raises:
+        ConfigError, FolderDamaged: as `read_past`.
+    """
+    if not (saved := past.checkpoint):
+        return
+    rows, rounds = folder.metrics().get("round", []), setting.federation.num_rounds
+    directory, last, covered = folder.directory, saved.server_round, past.odometer.covered
+    if setting.training.setup_phases:
         raise ConfigError(
             "output.resume: expected a run without exchanges before round 1, got "
-            f"training.kind = {config.training.kind!r}: its clients would resume without the "
+            f"training.kind = {setting.training.kind!r}: its clients would resume without the "
             "results of these exchanges; start a new run"
         )
-    like = config.server_update.start(initial_point(config))
-    if CLIP in saved.tensors and getattr(config.privacy, "adaptive", None) is not None:
-        like[CLIP] = torch.zeros((), dtype=torch.float64)  # a round before this adapted it
-    checkpoint.check(folder.checkpoint_path, saved, like, config.federation.num_clients)
+    if CLIP in saved.tensors and getattr(setting.privacy, "adaptive", None) is not None:
+        # a round before this adapted it
+        like = {**like, CLIP: torch.zeros((), dtype=torch.float64)}
+    checkpoint.check(folder.checkpoint_path, saved, like, setting.federation.num_clients)
     if last > rounds:
         raise refused(directory, f"expected a checkpoint of a round <= {rounds}", f"{last}")
-    if config.privacy.kind != "none" and covered < last:
+    if setting.privacy.kind != "none" and covered < last:
         found = f"1 to {covered}; restore it"
         raise refused(directory, f"expected rounds 1 to {last} in the ledger", found)
     if (told := saved.meta.tally.told) not in rows:  # it is older than the checkpoint
         found = f"rows up to {int(rows[-1] or 0)}" if rows else "no row"
         raise FolderDamaged(folder.metrics_path, f"the row of round {told}", f"{found}; restore it")
-    return past
+
+
+@contextmanager
+def own_past(
+    directory: Path, setting: Setting, said: Mapping[str, str], like: State
+) -> Generator[Evidence | None]:
+    """Holds the folder of a fit, made if need be, and yields what it proves; None: it is new.
+
+    Args:
+        directory: of a fit, or a new one.
+        setting: of the fit that goes on.
+        said: a hash of each part of it, which the header of the ledger must hold.
+        like: its first state.
+
+    Raises:
+        ConfigError: it holds something else, a finished fit, or one of another setting.
+        FolderDamaged, LedgerDamaged: a file of it cannot be trusted.
+    """
+    make_folder(directory)
+    with held_or_refused(directory):
+        names = {one.name for one in directory.iterdir() if not is_draft(one)}
+        past = None
+        if not names <= {"ledger.jsonl.head"}:
+            past, where = evidence_of(directory), f"resume: {str(directory)!r}: expected"
+            known = past.ledger and past.ledger.header.get("fit")
+            if not isinstance(known, dict) or "statement.json" in names:
+                found = "a finished one" if known else "other files"
+                raise ConfigError(f"{where} a new folder or an unfinished fit, got {found}")
+            for name in {**said, **known}:
+                if said.get(name) != known.get(name):
+                    raise ConfigError(
+                        f"{where} {name} of the fit there, got another; name a new one"
+                    )
+            _check_saved(RunFolder(directory), past, setting, like)
+        yield past
 
 
 @contextmanager

@@ -20,12 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from manifed.durable import write_atomically
 from manifed.errors import ConfigError
-from manifed.experiment.evaluation import HELD_OUT
+from manifed.experiment.evaluation import published
 from manifed.experiment.load import parse, without_paths
 from manifed.experiment.plugins import look_as_noted
 from manifed.experiment.schema import Experiment
@@ -43,7 +42,6 @@ _MANIFEST = (
     "versions", "stopped", "final",
 )  # fmt: skip
 """Keys of a private run's manifest that may be published; some of them in part (below)."""
-_COLUMNS = ("round", "uploads", "consensus_distance")
 
 
 def viewed(run: Run, *, is_server_view: bool = False) -> Run:
@@ -70,22 +68,7 @@ def viewed(run: Run, *, is_server_view: bool = False) -> Run:
         manifest = _manifest(run, config, evidence)
     except (ConfigError, KeyError, IndexError) as error:
         raise FolderDamaged(path, "the manifest of a private run", str(error)) from None
-    shown = {*_COLUMNS, *_held_out(run, config)}
-    if config.setting.has_oracle():
-        shown |= {
-            "cost", "cost_gap", "relative_cost_gap", "gradient_norm", "principal_angle",
-            "angle_to_truth", "distance_to_optimum", "distance_to_truth", "worst_node_cost",
-            "optimum_distance",
-        }  # fmt: skip
-    federation = config.federation
-    has_coins = federation.cohort.kind != "all" or federation.replies.on_failure == "retry"
-    if not has_coins or config.privacy.kind == "client-level":
-        shown.add("epsilon")
-    return replace(
-        run,
-        manifest=manifest,
-        columns={key: values for key, values in run.columns.items() if key in shown},
-    )
+    return replace(run, manifest=manifest, columns=published(config.setting, run.columns))
 
 
 def _manifest(run: Run, config: Experiment, evidence: Evidence) -> dict[str, Any]:
@@ -158,21 +141,6 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, odometer: Odometer)
     )  # fmt: skip
     shown = {key: privacy[key] for key in kept if key in privacy}
     return shown | {"adversaries": rows, "notes": notes}
-
-
-def _held_out(run: Run, config: Experiment) -> tuple[str, ...]:
-    """The columns of an evaluation, but for what says how many replied.
-
-    The ends of an interval do: the noise on a sum is known for each reply. An empty cell says that
-    nobody did, or too few; a silent site fails no round, so no config rules that out.
-    """
-    held = config.evaluation
-    if held.kind != "private":
-        return HELD_OUT
-    shown = tuple(name for name in HELD_OUT if not name.endswith(("_low", "_high")))
-    due = np.array([held.is_due(int(r)) for r in run.columns.get("round", ())], dtype=bool)
-    values = [run.columns[name][due] for name in shown if name in run.columns]
-    return () if any(np.isnan(value).any() for value in values) else shown
 
 
 def export(directory: Path, out: Path) -> list[Path]:

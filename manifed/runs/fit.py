@@ -6,50 +6,59 @@ frames (`manifed.problems.own_arrays`): it is turned into float64 before anythin
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, closing, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
-import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
-from manifed.algorithms.payloads import BadBroadcast, State, check_point
+from manifed.algorithms.payloads import State
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.durable import write_atomically
-from manifed.errors import BudgetExhausted, ConfigError, check_kind, described, short
-from manifed.experiment.assembly import starts
+from manifed.callbacks import Callback, calling
+from manifed.durable import remove_drafts, write_atomically
+from manifed.errors import BudgetExhausted, ConfigError, check_kind, short
 from manifed.experiment.paths import fault
-from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.exchange import ReplyPolicy, Transport
+from manifed.federation.held_out import HELD_OUT, PrivateEvaluation
 from manifed.federation.plan import Plan
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.plan import plan
 from manifed.privacy.account import Account, opened
-from manifed.problems.examples import KEY, Examples
-from manifed.problems.module_checks import NotPrivate
+from manifed.problems.examples import Examples
 from manifed.problems.module_problem import Loss, ModuleProblem
-from manifed.problems.own_arrays import columns_of, tensor_of
-from manifed.problems.problem import InvalidRecord, Problem, require
-from manifed.runs.folder import RunFolder, encode, with_label
+from manifed.problems.own_arrays import tensor_of
+from manifed.problems.problem import Problem
+from manifed.runs.checkpoint import Pace, Tally, save_in
+from manifed.runs.evidence import own_past
+from manifed.runs.folder import RunFolder, encode, is_fresh, with_label
+from manifed.runs.handed import (
+    Connect,
+    Evaluate,
+    check_computed,
+    computing,
+    connected,
+    evaluated,
+    examples_of,
+    hashes_of,
+    side_of,
+    sides_of,
+    start_of,
+)
 from manifed.runs.progress import is_screen, shown
 from manifed.runs.statement import headline, label_in, statement_of
-from manifed.setting import Federation, NoPrivacy, Privacy, Setting
+from manifed.setting import Engine, Evaluation, Federation, NoPrivacy, Privacy, Setting
 from manifed.torch import Algorithm, Metric, Site, task_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Path = str | PathLike[str]
-_Connect = Callable[[ClientSide], Transport]
-_Evaluate = Callable[[Tensor], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,8 @@ class Round:
     """Epsilon so far against the first adversary of the statement; None without privacy."""
     participants: tuple[int, ...]
     failures: Mapping[int, str]
+    held_out: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """What a private evaluation said, None in a round without one; empty where there is none."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,7 +108,7 @@ class Result:
             ConfigError: the problem predicts nothing, or not from such features.
         """
         read = tensor_of(features, "features")
-        with _computing(self.problem, {"features": tuple(read.shape)}, "features"):
+        with computing(self.problem, {"features": tuple(read.shape)}, "features"):
             wide = self.problem.widened(Examples({"z": read}))
             return self.problem.predict(self.model, wide["z"])
 
@@ -122,6 +133,10 @@ class Result:
         label = label_in(self.statement)
         for values in zip(*self.curves.values(), strict=True):
             made.append_metrics(with_label(dict(zip(self.curves, values, strict=True)), label))
+        return self._end(made)
+
+    def _end(self, made: RunFolder) -> Path:
+        """Write model and statement, which ends the folder."""
         made.save_tensors("model", {"x": self.model})
         write_atomically(
             made.directory / "statement.json", encode({**self.statement, "stopped": self.stopped})
@@ -130,9 +145,9 @@ class Result:
 
 
 def federate(
-    problem: Problem,
+    problem: Problem | nn.Module,
     shards: Sequence[Any],
-    algorithm: Algorithm,
+    algorithm: Algorithm | None = None,
     *,
     rounds: int,
     privacy: Privacy | None = None,
@@ -140,27 +155,39 @@ def federate(
     seed: int = 0,
     start: Any = None,
     replies: ReplyPolicy | None = None,
+    held_out: PrivateEvaluation | None = None,
     ledger: _Path | None = None,
-    transport: _Connect = StackTransport,
+    resume: _Path | None = None,
+    device: str = "cpu",
+    transport: Connect | None = None,
 ) -> Iterator[Round]:
     """Yields the rounds of a federation in this process, one by one.
 
-    All is judged before a ledger is made. Arguments as `fit`.
+    All is judged before a ledger is made. Arguments as `fit`, and a torch module, or a
+    `ModuleProblem` of it, with sites as `fit_module` takes them; its ``algorithm`` None is that of
+    `fit_module`. What ``held_out`` says of stopping and keeping is left to the loop.
 
     Raises:
         ConfigError: before round 1, for parts that do not go together or that nothing prices.
         BudgetExhausted: for a round that the budget does not pay; the rounds before stand.
         RoundFailed: as `manifed.federation.rounds.run_rounds`.
     """
-    if isinstance(problem, nn.Module):
-        raise ConfigError("problem: a torch module is trained by fit_module(model, sites)")
-    check_kind("problem", problem, Problem, "a problem (manifed.problems)")
+    stack = StackTransport
+    if isinstance(problem, nn.Module | ModuleProblem):
+        problem, shards, algorithm, _ = task_of(problem, shards, algorithm, {})
+        stack = partial(StackTransport, at_once=None, memory_budget_mb=1024)
+    check_kind("problem", problem, Problem, "a problem (manifed.problems) or a torch module")
     level = get_args(Privacy)[0] | None
     check_kind("privacy", privacy, level, "ExampleLevel, ClientLevel or another level")
+    check_kind("held_out", held_out, PrivateEvaluation | None, "a PrivateEvaluation")
     check_kind("ledger", ledger, str | PathLike | None, "the path of a file that is not there yet")
-    client, server = _sides(algorithm)
-    examples = _examples_of(problem, shards)
+    check_kind("resume", resume, str | PathLike | None, "the path of a folder")
+    if ledger is not None and resume is not None:
+        raise ConfigError("ledger: is in the folder of resume, got both; leave it out")
+    client, server = sides_of(algorithm)
+    examples = examples_of(problem, shards)
     try:
+        engine = Engine(device=device)
         federation = Federation(
             num_clients=len(examples),
             num_rounds=rounds,
@@ -170,64 +197,131 @@ def federate(
         )
     except ValidationError as error:
         raise ConfigError(fault(error, Federation).removeprefix("num_")) from None
+    engine.check_device("device")
     setting = Setting(
-        federation, client, problem.manifold, server, privacy or NoPrivacy(), problem=problem
-    )
+        federation, client, problem.manifold, server, privacy or NoPrivacy(),
+        held_out or Evaluation(is_enabled=False), engine, problem,
+    )  # fmt: skip
     made = plan(setting, tuple(map(len, examples)))
-    with _computing(problem, examples[0].shapes):
+    with computing(problem, examples[0].shapes):
         shape = tuple(problem.point_shape(examples[0]))
-    x = _start(problem, start, shape, seed)
-    _check_computed(problem, x, examples[0])
-    side = ClientSide(
-        ClientSetup(problem, client, made.client_mechanism),
-        examples,
-        shape,
-        setting.source(),
-        x.dtype,
-        rate=federation.cohort.expected_size(len(examples)) / len(examples),
-        unit=setting.privacy.unit,
-    )
-    return _Rounds(made, x, _connected(transport, side), rounds, ledger)
+    x = start_of(problem, start, shape, seed)
+    check_computed(problem, x, examples[0])
+    said = hashes_of(setting, examples, x)
+    side = side_of(setting, problem, made, examples, shape, x.dtype)
+    reached = connected(stack if transport is None else transport, side, device)
+    return _Rounds(setting, made, x, reached, ledger, resume, said)
 
 
 class _Rounds(Iterator[Round]):
     """The rounds of a federation, each charged before its clients are asked; what came of them."""
 
     def __init__(
-        self, plan: Plan, x: Tensor, transport: Transport, last: int, ledger: _Path | None
+        self,
+        setting: Setting,
+        plan: Plan,
+        x: Tensor,
+        transport: Transport,
+        ledger: _Path | None,
+        resume: _Path | None,
+        said: dict[str, str],
     ) -> None:
-        self.plan, self.state, self.last = plan, plan.server_update.start(x), last
+        """``said`` has a hash of each part of what decides the fit in the folder ``resume``."""
+        self.setting, self.plan, self.last = setting, plan, setting.federation.num_rounds
+        self.state = plan.server_update.start(x.to(plan.device))
         self.account = Account(plan.promise)
-        self._made = self._rounds(transport, last, ledger)
+        self.judge: Evaluate = lambda x: {}
+        self.curves: dict[str, list[float | None]] = {}
+        self.folder = None if resume is None else RunFolder(Path(resume))
+        self.said = said
+        self._made = self._rounds(transport, ledger)
         self.close = self._made.close
 
     def __next__(self) -> Round:
         return next(self._made)
 
-    def _rounds(self, transport: Transport, last: int, ledger: _Path | None) -> Generator[Round]:
-        plan = self.plan
-        charging = nullcontext(self.account)
-        if ledger is not None:
-            charging = opened(
-                Path(ledger),
-                plan.promise,
-                last_round=last,
-                header={"config_sha256": plan.config_sha256},
-            )
-        with charging as self.account:
-            for report in run_rounds(
-                plan, self.state, transport, self.account.charge, num_rounds=last
-            ):
-                self.account.note_origins(report.server_round, report.noise_origins)
-                self.state = report.state
-                yield Round(
-                    report.server_round,
-                    report.state,
-                    plan.server_update.model(report.state, plan.manifold),
-                    plan.promise.headline(self.account.odometer),
-                    report.participants,
-                    {i: failure.text for i, failure in report.failures.items()},
+    @property
+    def model(self) -> Tensor:
+        """The newest model, on the CPU."""
+        return self.plan.server_update.model(self.state, self.plan.manifold).to("cpu")
+
+    def _rounds(self, transport: Transport, ledger: _Path | None) -> Generator[Round]:
+        plan, folder, held = self.plan, self.folder, self.setting.held_out
+        promise = plan.promise
+        past, tally, done, pace = None, Tally.of_nothing(), 0, Pace("auto")
+        header: dict[str, Any] = {"config_sha256": plan.config_sha256}
+        with ExitStack() as stack:
+            if folder:
+                past = stack.enter_context(
+                    own_past(folder.directory, self.setting, self.said, self.state)
                 )
+                ledger, header["fit"] = folder.ledger_path, self.said
+                if past and (saved := past.checkpoint):
+                    self.state = {name: t.to(plan.device) for name, t in saved.tensors.items()}
+                    done = saved.server_round
+            if ledger is not None:
+                self.account = stack.enter_context(
+                    opened(
+                        Path(ledger),
+                        promise,
+                        last_round=self.last,
+                        header=header,
+                        resumed_at=done + 1 if past else None,
+                    )
+                )
+            if folder:
+                remove_drafts(folder.directory)
+                folder.drop_metrics_after(done)
+                self.curves |= folder.metrics()
+            whole, account = self.state, self.account
+
+            def save() -> None:
+                if folder and done:
+                    with pace.counted():
+                        tally.take(done)
+                        save_in(folder, done, whole, account.ledger, plan.config_sha256, tally)
+
+            try:
+                for report in run_rounds(
+                    plan,
+                    self.state,
+                    transport,
+                    account.charge,
+                    num_rounds=self.last,
+                    first_round=done + 1,
+                    attempts=account.attempts,
+                ):
+                    account.note_origins(report.server_round, report.noise_origins)
+                    self.state = report.state
+                    seen = held.row(report.held_out, plan.client_mechanism) if held else {}
+                    now = Round(
+                        report.server_round,
+                        report.state,
+                        self.model,
+                        promise.headline(account.odometer),
+                        report.participants,
+                        {i: failure.text for i, failure in report.failures.items()},
+                        seen,
+                    )
+                    row: dict[str, float | None] = {
+                        "round": now.server_round,
+                        "epsilon": now.spending,
+                        "participants": len(now.participants),
+                        "failures": len(now.failures),
+                        **seen,
+                        **self.judge(now.model),
+                    }
+                    for name, value in row.items():
+                        self.curves.setdefault(name, []).append(value)
+                    if folder:
+                        folder.append_metrics(with_label(row, promise.label(account.odometer)))
+                    done, whole = now.server_round, report.state
+                    if pace.is_due(done):
+                        save()
+                    yield now
+            finally:
+                with suppress(OSError):
+                    save()
 
 
 def fit(
@@ -241,9 +335,13 @@ def fit(
     seed: int = 0,
     start: Any = None,
     replies: ReplyPolicy | None = None,
+    held_out: PrivateEvaluation | None = None,
     ledger: _Path | None = None,
-    transport: _Connect = StackTransport,
-    evaluate: _Evaluate | None = None,
+    resume: _Path | None = None,
+    device: str = "cpu",
+    transport: Connect | None = None,
+    evaluate: Evaluate | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
 ) -> Result:
     """Runs all rounds of a federation in this process, and returns model and statement.
@@ -265,10 +363,16 @@ def fit(
         start: x^(0); None is a random point of ``seed``, or the parameters of a module. A torch
             tensor in float32 makes the points of the run float32.
         replies: when a round goes on without everybody.
+        held_out: judges the model by records that training does not use, under noise that the
+            ledger is charged for; its ``stop_when`` ends the fit.
         ledger: a file that is not there yet: each charge is on it before the clients are asked.
-        transport: how clients are reached; `StackTransport` is a stack of them in this process.
+        resume: a folder for ledger, checkpoint, curves, model and statement. The same call goes on
+            with the unfinished fit in it, whatever ended that; all that was charged stays spent.
+        device: where tensors live: "cpu", "cuda" or "cuda:1"; with privacy it is the CPU.
+        transport: how clients are reached; None is a stack of them in this process.
         evaluate: maps a model to named numbers for the curves, and is tried at x^(0); what it
             computes from private data is no part of the release, and the statement says so.
+        callbacks: functions that are called after each round (`manifed.callbacks`).
         progress: whether a line on standard error follows the rounds; None: in a notebook and on a
             terminal.
 
@@ -276,11 +380,14 @@ def fit(
         ConfigError: before round 1, for parts that do not go together or that nothing prices.
         RoundFailed: as `manifed.federation.rounds.run_rounds`.
     """
+    if isinstance(problem, nn.Module):
+        raise ConfigError("problem: a torch module is trained by fit_module(model, sites)")
     run = federate(
         problem, shards, algorithm, rounds=rounds, privacy=privacy, cohort=cohort, seed=seed,
-        start=start, replies=replies, ledger=ledger, transport=transport,
+        start=start, replies=replies, held_out=held_out, ledger=ledger, resume=resume,
+        device=device, transport=transport,
     )  # fmt: skip
-    return _finished(run, problem, evaluate, progress)
+    return _finished(run, problem, evaluate, callbacks, progress)
 
 
 def fit_module(
@@ -302,9 +409,13 @@ def fit_module(
     seed: int = 0,
     start: Any = None,
     replies: ReplyPolicy | None = None,
+    held_out: PrivateEvaluation | None = None,
     ledger: _Path | None = None,
-    transport: _Connect | None = None,
-    evaluate: _Evaluate | None = None,
+    resume: _Path | None = None,
+    device: str = "cpu",
+    transport: Connect | None = None,
+    evaluate: Evaluate | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
 ) -> Result:
     """Trains a copy of a torch module across sites, and returns its ``state_dict`` and statement.
@@ -331,9 +442,13 @@ def fit_module(
         seed: of a seeded run.
         start: None is the parameters of the module.
         replies: when a round goes on without everybody.
+        held_out: a paid evaluation on records of the sites.
         ledger: a file that is not there yet.
+        resume: a folder whose unfinished fit goes on.
+        device: where tensors live.
         transport: None is a whole cohort at once in this process.
         evaluate: named numbers of a model, which may come from private data.
+        callbacks: functions that are called after each round.
         progress: whether a line on standard error follows the rounds.
 
     Raises:
@@ -348,219 +463,77 @@ def fit_module(
     task = task_of(
         model, sites, algorithm, steps, loss=loss, test=test, metrics=metrics, compute=compute
     )
-    if transport is None:
-        transport = partial(StackTransport, at_once=None, memory_budget_mb=1024)
     run = federate(
         task.problem, task.shards, task.algorithm, rounds=rounds, privacy=privacy, cohort=cohort,
-        seed=seed, start=start, replies=replies, ledger=ledger, transport=transport,
+        seed=seed, start=start, replies=replies, held_out=held_out, ledger=ledger, resume=resume,
+        device=device, transport=transport,
     )  # fmt: skip
-    return _finished(run, task.problem, evaluate, progress, task.judge)
+    return _finished(run, task.problem, evaluate, callbacks, progress, task.judge)
 
 
 def _finished(
     run: Iterator[Round],
     problem: Problem,
-    evaluate: _Evaluate | None,
+    evaluate: Evaluate | None,
+    callbacks: Sequence[Callback],
     progress: bool | None,
-    judge: _Evaluate | None = None,
+    judge: Evaluate | None = None,
 ) -> Result:
     """Run all rounds; ``judge`` looks at public examples alone."""
 
     def judged(x: Tensor) -> dict[str, float]:
-        return {**(judge(x) if judge else {}), **(_evaluated(evaluate, x) if evaluate else {})}
+        return {**(judge(x) if judge else {}), **(evaluated(evaluate, x) if evaluate else {})}
 
     assert isinstance(run, _Rounds)
     plan = run.plan
     promise = plan.promise
+    held = run.setting.held_out
     check_kind("evaluate", evaluate, Callable | None, "a function of a model")
-    judged(plan.server_update.model(run.state, plan.manifold))
-    curves: dict[str, list[float | None]] = {}
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise ConfigError(f"callbacks: expected a list of functions, got {short(callbacks)}")
+    if held is not None and (held.stop_when or held.keep != "last"):
+        raise ConfigError(
+            "held_out: expected no stop_when and no keep, which are for a config; stop by "
+            "callbacks=[EarlyStopping(column='held_out_loss')]"
+        )
+    first = judged(run.model)
+    if run.folder:
+        if not all(map(str.isidentifier, first)):
+            raise ConfigError(f"evaluate: expected names like test_loss, got {', '.join(first)}")
+        run.said |= {"evaluate": ",".join(sorted(first))} if first else {}
+    run.judge = judged
     stopped = None
     is_shown = is_screen() if progress is None else progress
     line = shown(run.last, is_rewritten=True, is_of_all=True) if is_shown else nullcontext()
+    public = judge(run.model) if judge else ()
     try:
-        with closing(run), line as show:
+        with closing(run), calling(callbacks, run.setting, public) as call, line as show:
+            if not run.folder or is_fresh(run.folder.directory):
+                names = {"round": 0, **dict.fromkeys(HELD_OUT if held else ()), **first}
+                call({name: [value] for name, value in names.items()}, run.model)
             for found in run:
-                row: dict[str, float | None] = {
-                    "round": found.server_round,
-                    "epsilon": found.spending,
-                    "participants": len(found.participants),
-                    "failures": len(found.failures),
-                    **judged(found.model),
-                }
-                for name, value in row.items():
-                    curves.setdefault(name, []).append(value)
                 if show:
+                    row = {name: values[-1] for name, values in run.curves.items()}
                     show(found.server_round, with_label(row, promise.label(run.account.odometer)))
+                if call(run.curves, found.model) and found.server_round < run.last:
+                    plan.charge_rest(run.account, found.server_round, run.last)
+                    stopped = (
+                        f"a callback, after round {found.server_round}; all {run.last} rounds are "
+                        "charged"
+                    )
+                    break
     except BudgetExhausted as budget:
         stopped = str(budget)
         run.account.odometer.noise_origins |= budget.noise_origins
-    x = plan.server_update.output(run.state, plan.manifold)
-    return Result(
+    x = plan.server_update.output(run.state, plan.manifold).to("cpu")
+    made = Result(
         x,
-        curves,
+        run.curves,
         promise.statement(run.account.odometer, has_oracle=evaluate is not None),
         stopped,
         problem.state_dict(x) if isinstance(problem, ModuleProblem) else {},
         problem,
     )
-
-
-def _evaluated(evaluate: _Evaluate, x: Tensor) -> dict[str, float]:
-    try:
-        return {str(name): float(value) for name, value in evaluate(x).items()}
-    except Exception as error:  # code of somebody's own
-        raise ConfigError(
-            f"evaluate: expected a dict of numbers of a model {tuple(x.shape)}, got "
-            f"{described(error)}"
-        ) from error
-
-
-# -- what a fit is handed, judged before a ledger is made or a round is charged -----------------
-def _sides(algorithm: Any) -> tuple[ClientUpdate, ServerUpdate | None]:
-    """Client and server update of an algorithm, which may be one object."""
-    both = (algorithm, None)
-    if isinstance(algorithm, tuple) and len(algorithm) == 2:
-        both = algorithm
-    client, server = both
-    check_kind("algorithm", client, ClientUpdate, "a client update, or a pair of both sides")
-    check_kind("algorithm", server, ServerUpdate | None, "a server update as second of a pair")
-    return client, server
-
-
-def _connected(transport: _Connect, side: ClientSide) -> Transport:
-    """The transport that a function of somebody's own may make."""
-    try:
-        found = transport(side)
-        found.exchange  # noqa: B018  raises where it is none
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"transport: expected a function that connects to clients, got {short(transport)}: "
-            + described(error)
-        ) from error
-    return found
-
-
-@contextmanager
-def _computing(
-    problem: Problem, shapes: Mapping[str, tuple[int, ...]], name: str = "shards"
-) -> Generator[None]:
-    """Say of what a problem, which may be somebody's own, raises that its examples do not fit."""
-    try:
-        yield
-    except (ConfigError, InvalidRecord, NotPrivate, ArithmeticError):
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{name}: expected examples that {type(problem).__name__} can be computed for, got "
-            f"shapes {dict(shapes)}: {described(error)}"
-        ) from None
-
-
-def _examples_of(problem: Problem, shards: Sequence[Any]) -> tuple[Examples, ...]:
-    """Each client's examples: of one kind, and such that ``problem`` can be computed for them.
-
-    Raises:
-        ConfigError: naming client and record, or the columns.
-        NotPrivate: a module lets examples meet.
-    """
-    is_array = isinstance(shards, Tensor | np.ndarray) and shards.ndim > 0
-    if not is_array and (not isinstance(shards, Sequence) or isinstance(shards, str)):
-        raise ConfigError(
-            f"shards: expected a list with one entry a client, got {type(shards).__name__}"
-        )
-    read = tuple(_examples(f"shards: client {i}", shard) for i, shard in enumerate(shards))
-    sizes = [*map(len, read)]
-    if not sizes or not all(sizes):
-        raise ConfigError(f"shards: expected at least one example a client, got sizes {sizes}")
-    found = list[Examples]()
-    for i, shard in enumerate(read):
-        for what, one, first in (
-            ("examples of", shard.shapes, read[0].shapes),
-            ("a frame with columns", columns_of(shards[i]), columns_of(shards[0])),
-        ):
-            if one != first:
-                raise ConfigError(
-                    f"shards: client {i}: expected {what} {first} like client 0's, got {one}"
-                )
-        try:
-            with _computing(problem, shard.shapes):
-                wide = problem.widened(shard)
-                for name, tensor in wide.tensors.items() if wide.stream is None else ():
-                    rows = tensor.reshape(len(wide), -1)
-                    require(
-                        rows.sum(-1), torch.isfinite(rows).all(-1), f"finite entries of {name!r}"
-                    )
-                problem.check_records(wide)
-        except (InvalidRecord, ArithmeticError) as error:
-            raise ConfigError(f"shards: client {i}, {error}; mend or remove the record") from None
-        found.append(wide)
-    return tuple(found)
-
-
-def _examples(client: str, shard: Any) -> Examples:
-    """A client's examples, real numbers in the type that they came in; shape (n, *feature)."""
-    held = shard.tensors if isinstance(shard, Examples) else shard
-    if isinstance(held, Mapping):
-        tensors = {str(key): tensor_of(one, f"{client}, {key!r}") for key, one in held.items()}
-    else:
-        tensors = {"z": tensor_of(held, client)}
-    for name, tensor in tensors.items():
-        if not tensor.dim():
-            raise ConfigError(
-                f"{client}, {name!r}: expected a dense tensor of real numbers, shape "
-                "(n, *feature), got one number"
-            )
-    try:
-        return replace(shard, tensors=tensors) if isinstance(shard, Examples) else Examples(tensors)
-    except (ValueError, StopIteration) as error:
-        raise ConfigError(
-            f"{client}: {error or 'expected tensors of examples, got none'}"
-        ) from None
-
-
-def _start(problem: Problem, x: Any, shape: tuple[int, ...], seed: int) -> Tensor:
-    """x^(0) as it is handed in, without what it was computed from; None: a random point.
-
-    Raises:
-        ConfigError: no point of the problem's manifold, of ``shape``.
-    """
-    if x is None and isinstance(problem, ModuleProblem):
-        return problem.start
-    if x is None:
-        return problem.manifold.random(*shape, generator=starts(seed))
-    found = tensor_of(x, "start")
-    if not (isinstance(x, Tensor) and found.dtype == torch.float32):
-        found = found.to(torch.float64)
-    if found.shape != shape:
-        raise ConfigError(
-            f"start: expected shape {shape}, that of a point for these shards, got "
-            f"{tuple(found.shape)}"
-        )
-    try:
-        check_point("a point", found, problem.manifold)
-    except BadBroadcast as error:
-        raise ConfigError(f"start: {error}") from None
-    return found
-
-
-def _check_computed(problem: Problem, x: Tensor, examples: Examples) -> None:
-    """Try the gradient of one example at ``x``.
-
-    What fails by the example's numbers alone (an `ArithmeticError`) is left to the oracle.
-
-    Raises:
-        ConfigError: it cannot be computed, or is no vector at x.
-    """
-    one = examples.take(torch.zeros(1, dtype=torch.long)).to(x.dtype)
-    one = one.beside(KEY, torch.zeros(1, dtype=torch.float64)) if problem.needs_keys else one
-    with suppress(ArithmeticError), _computing(problem, examples.shapes):
-        gradients = problem.gradients(x, one)
-        found = gradients.sum(torch.ones_like(gradients.norms))
-        if found.shape != x.shape:
-            raise ConfigError(
-                f"problem: expected gradients of the shape of a point, {tuple(x.shape)}, got "
-                f"{tuple(found.shape)}"
-            )
+    if run.folder:
+        made._end(run.folder)
+    return made

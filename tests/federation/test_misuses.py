@@ -63,18 +63,19 @@ ODD = {
     "a function that raises": lambda *values: {}["key"],
     "a generator": (row for row in ()),
 }
+NEW = {"held_out": None, "ledger": None, "resume": None, "device": "cpu", "callbacks": ()}
 DOORS = {
     "fit": {
         "problem": FrechetMean(Sphere()), "shards": [ROWS, ROWS], "algorithm": STEPS,
         "rounds": 1, "privacy": None, "cohort": None, "seed": 0, "start": [1.0, 0, 0],
-        "replies": None, "ledger": None, "transport": Asked, "evaluate": None,
+        "replies": None, "transport": Asked, "evaluate": None, **NEW,
     },
     "fit_module": {
         "model": nn.Linear(3, 2), "sites": [(ROWS, LABELS)] * 2, "loss": "cross-entropy",
         "rounds": 1, "privacy": None, "step_size": None, "local_steps": None, "batch_size": None,
         "strategy": None, "algorithm": None, "test": None, "metrics": None, "compute": "float64",
-        "cohort": None, "seed": 0, "start": None, "replies": None, "ledger": None,
-        "transport": Asked, "evaluate": None,
+        "cohort": None, "seed": 0, "start": None, "replies": None, "transport": Asked,
+        "evaluate": None, **NEW,
     },
 }  # fmt: skip
 

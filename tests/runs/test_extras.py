@@ -72,6 +72,9 @@ def test_another_module_that_is_missing_keeps_its_own_error():
         ("matplotlib", "from manifed.runs.report import picture\npicture({}, 'round', 'cost')"),
         ("matplotlib", "from manifed.runs.report import figure_of\nfigure_of({}, {})"),
         ("sklearn", "from manifed.problems.real import A9a\nA9a().load(None, 0)"),
+        ("tensorboard", "import manifed\nmanifed.callbacks.tensorboard('runs')"),
+        ("mlflow", "import manifed\nmanifed.callbacks.mlflow()"),
+        ("wandb", "import manifed\nmanifed.callbacks.wandb()"),
     ],
 )
 def test_a_missing_package_is_an_import_error_that_names_its_extra(package, program, tmp_path):
@@ -91,6 +94,7 @@ def test_the_command_without_typer_ends_in_one_line(tmp_path):
     [
         ("sklearn", ["engine.execution=cohort"]),
         ("flwr", ["engine.execution=messages"]),
+        ("tensorboard", ["output.trackers=['tensorboard']"]),
         ("ray", ["engine.execution=cohort", "engine.workers=2", "engine.chunk_clients=1"]),
     ],
 )

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from manifed.experiment import assembly
+from manifed.experiment import assembly, evaluation
 from manifed.plan import promise_of
 from manifed.privacy.ledger import LedgerDamaged
 from manifed.runs import export as public
@@ -254,15 +254,15 @@ def test_a_tag_that_is_not_the_keys_is_found_before_anything_is_shown(
 
 
 @pytest.mark.parametrize(
-    ("name", "planted"),
+    ("where", "name", "planted"),
     [
-        ("_MANIFEST", ("ledger_head", "command_line", "replies")),
-        ("_COLUMNS", ("bytes_up", "participants", "seconds")),
+        (public, "_MANIFEST", ("ledger_head", "command_line", "replies")),
+        (evaluation, "_SHOWN", ("bytes_up", "participants", "seconds")),
     ],
 )
 def test_a_list_that_lets_the_servers_facts_out_is_noticed(
-    neighbours, tmp_path, monkeypatch, name, planted
+    neighbours, tmp_path, monkeypatch, where, name, planted
 ):
-    monkeypatch.setattr(public, name, (*getattr(public, name), *planted))
+    monkeypatch.setattr(where, name, (*getattr(where, name), *planted))
     first, second = all_exported(neighbours, tmp_path)
     assert first != second

@@ -1,0 +1,239 @@
+"""Judges what `fit` is handed, before a ledger is made or a round is charged.
+
+Problem, algorithm and transport may be somebody's own code; what they raise is one line that names
+the argument.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
+from manifed.algorithms.payloads import BadBroadcast, check_point
+from manifed.errors import ConfigError, check_kind, described, short
+from manifed.experiment.assembly import starts
+from manifed.federation.client import ClientSetup, ClientSide
+from manifed.federation.exchange import Transport
+from manifed.federation.plan import Plan
+from manifed.problems.examples import KEY, Examples
+from manifed.problems.module_checks import NotPrivate
+from manifed.problems.module_problem import ModuleProblem
+from manifed.problems.own_arrays import columns_of, tensor_of
+from manifed.problems.problem import InvalidRecord, Problem, require
+from manifed.setting import Setting
+
+Connect = Callable[..., Transport]
+"""Connects to the clients of one side."""
+Evaluate = Callable[[Tensor], Mapping[str, float]]
+"""Named numbers of a model."""
+
+
+def sides_of(algorithm: Any) -> tuple[ClientUpdate, ServerUpdate | None]:
+    """Client and server update of an algorithm, which may be one object."""
+    both = (algorithm, None)
+    if isinstance(algorithm, tuple) and len(algorithm) == 2:
+        both = algorithm
+    client, server = both
+    check_kind("algorithm", client, ClientUpdate, "a client update, or a pair of both sides")
+    check_kind("algorithm", server, ServerUpdate | None, "a server update as second of a pair")
+    return client, server
+
+
+def connected(transport: Connect, side: ClientSide, device: str) -> Transport:
+    """Makes the transport, by a function that may be somebody's own, to clients on a device."""
+    try:
+        found = transport(side, **({} if device == "cpu" else {"device": device}))
+        found.exchange  # noqa: B018  raises where it is none
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"transport: expected a function that connects to clients, got {short(transport)}: "
+            + described(error)
+        ) from error
+    return found
+
+
+@contextmanager
+def computing(
+    problem: Problem, shapes: Mapping[str, tuple[int, ...]], name: str = "shards"
+) -> Generator[None]:
+    """Say of what a problem, which may be somebody's own, raises that its examples do not fit."""
+    try:
+        yield
+    except (ConfigError, InvalidRecord, NotPrivate, ArithmeticError):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{name}: expected examples that {type(problem).__name__} can be computed for, got "
+            f"shapes {dict(shapes)}: {described(error)}"
+        ) from None
+
+
+def examples_of(problem: Problem, shards: Sequence[Any]) -> tuple[Examples, ...]:
+    """Each client's examples: of one kind, and such that ``problem`` can be computed for them.
+
+    Raises:
+        ConfigError: naming client and record, or the columns.
+        NotPrivate: a module lets examples meet.
+    """
+    is_array = isinstance(shards, Tensor | np.ndarray) and shards.ndim > 0
+    if not is_array and (not isinstance(shards, Sequence) or isinstance(shards, str)):
+        raise ConfigError(
+            f"shards: expected a list with one entry a client, got {type(shards).__name__}"
+        )
+    read = tuple(_examples(f"shards: client {i}", shard) for i, shard in enumerate(shards))
+    sizes = [*map(len, read)]
+    if not sizes or not all(sizes):
+        raise ConfigError(f"shards: expected at least one example a client, got sizes {sizes}")
+    found = list[Examples]()
+    for i, shard in enumerate(read):
+        for what, one, first in (
+            ("examples of", shard.shapes, read[0].shapes),
+            ("a frame with columns", columns_of(shards[i]), columns_of(shards[0])),
+        ):
+            if one != first:
+                raise ConfigError(
+                    f"shards: client {i}: expected {what} {first} like client 0's, got {one}"
+                )
+        try:
+            with computing(problem, shard.shapes):
+                wide = problem.widened(shard)
+                for name, tensor in wide.tensors.items() if wide.stream is None else ():
+                    rows = tensor.reshape(len(wide), -1)
+                    require(
+                        rows.sum(-1), torch.isfinite(rows).all(-1), f"finite entries of {name!r}"
+                    )
+                problem.check_records(wide)
+        except (InvalidRecord, ArithmeticError) as error:
+            raise ConfigError(f"shards: client {i}, {error}; mend or remove the record") from None
+        found.append(wide)
+    return tuple(found)
+
+
+def _examples(client: str, shard: Any) -> Examples:
+    """A client's examples, real numbers in the type that they came in; shape (n, *feature)."""
+    held = shard.tensors if isinstance(shard, Examples) else shard
+    if isinstance(held, Mapping):
+        tensors = {str(key): tensor_of(one, f"{client}, {key!r}") for key, one in held.items()}
+    else:
+        tensors = {"z": tensor_of(held, client)}
+    for name, tensor in tensors.items():
+        if not tensor.dim():
+            raise ConfigError(
+                f"{client}, {name!r}: expected a dense tensor of real numbers, shape "
+                "(n, *feature), got one number"
+            )
+    try:
+        return replace(shard, tensors=tensors) if isinstance(shard, Examples) else Examples(tensors)
+    except (ValueError, StopIteration) as error:
+        raise ConfigError(
+            f"{client}: {error or 'expected tensors of examples, got none'}"
+        ) from None
+
+
+def start_of(problem: Problem, x: Any, shape: tuple[int, ...], seed: int) -> Tensor:
+    """x^(0) as it is handed in, without what it was computed from; None: a random point.
+
+    Raises:
+        ConfigError: no point of the problem's manifold, of ``shape``.
+    """
+    if x is None and isinstance(problem, ModuleProblem):
+        return problem.start
+    if x is None:
+        return problem.manifold.random(*shape, generator=starts(seed))
+    found = tensor_of(x, "start")
+    if not (isinstance(x, Tensor) and found.dtype == torch.float32):
+        found = found.to(torch.float64)
+    if found.shape != shape:
+        raise ConfigError(
+            f"start: expected shape {shape}, that of a point for these shards, got "
+            f"{tuple(found.shape)}"
+        )
+    try:
+        check_point("a point", found, problem.manifold)
+    except BadBroadcast as error:
+        raise ConfigError(f"start: {error}") from None
+    return found
+
+
+def check_computed(problem: Problem, x: Tensor, examples: Examples) -> None:
+    """Try the gradient of one example at ``x``.
+
+    What fails by the example's numbers alone (an `ArithmeticError`) is left to the oracle.
+
+    Raises:
+        ConfigError: it cannot be computed, or is no vector at x.
+    """
+    one = examples.take(torch.zeros(1, dtype=torch.long)).to(x.dtype)
+    one = one.beside(KEY, torch.zeros(1, dtype=torch.float64)) if problem.needs_keys else one
+    with suppress(ArithmeticError), computing(problem, examples.shapes):
+        gradients = problem.gradients(x, one)
+        found = gradients.sum(torch.ones_like(gradients.norms))
+        if found.shape != x.shape:
+            raise ConfigError(
+                f"problem: expected gradients of the shape of a point, {tuple(x.shape)}, got "
+                f"{tuple(found.shape)}"
+            )
+
+
+def hashes_of(setting: Setting, examples: Sequence[Examples], x: Tensor) -> dict[str, str]:
+    """Hashes each part of what decides a fit but for the numbers in its examples, by name."""
+    parts = {
+        **dict(setting.federation),
+        "problem": (setting.problem, setting.manifold.name),
+        "algorithm": (setting.training, setting.server_update),
+        "privacy": setting.privacy,
+        "held_out": setting.evaluation,
+        "shards": ([(len(one), one.shapes) for one in examples], x.shape, x.dtype),
+    }
+    found = dict[str, str]()
+    for name, part in parts.items():  # without addresses of objects
+        text = re.sub(r" at 0x[0-9a-f]+", "", repr(part))
+        found[name.removeprefix("num_")] = hashlib.sha256(text.encode()).hexdigest()
+    return found
+
+
+def side_of(
+    setting: Setting,
+    problem: Problem,
+    plan: Plan,
+    examples: tuple[Examples, ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> ClientSide:
+    """Makes the client side; a private evaluation holds some of the examples out."""
+    held, outs = setting.held_out, ()
+    if held is not None and setting.privacy.kind != "none":
+        relation, seed = setting.privacy.neighboring_relation, setting.federation.seed
+        examples, outs = zip(*(held.split(one, relation, seed) for one in examples), strict=True)
+    clients = len(examples)
+    return ClientSide(
+        ClientSetup(problem, setting.training, plan.client_mechanism, held),
+        examples,
+        shape,
+        setting.source(),
+        dtype,
+        num_examples=plan.num_examples,
+        hold_outs=outs,
+        rate=plan.cohort.expected_size(clients) / clients,
+        unit=setting.privacy.unit,
+    )
+
+
+def evaluated(evaluate: Evaluate, x: Tensor) -> dict[str, float]:
+    """Names numbers of a model by a function of somebody's own."""
+    try:
+        return {str(name): float(value) for name, value in evaluate(x).items()}
+    except Exception as error:  # code of somebody's own
+        raise ConfigError(
+            f"evaluate: expected a dict of numbers of a model {tuple(x.shape)}, got "
+            f"{described(error)}"
+        ) from error
