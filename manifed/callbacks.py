@@ -25,6 +25,11 @@ from manifed.setting import Setting
 
 __all__ = ["EarlyStopping", "ServerView", "mlflow", "tensorboard", "wandb"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Curves = Mapping[str, Sequence[float | None]]
 """Values of each column so far, one a row."""
 Callback = Callable[[Curves, Tensor], object]

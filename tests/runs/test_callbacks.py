@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import struct
+import time
 
 import pytest
 
@@ -15,6 +16,7 @@ from manifed.oracles.minibatch import Full
 from manifed.privacy.statement import audit_ledger
 from tests.federation.test_door import PRIVATE, fitted
 from tests.federation.test_module_door import trained
+from tests.fresh import ROOT
 from tests.runs.running import run_in
 
 HELD = manifed.PrivateEvaluation(hold_out=0.3, loss_range=(0.0, 4.0), noise_multiplier=1.0)
@@ -135,11 +137,14 @@ def test_a_run_of_a_config_is_tracked_and_a_tracker_out_of_reach_ends_none(tmp_p
     assert run_in(tmp_path / "lost", *sets).is_finished
 
 
+@pytest.mark.slow
 def test_weights_and_biases_hold_the_rows_offline(tmp_path):
     found = trained(
         callbacks=[wandb(mode="offline", dir=str(tmp_path))], cohort=FixedSize(cohort_size=2)
     )
-    rows = in_wandb(tmp_path)
+    until = time.monotonic() + 20
+    while len(rows := in_wandb(tmp_path)) < 4 and time.monotonic() < until:
+        time.sleep(0.1)  # W&B writes from a process of its own
     assert [row["test_loss"] for row in rows[1:]] == found.curves["test_loss"]
     assert {name for name in rows[-1] if name[0] != "_"} == {"test_loss", "test_accuracy"}
 
@@ -156,3 +161,16 @@ def test_mlflow_holds_the_rows_in_sqlite(tmp_path, monkeypatch):
     assert rows == [("epsilon", found.curves["epsilon"][r - 1], r, r) for r in range(1, 5)]
     assert status == "FINISHED"
     assert "mlruns" not in os.listdir(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_block_of_the_page_runs_as_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    block = (ROOT / "docs" / "callbacks.md").read_text().split("```python\n")[1].split("```")[0]
+    exec(compile(block, "docs/callbacks.md", "exec"), said := {})
+    losses = said["found"].curves["test_loss"]
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [float(loss) for _, loss in printed[1:]] == losses
+    assert len(in_events(tmp_path / "runs" / "digits-curves")["test_loss"]) == len(losses) + 1
+    with pytest.raises(ConfigError, match="a finished one"):
+        exec(compile(block, "docs/callbacks.md", "exec"), {})
