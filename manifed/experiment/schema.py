@@ -95,7 +95,7 @@ class Output(Frozen):
     quiet: bool = False
     """Do not print the statement. ``manifed run`` sets this."""
     trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
-    """Where metrics are also sent while the run goes on. A private run sends the columns that may be
+    """Where metrics are also sent during the run. A private run sends the columns that may be
     published."""
     is_server_view: bool = False
     """Send all columns to the trackers. They tell more than a private run may publish."""
