@@ -9,6 +9,7 @@ Of a private run a callback is shown what may be published
 function of releases. `ServerView` shows it everything that the server knows.
 """
 
+import logging
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -24,6 +25,8 @@ from manifed.fields import Frozen, PositiveCount
 from manifed.setting import Setting
 
 __all__ = ["EarlyStopping", "ServerView", "mlflow", "tensorboard", "wandb"]
+
+_log = logging.getLogger("manifed")
 
 
 def __dir__() -> list[str]:
@@ -45,11 +48,14 @@ class ServerView(partial[object]):
 
 @contextmanager
 def calling(
-    callbacks: Sequence[Callback], setting: Setting, public: Collection[str] = ()
+    callbacks: Sequence[Callback],
+    setting: Setting,
+    public: Collection[str] = (),
+    private: Collection[str] = (),
 ) -> Generator[Callable[[Curves, Tensor], bool]]:
     """Calls all callbacks of a run of ``setting``, and says whether one of them ends it.
 
-    ``public`` are columns that were computed from public data alone.
+    ``public`` and ``private`` are columns as of `published`.
 
     Raises:
         ConfigError: one raises, or is no function of two arguments.
@@ -59,7 +65,7 @@ def calling(
         ends = False
         for one in callbacks:
             is_inside = isinstance(one, ServerView)
-            seen = curves if is_inside else published(setting, curves, public)
+            seen = curves if is_inside else published(setting, curves, public, private)
             try:
                 ends |= one(seen, model.to("cpu")) is True and not is_inside
             except Exception as error:  # code of somebody's own
@@ -106,7 +112,8 @@ class EarlyStopping(Frozen):
 class _Tracker:
     """Writes the newest number of each column; nothing is opened before the first call.
 
-    Rows are stamped with their round: the seconds that a round takes tell who replied.
+    Rows are stamped with their round: the seconds that a round takes tell who replied. A tracker
+    that fails after round 0 loses rows, and ends no run.
     """
 
     def __init__(
@@ -119,7 +126,13 @@ class _Tracker:
         self._is_open = True
         newest = ((name, values[-1]) for name, values in curves.items() if name != "round")
         row = {name: value for name, value in newest if isinstance(value, float | int)}
-        self._write(row, int(curves["round"][-1] or 0))
+        step = int(curves["round"][-1] or 0)
+        try:
+            self._write(row, step)
+        except Exception as error:
+            if step == 0:
+                raise
+            _log.warning("Round %d was not tracked: %s", step, described(error))
 
     def close(self) -> None:
         """Ends what the first call opened."""

@@ -130,7 +130,10 @@ _OF_ORACLE = (
 
 
 def published(
-    setting: Setting, columns: Mapping[str, Any], public: Collection[str] = ()
+    setting: Setting,
+    columns: Mapping[str, Any],
+    public: Collection[str] = (),
+    private: Collection[str] = (),
 ) -> dict[str, Any]:
     """Returns the columns of a run that may be shown to anybody: all of them without privacy.
 
@@ -142,6 +145,7 @@ def published(
         setting: of the run.
         columns: an entry for each row, None or NaN where nothing was measured.
         public: further columns that were computed from public data alone.
+        private: columns that are not shown, whatever they are called.
     """
     privacy = setting.privacy
     federation = setting.federation
@@ -159,6 +163,7 @@ def published(
         shown |= set() if any(value is None or math.isnan(value) for value in values) else told
     else:
         shown.update(HELD_OUT)
+    shown.difference_update(private)
     return {name: values for name, values in columns.items() if name in shown}
 
 

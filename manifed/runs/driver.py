@@ -20,7 +20,7 @@ from torch import Tensor
 from manifed.algorithms.payloads import State
 from manifed.callbacks import Curves, calling, trackers_of
 from manifed.durable import remove_drafts, write_atomically
-from manifed.errors import BudgetExhausted, ConfigError, RoundFailed, named_by
+from manifed.errors import BudgetExhausted, RoundFailed, named_by
 from manifed.experiment.assembly import (
     Facts,
     client_side,
@@ -372,10 +372,7 @@ class _Run:
             return
         for name, value in row.items():
             self.curves.setdefault(name, []).append(value)
-        try:
-            self._track(self.curves, self._update.model(self.state, self._manifold))
-        except ConfigError as error:  # a tracker that is out of reach ends no run
-            _log.warning("Round %d was not tracked: %s", self.done, error)
+        self._track(self.curves, self._update.model(self.state, self._manifold))
 
     def finish(self, stopped: str | None, *, is_declared: bool, began: float) -> RunFolder:
         """Write the model and the final numbers."""

@@ -496,7 +496,9 @@ def _finished(
             "held_out: expected no stop_when and no keep, which are for a config; stop by "
             "callbacks=[EarlyStopping(column='held_out_loss')]"
         )
-    first = judged(run.model)
+    public = judge(run.model) if judge else {}
+    private = evaluated(evaluate, run.model) if evaluate else {}
+    first = {**public, **private}
     if run.folder:
         if not all(map(str.isidentifier, first)):
             raise ConfigError(f"evaluate: expected names like test_loss, got {', '.join(first)}")
@@ -505,9 +507,12 @@ def _finished(
     stopped = None
     is_shown = is_screen() if progress is None else progress
     line = shown(run.last, is_rewritten=True, is_of_all=True) if is_shown else nullcontext()
-    public = judge(run.model) if judge else ()
     try:
-        with closing(run), calling(callbacks, run.setting, public) as call, line as show:
+        with (
+            closing(run),
+            calling(callbacks, run.setting, public, private) as call,
+            line as show,
+        ):
             if not run.folder or is_fresh(run.folder.directory):
                 names = {"round": 0, **dict.fromkeys(HELD_OUT if held else ()), **first}
                 call({name: [value] for name, value in names.items()}, run.model)

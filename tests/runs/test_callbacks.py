@@ -38,6 +38,8 @@ def test_a_private_run_shows_what_may_be_published_unless_its_server_asks():
     assert names_shown(ServerView) == names_shown(privacy=None) == everything
     held = {"held_out_loss", "held_out_accuracy"}
     assert names_shown(algorithm=STEPS, held_out=HELD) == {"round", "epsilon"} | held
+    named = {"evaluate": lambda x: {"held_out_loss": float(x[0]), "uploads": float(x[0])}}
+    assert names_shown(**named) == {"round", "epsilon"}, "whatever it is called"
     seen = []
     trained(callbacks=[lambda curves, model: seen.append({*curves})])
     assert seen[-1] == {"round", "epsilon", "test_loss", "test_accuracy"}
@@ -122,7 +124,9 @@ def test_tensorboard_holds_what_may_be_published_and_no_clock(tmp_path):
     assert curve == [(r, pytest.approx(found.curves["epsilon"][r - 1]), r) for r in range(1, 5)]
 
 
-def test_a_run_of_a_config_is_tracked_and_a_tracker_out_of_reach_ends_none(tmp_path, monkeypatch):
+def test_a_run_of_a_config_is_tracked_and_a_tracker_out_of_reach_ends_none(
+    tmp_path, monkeypatch, caplog
+):
     sets = ("federation.num_rounds=2", "output.trackers=['tensorboard']")
     cohort = "federation.cohort={kind='fixed-size',cohort_size=5}"
     for name, more, shown in (
@@ -133,8 +137,16 @@ def test_a_run_of_a_config_is_tracked_and_a_tracker_out_of_reach_ends_none(tmp_p
         found = in_events(run.directory / "tensorboard")
         assert {*found} & {"uploads", "epsilon", "bytes_up"} == shown - {"cost"}
         assert [step for step, *_ in found["uploads"]] == [0, 1, 2]
-    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", None)
+
+    def add_scalar(sink, name, value, step, **_):
+        assert step == 0, "out of reach"
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", add_scalar)
     assert run_in(tmp_path / "lost", *sets).is_finished
+    assert "Round 2 was not tracked: AssertionError: out of reach" in caplog.text
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", None)
+    with pytest.raises(ConfigError, match="NoneType"):
+        run_in(tmp_path / "never", *sets)
 
 
 @pytest.mark.slow
