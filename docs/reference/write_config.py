@@ -8,6 +8,7 @@ several kinds of a table share is written once.
 import argparse
 import ast
 import inspect
+import json
 import re
 import sys
 from collections import Counter
@@ -137,7 +138,7 @@ def type_of(annotation: Any) -> str:
     if annotation is Manifold:
         words = [f'`"{name}"`' for name in MANIFOLDS]
     elif origin is Literal:
-        words = [f'`"{part}"`' if isinstance(part, str) else f"`{part}`" for part in parts]
+        words = [f"`{json.dumps(part)}`" for part in parts]
     elif origin in (Union, UnionType):
         rest = [p for p in parts if p is not type(None) and not models_of(p)]
         words = [*(["table"] if models_of(annotation) else []), *map(type_of, rest)]
