@@ -82,9 +82,8 @@ class Graph:
     @property
     def incidence(self) -> Matrix:
         """K with L = K K^T: a column for an edge (i, j), +1 at i and -1 at j, (n, |E|)."""
-        found, (i, j), k = np.zeros((self.num_nodes, len(self.edges))), self.ends, len(self.edges)
-        found[i, range(k)], found[j, range(k)] = 1.0, -1.0
-        return found
+        nodes, (i, j) = np.eye(self.num_nodes), self.ends
+        return np.subtract(nodes[:, i], nodes[:, j], order="C")
 
     @cached_property
     def num_parts(self) -> int:

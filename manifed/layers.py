@@ -287,7 +287,9 @@ class HyperbolicClassifier(nn.Module):
 
     def forward(self, feature: Tensor) -> Tensor:
         """(..., dim) to (..., classes)."""
-        x = (_lifted(feature) if self.lift else feature).unsqueeze(-2)
+        if self.lift:  # tanh|u| u / |u|, with gradients wherever u lies
+            feature = PoincareBall().projx(quotient(torch.tanh, length(feature)) * feature)
+        x = feature.unsqueeze(-2)
         p = self.points
         a = self.normals
         # (-p) + x = (om(p) (x - p) - |x - p|^2 p) / D and 1 - |(-p) + x|^2 = om(p) om(x) / D, so
@@ -297,11 +299,6 @@ class HyperbolicClassifier(nn.Module):
         size = above_zero(torch.linalg.vector_norm(a, dim=-1))
         gaps = (conformal_gap(p) * conformal_gap(x)).squeeze(-1)
         return 2 * size * torch.asinh(2 * (moved * a).sum(-1) / (gaps * size))  # (25)
-
-
-def _lifted(u: Tensor) -> Tensor:
-    """The exponential map at the origin, tanh|u| u / |u|, with gradients wherever u lies."""
-    return PoincareBall().projx(quotient(torch.tanh, length(u)) * u)
 
 
 # -- dropout -------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from manifed.algorithms.payloads import Memory, Payload, PerClient, Point, State
 from manifed.fields import NonNegative
 from manifed.oracles.minibatch import Ask, Query, WithoutReplacement
 from manifed.oracles.noisy_oracle import Draws, Oracle
-from manifed.privacy.events import Release, Unsampled
+from manifed.privacy.events import Release, unsampled
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.random_numbers import Stream
 from manifed.privacy.series import Releases
@@ -210,8 +210,7 @@ class GrowingSamples(ModelOfEachNode):
 
     def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Release, ...]:
         """States one release per round; random batches bring no amplification."""
-        made = super().releases(mechanism, num_examples)
-        return tuple(one.model_copy(update={"sampling": Unsampled()}) for one in made)
+        return unsampled(super().releases(mechanism, num_examples))
 
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Any:
         """Returns y_i,k+1 (Algorithm 1, which keeps x_i,k+1 here) or x_i,k+1 (Algorithm 2)."""

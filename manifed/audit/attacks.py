@@ -37,7 +37,7 @@ from torch import Tensor
 from manifed.algorithms.algorithm import ClientUpdate, Space
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.one_shot import OneShot
-from manifed.algorithms.payloads import Memory, Point
+from manifed.algorithms.payloads import Point
 from manifed.audit.bound import Attack
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.federation.cohorts import Cohort
@@ -212,11 +212,10 @@ def messages(
     victims: list[int],
     server_round: int,
     source: NoiseSource,
-    memory: Memory | None = None,
     *,
     is_present: bool,
-) -> tuple[Tensor, Memory | None]:
-    """((x_i^(t) - x_i^(t+1/2)) / eta of every node along the canary (n,), what they remember now).
+) -> Tensor:
+    """(x_i^(t) - x_i^(t+1/2)) / eta of every node along the canary, shape (n,).
 
     The nodes are of several copies of a graph that share nothing: least squares on R^2, one record
     each. The victim of each copy holds the canary; the other dataset is its mirror image, and all
@@ -233,9 +232,8 @@ def messages(
     )
     down = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(n, 2)
     seat = Seat(tuple(range(n)), server_round, 0, "mix")
-    done = run_update(setup, seat, Point(down), memory, held, [1] * n, source)
-    assert isinstance(done.up, Point)
-    return (down - done.up.x)[:, 0] / training.step_size_in(server_round), done.memory
+    up, _, _ = run_update(setup, seat, Point(down), None, held, [1] * n, source)
+    return (down - up.point)[:, 0] / training.step_size_in(server_round)
 
 
 @dataclass(frozen=True)
@@ -282,7 +280,7 @@ class MaskedAttack(Attack):
         """Returns all messages less the masks that the coalition knows, (copies, nodes)."""
         starts = range(0, self.copies * self.graph.num_nodes, self.graph.num_nodes)
         victims = [first + self.victim for first in starts]
-        sent, _ = messages(self.setup, victims, server_round, self.source, is_present=is_present)
+        sent = messages(self.setup, victims, server_round, self.source, is_present=is_present)
         colluding = frozenset(first + node for first in starts for node in self.coalition)
         draws = Draws(self.source, tuple(range(len(sent))), server_round)
         known = self.training.drawn((2,), None, draws, colluding)[:, 0]

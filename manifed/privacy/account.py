@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from manifed.errors import BudgetExhausted
-from manifed.privacy.ledger import Entry, Head, Ledger, Reserves, Settles, ledger_key
+from manifed.privacy.ledger import Entry, Ledger, Reserves, Settles, ledger_key
 from manifed.privacy.odometer import ORIGINS, Odometer
 from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import Terms, encode
@@ -220,7 +220,6 @@ def opened(
     header: Mapping[str, Any],
     block: int = 1,
     resumed_at: int | None = None,
-    anchors: Iterable[Head] = (),
 ) -> Generator[Account, None, None]:
     """Opens the account of a run; on a resumed run everything in its ledger counts as spent.
 
@@ -245,7 +244,7 @@ def opened(
     if resumed_at is None:
         ledger = Ledger.create(path, header, key=key)
     else:
-        ledger = Ledger.recover(path, pays=torn, key=key, anchors=anchors, feed=odometer.feed)
+        ledger = Ledger.recover(path, pays=torn, key=key, feed=odometer.feed)
     account = Account(promise, ledger, odometer, block=block, last_round=last_round)
     with ledger:
         try:

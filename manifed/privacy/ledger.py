@@ -205,7 +205,7 @@ class Verified:
     """The result of verifying a ledger."""
 
     header: _Said
-    """What its first line says."""
+    """What its first line says: format, ``run_id`` and ``key_id`` (None: unkeyed) among it."""
     head: Head
     """The head after the last whole line."""
     length: int
@@ -215,16 +215,6 @@ class Verified:
     authenticity: Literal["unkeyed", "not checked", "verified"]
     """What the tags say: there are none, no key was given, or all are by the key."""
 
-    @property
-    def run_id(self) -> str | None:
-        """The run that the ledger belongs to."""
-        return self.header.get("run_id")
-
-    @property
-    def key_id(self) -> str | None:
-        """The name of its key; None for an unkeyed ledger."""
-        return self.header.get("key_id")
-
 
 class Ledger:
     """An open, locked ledger; use it as a context manager or call `close`."""
@@ -233,7 +223,7 @@ class Ledger:
         """Use `create` or `recover`."""
         self.path = path
         self.head = found.head
-        self.run_id = found.run_id
+        self.run_id = found.header.get("run_id")
         self.is_broken = False
         """Whether a write failed, so that nothing more is taken."""
         self._descriptor = descriptor
@@ -290,7 +280,7 @@ class Ledger:
         try:
             found = cls.verify(path, key=key, anchors=anchors, feed=feed)
             if found.authenticity == "not checked":
-                what = f"is keyed with key {found.key_id} and no key was given"
+                what = f"is keyed with key {found.header['key_id']} and no key was given"
                 raise LedgerDamaged(path, 1, what, "give the run's key")
             ledger = cls(path, descriptor, found, key)
             size = os.fstat(descriptor).st_size - found.length

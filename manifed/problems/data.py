@@ -236,14 +236,14 @@ class Natural(PartitionRule):
     def split(self, dataset: Dataset, num_partitions: int, rng: Generator) -> list[_Indices]:
         """One index array per client, in the order of the sorted source values."""
         sources = _required(dataset.sources, self.kind, "sources")
-        values, inverse = np.unique(sources, return_inverse=True)
-        if len(values) != num_partitions:
+        _, counts = np.unique(sources, return_counts=True)
+        if len(counts) != num_partitions:
             raise ValueError(
-                f"Expected num_partitions to equal the data's {len(values)} sources, "
+                f"Expected num_partitions to equal the data's {len(counts)} sources, "
                 f"got {num_partitions}"
             )
-        order = np.argsort(inverse, kind="stable").astype(np.int64)  # one pass, not one a source
-        return np.split(order, np.cumsum(np.bincount(inverse))[:-1])
+        order = np.argsort(sources, kind="stable").astype(np.int64)  # one pass, not one a source
+        return np.split(order, np.cumsum(counts)[:-1])
 
 
 def _required(values: NDArray[Any] | None, kind: str, what: str) -> NDArray[Any]:

@@ -23,7 +23,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manifed.errors import one_line
+from manifed.errors import described
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.linalg import standard_normal
@@ -178,9 +178,9 @@ def check_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) 
         raise
     except Exception as error:  # forward is code of somebody's own
         if own_rows.refused is None:
-            said = one_line(f"{type(error).__name__}: {error}", 200)
             raise NotPrivate(
-                f"model: forward fails on a batch of shape {(_EXAMPLES, *shape)}: {said}"
+                f"model: forward fails on a batch of shape {(_EXAMPLES, *shape)}: "
+                f"{described(error)}"
             ) from None
     if own_rows.refused is not None:
         raise _met_by(own_rows.refused)

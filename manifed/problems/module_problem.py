@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
-from manifed.errors import ConfigError, one_line
+from manifed.errors import ConfigError, described
 from manifed.fields import Seed
 from manifed.layers import KeyedDropout, keyed
 from manifed.manifolds.linalg import standard_normal
@@ -196,8 +196,10 @@ class ModuleProblem(Problem):
 
     def predict(self, x: Tensor, features: Tensor) -> Tensor:
         """The class of each row, (n,), with cross-entropy; else the model's outputs."""
-        one = self._best if self.is_classifier else lambda x, one: self._output(x, one)[0]
-        return self._over_examples(one, x, Examples({"feature": features}))
+        examples = Examples({"feature": features})
+        if not self.is_classifier:
+            return self.outputs(x, examples)
+        return self._over_examples(self._best, x, examples)
 
     # -- one example -----------------------------------------------------------------------------
     def _named(self, x: Tensor) -> dict[str, Tensor]:
@@ -304,10 +306,9 @@ class ModuleProblem(Problem):
         except NotPrivate:
             raise
         except Exception as error:  # model and loss are code of somebody's own
-            said = one_line(f"{type(error).__name__}: {error}", 200)
             raise NotPrivate(
                 "model, loss: no gradient of each example by torch.func (in-place changes, control "
-                f"flow on values, draws without a generator): {said}"
+                f"flow on values, draws without a generator): {described(error)}"
             ) from None
         if gradients.shape != (2, *self.manifold.point_shape):
             raise NotPrivate(
@@ -424,8 +425,7 @@ def _built(spec: ModuleSpec) -> ModuleProblem:
     try:
         module = made(named(spec.model, "factory"), spec.model_seed)
     except Exception as error:
-        said = one_line(f"{type(error).__name__}: {error}", 200)
-        raise ValueError(f"problem.model: {spec.model!r} raised {said}") from None
+        raise ValueError(f"problem.model: {spec.model!r} raised {described(error)}") from None
     return ModuleProblem(
         module,
         spec.loss if spec.loss in _LOSSES else named(spec.loss, "function"),

@@ -53,8 +53,7 @@ def dots(u: Tensor, v: Tensor) -> Tensor:
     if not are_plain(u, v):
         return (u * v).sum(-1)
     size = u.shape[-1]
-    first = (u if u.stride(-1) == 1 else u.contiguous()).numpy()
-    second = (v if v.stride(-1) == 1 else v.contiguous()).numpy()
+    first, second = ((t if t.stride(-1) == 1 else t.contiguous()).numpy() for t in (u, v))
     if not _dots_alike(size, first.dtype):  # rows of whole lines of memory all begin alike
         first, second = (pad(t, (0, -size % 16)).contiguous().numpy() for t in (u, v))
     with np.errstate(all="ignore"):  # a square may overflow, and nothing warns of it in torch

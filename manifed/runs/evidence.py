@@ -207,7 +207,10 @@ def _check_names(
     path = folder.manifest_path
     if ledger:
         digest = str(ledger.header.get("config_sha256"))
-        for fact, known in (("config_sha256", digest), ("ledger_run_id", ledger.run_id)):
+        for fact, known in (
+            ("config_sha256", digest),
+            ("ledger_run_id", ledger.header.get("run_id")),
+        ):
             if manifest.get(fact) is not None:
                 _agree(path, fact, manifest[fact], known, "the ledger")
             if saved:

@@ -428,7 +428,7 @@ def test_an_anchor_of_another_run_is_refused_and_a_head_is_read_as_it_was_printe
     two = written(tmp_path / "b.jsonl")
     anchor = Ledger.verify(two).head
     assert Head.parse(f" {anchor}\n") == anchor
-    assert Ledger.verify(one).run_id != Ledger.verify(two).run_id
+    assert Ledger.verify(one).header["run_id"] != Ledger.verify(two).header["run_id"]
     said = "line 4: is not the line that was written"
     refused(one, said, Ledger.verify, anchors=[anchor])
     for text in ("", "4", "4:abc", f"-1:{'0' * 64}", f"x:{'0' * 64}"):
