@@ -10,7 +10,7 @@ import click
 from typer import Argument, Exit, Option, echo
 
 from manifed.cli.options import QUICKSTART, ConfigPath, DataDir, Sets, answer, print_json
-from manifed.errors import ConfigError, named_by, one_line
+from manifed.errors import ConfigError, named_by
 
 
 class _Number(click.FloatRange):
@@ -270,7 +270,7 @@ def series(
     try:
         releases = Releases.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(one_line(f"{config}: {fault(error, Releases)}")) from None
+        raise ConfigError(f"{config}: {fault(error, Releases)}") from None
     spent = releases.spent(rounds)
     found: dict[str, float] = {"rounds": rounds, "samples": releases.schedules.samples(rounds)}
     if releases.noise == "laplace":

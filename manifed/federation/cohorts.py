@@ -71,11 +71,16 @@ class _Cohort(Frozen):
         return (uniforms < self.rate(len(uniforms))).nonzero()[:, 0]
 
 
-class Everyone(_Cohort):
+class _Alike(_Cohort):
+    """A rule under which all clients take part with one probability."""
+
+    probabilities: ClassVar[_Probabilities] = ()
+
+
+class Everyone(_Alike):
     """All clients take part in every round."""
 
     kind: Literal["all"] = "all"
-    probabilities: ClassVar[_Probabilities] = ()
 
     def rate(self, num_clients: int) -> float:
         """The participation probability, one."""
@@ -92,11 +97,10 @@ class Everyone(_Cohort):
         return tuple(range(num_clients))
 
 
-class FixedSize(_Cohort):
+class FixedSize(_Alike):
     """A uniform subset of ``cohort_size`` clients (PriRFed, Algorithm 1, line 2)."""
 
     kind: Literal["fixed-size"] = "fixed-size"
-    probabilities: ClassVar[_Probabilities] = ()
     cohort_size: PositiveCount
     """Clients per round."""
 
@@ -125,11 +129,10 @@ class FixedSize(_Cohort):
         return SampledWithoutReplacement(sample_size=self.cohort_size, population=num_clients)
 
 
-class PoissonCohort(_Cohort):
+class PoissonCohort(_Alike):
     """Each client independently, with one probability. A round may be empty."""
 
     kind: Literal["poisson"] = "poisson"
-    probabilities: ClassVar[_Probabilities] = ()
     sampling_probability: Probability
     """Probability that a client takes part in a round."""
 

@@ -132,8 +132,7 @@ class MemoryStore:
     def _make_room(self, path: Path, partition: int) -> None:
         """Make the folder, and remove the client's oldest files when ``path`` is one too many."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if stat.S_IMODE(self.folder.stat().st_mode) != 0o700:
-            self.folder.chmod(0o700)
+        self.folder.chmod(0o700)
         if path.exists():
             return
         files = sorted(

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, linalg
 
 from manifed.manifolds.base import Frames
-from manifed.manifolds.linalg import Shape, above_zero, expm, identity_like, length, quotient
+from manifed.manifolds.linalg import (
+    Shape,
+    above_zero,
+    expm,
+    identity_like,
+    length,
+    quotient,
+    spectral,
+)
 
 
 class Grassmann(Frames):
@@ -51,8 +59,8 @@ class Grassmann(Frames):
         angles, u, right, left = _principal(x, y)
         t = angles.squeeze(-2)
         along = u.mT @ v
-        fall = _function(right, quotient(torch.sin, t)) @ along
-        back = _function(right, 0.5 * quotient(torch.sin, t / 2).square()) @ along
+        fall = spectral(right, quotient(torch.sin, t)) @ along
+        back = spectral(right, 0.5 * quotient(torch.sin, t / 2).square()) @ along
         return (v - x @ fall - u @ back) @ (right @ left.mT)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
@@ -81,12 +89,7 @@ def _cosine_and_sinc(gram: Tensor) -> tuple[Tensor, Tensor]:
         return column[..., :k, :], column[..., k:, :]
     w, v = linalg.eigh(gram)
     t = w.clamp_min(0.0).sqrt()
-    return _function(v, torch.cos(t)), _function(v, quotient(torch.sin, t))
-
-
-def _function(v: Tensor, values: Tensor) -> Tensor:
-    """V diag(values) V^T."""
-    return (v * values.unsqueeze(-2)) @ v.mT
+    return spectral(v, torch.cos(t)), spectral(v, quotient(torch.sin, t))
 
 
 def _principal(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

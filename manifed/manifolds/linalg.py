@@ -72,6 +72,11 @@ def identity_like(a: Tensor) -> Tensor:
     return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
 
 
+def spectral(v: Tensor, values: Tensor) -> Tensor:
+    """V diag(values) V^T, shape (..., k, k)."""
+    return (v * values.unsqueeze(-2)) @ v.mT
+
+
 def quotient(numerator: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
     """Returns numerator(t) / t for an odd numerator of slope 1 at 0 such as sinh; 1 at t = 0."""
     t = above_zero(t.abs())
@@ -102,7 +107,7 @@ class _SymFunction(torch.autograd.Function):
     @staticmethod
     def forward(a: Tensor, function: ScalarFunction) -> tuple[Tensor, Tensor, Tensor]:
         w, v = linalg.eigh(a)
-        return (v * function.value(w).unsqueeze(-2)) @ v.mT, w, v
+        return spectral(v, function.value(w)), w, v
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -204,7 +209,7 @@ def polar(x: Tensor) -> Tensor:
         w, v = linalg.eigh(x.mT @ x)
         # Up to a condition number of 4 its error is not seen beside rounding.
         if bool((w[..., 0] * 4 > w[..., -1]).all()):
-            return x @ ((v * w.rsqrt().unsqueeze(-2)) @ v.mT)
+            return x @ spectral(v, w.rsqrt())
     u, _, vt = linalg.svd(x, full_matrices=False)
     return u @ vt
 

@@ -33,6 +33,7 @@ from manifed.manifolds.linalg import (
     expm,
     identity_like,
     packed_size,
+    spectral,
     sym,
     sym_function,
     whiten,
@@ -60,7 +61,7 @@ class SPDSet(Manifold):
         """
         smallest = max(1e-12, 8 * torch.finfo(x.dtype).eps)
         w, v = linalg.eigh(sym(x))
-        return sym((v * w.clamp_min(smallest).unsqueeze(-2)) @ v.mT)
+        return sym(spectral(v, w.clamp_min(smallest)))
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The symmetric part of u."""

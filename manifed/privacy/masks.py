@@ -186,27 +186,17 @@ def seeded_pairs(source: NoiseSource) -> NoiseSource:
 
 
 def masks(
-    sources: Mapping[int, NoiseSource],
-    node: int,
-    shape: tuple[int, ...],
-    *,
-    server_round: int,
-    attempt: int = 0,
-    step: int = 0,
+    sources: Mapping[int, NoiseSource], node: int, shape: tuple[int, ...], **when: int
 ) -> Tensor:
     """Returns sum_j v_ij of Algorithm 1 over ``sources``, each of unit deviation, float64.
 
-    v_ij = -v_ji bit for bit, for the same address at both ends. Multiply by sigma_cor.
+    ``when`` is the rest of their address: ``server_round``, ``attempt`` and ``step``. v_ij = -v_ji
+    bit for bit, for the same address at both ends. Multiply by sigma_cor.
     """
     total = torch.zeros(shape, dtype=torch.float64)
     for neighbour in sorted(sources):
         drawn = sources[neighbour].normals(
-            shape,
-            stream=Stream.PAIR_NOISE,
-            edge=(node, neighbour),
-            server_round=server_round,
-            attempt=attempt,
-            step=step,
+            shape, stream=Stream.PAIR_NOISE, edge=(node, neighbour), **when
         )
         total = total + drawn if node < neighbour else total - drawn
     return total

@@ -111,8 +111,10 @@ class Examples:
         each = shards if longest.stream else [_padded(shard, longest) for shard in shards]
         padded = {key: torch.stack([one[key] for one in each]) for key in longest.tensors}
         counts = torch.tensor([len(shard) for shard in shards])
-        streams = [shard.stream for shard in shards if shard.stream is not None]
-        stream = longest.stream and longest.stream.stacked_with(streams)
+        stream = longest.stream
+        if stream is not None:
+            clients = tuple(shard.stream.clients[0] for shard in shards if shard.stream)
+            stream = replace(stream, clients=clients, is_stacked=True, _newest={})
         return Examples(padded, longest.feature_ndim, counts, stream)
 
     @staticmethod
@@ -187,11 +189,6 @@ class Stream:
         """Returns the streams of some clients of a stacked cohort."""
         picked = np.array(self.clients)[rows if isinstance(rows, slice) else rows.numpy(force=True)]
         return replace(self, clients=tuple(int(i) for i in picked))
-
-    def stacked_with(self, others: "Sequence[Stream]") -> "Stream":
-        """Returns the stream of a cohort: all of ``others``, this one among them."""
-        clients = tuple(one.clients[0] for one in others)
-        return replace(self, clients=clients, is_stacked=True, _newest={})
 
     def _rows(self, client: int, positions: NDArray[np.int64]) -> Examples:
         blocks, where = np.unique(positions // _BLOCK, return_inverse=True)

@@ -50,10 +50,11 @@ def dots(u: Tensor, v: Tensor) -> Tensor:
         wide = torch.promote_types(u.dtype, v.dtype)
         u = u.to(wide)
         v = v.to(wide)
-    if not are_plain(u, v):
+    if not _are_plain(u, v):
         return (u * v).sum(-1)
     size = u.shape[-1]
-    first, second = ((t if t.stride(-1) == 1 else t.contiguous()).numpy() for t in (u, v))
+    first = (u if u.stride(-1) == 1 else u.contiguous()).numpy()
+    second = (v if v.stride(-1) == 1 else v.contiguous()).numpy()
     if not _dots_alike(size, first.dtype):  # rows of whole lines of memory all begin alike
         first, second = (pad(t, (0, -size % 16)).contiguous().numpy() for t in (u, v))
     with np.errstate(all="ignore"):  # a square may overflow, and nothing warns of it in torch
@@ -77,7 +78,7 @@ def _dots_alike(size: int, dtype: "np.dtype[np.generic]") -> bool:
     return True
 
 
-def are_plain(*tensors: Tensor) -> bool:
+def _are_plain(*tensors: Tensor) -> bool:
     """Whether numpy or Python may compute: numbers of one type on the CPU, whose calls none watch.
 
     Autograd, forward differentiation, torch.func, traces, modes and classes of their own do. Memory
@@ -122,7 +123,7 @@ def in_pieces(function: Callable[[Tensor], Tensor], values: Tensor, ndim: int = 
     So all calls have one shape, the rows that are missing are copies, and no call is large enough
     for torch to share it among threads.
     """
-    if not are_plain(values):
+    if not _are_plain(values):
         return function(values)
     shape = values.shape[values.dim() - ndim :]
     rows = values.reshape(-1, *shape)

@@ -19,9 +19,7 @@ def _refused(option: str, path: Path, expected: str) -> Generator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         shown = one_line(repr(str(path)), 300)
         found = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            one_line(f"{option}: expected {expected}, got {shown}: {found}")
-        ) from None
+        raise ConfigError(f"{option}: expected {expected}, got {shown}: {found}") from None
 
 
 def real(option: str, path: Path) -> Path:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from manifed.durable import held, write_atomically
-from manifed.errors import ConfigError, check_linux, named_by, one_line
+from manifed.errors import ConfigError, check_linux, named_by
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
 from manifed.privacy.ledger import Head
@@ -211,7 +211,7 @@ def listening(path: Path, group: int | None) -> socket.socket:
         _give(path, group, 0o660)
         found.listen(_MOST_PEERS)
     except OSError as error:
-        raise ConfigError(one_line(f"--socket: {str(path)!r}: {error}")) from None
+        raise ConfigError(f"--socket: {str(path)!r}: {error}") from None
     return found
 
 
