@@ -194,11 +194,11 @@ def hashes_of(setting: Setting, examples: Sequence[Examples], x: Tensor) -> dict
         "held_out": setting.evaluation,
         "shards": ([(len(one), one.shapes) for one in examples], x.shape, x.dtype),
     }
-    found = dict[str, str]()
-    for name, part in parts.items():  # without addresses of objects
-        text = re.sub(r" at 0x[0-9a-f]+", "", repr(part))
-        found[name.removeprefix("num_")] = hashlib.sha256(text.encode()).hexdigest()
-    return found
+    texts = {  # without addresses of objects
+        name.removeprefix("num_"): re.sub(r" at 0x[0-9a-f]+", "", repr(part))
+        for name, part in parts.items()
+    }
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
 def side_of(

@@ -16,7 +16,7 @@ from manifed.privacy import epsilon_bounds
 from manifed.privacy.events import PoissonSampled, Release, repeated
 from manifed.problems.frechet import FrechetMean
 from manifed.problems.module_checks import NotPrivate
-from manifed.problems.module_problem import made
+from manifed.problems.module_problem import ModuleProblem, made
 from tests.tensors import assert_near
 
 FRAME = torch.linalg.qr(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))[0]
@@ -63,6 +63,12 @@ def test_a_module_is_trained_within_its_budget_and_stays_on_its_manifold():
     frame = found.state_dict["frame"].to(torch.float64)
     assert_near(frame.mT @ frame, torch.eye(3).double(), 1e-6)
     Frame().load_state_dict(found.state_dict, strict=True)
+
+
+@pytest.mark.parametrize("held", [Frame, lambda: ModuleProblem(Frame())])
+def test_a_loop_over_a_module_gives_the_model_of_the_fit(held):
+    *_, last = manifed.federate(held(), sites(4)[:3], rounds=3, privacy=SEEDED)
+    assert torch.equal(last.model, trained(privacy=SEEDED).model)
 
 
 def test_a_shorter_type_costs_what_the_longer_one_costs():

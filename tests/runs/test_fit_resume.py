@@ -13,10 +13,10 @@ from manifed.federation.stack import StackTransport
 from manifed.manifolds import Euclidean
 from manifed.problems import FrechetMean
 from manifed.runs.checkpoint import Pace
-from manifed.runs.folder import FolderDamaged, RunFolder
+from manifed.runs.folder import RunFolder
 from tests.federation.test_door import PRIVATE, STEPS, points
 from tests.federation.test_door import fitted as once
-from tests.robustness.crash_points import Crash, Killer, crashes_of, under_reported
+from tests.robustness.crash_points import Killer, crashes_of, under_reported
 from tests.runs.running import run_in
 
 ROUNDS = 3
@@ -185,17 +185,3 @@ def test_what_is_no_unfinished_fit_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^evaluate: expected names like test_loss, got a, b"):
         fitted(resume=tmp_path / "new", evaluate=lambda x: {"a, b": 1.0})
     assert not (tmp_path / "new").exists()
-
-
-def test_a_damaged_checkpoint_is_refused_and_charges_nothing(tmp_path):
-    unfinished(tmp_path)
-    path = tmp_path / "checkpoint.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    before = (tmp_path / "ledger.jsonl").read_bytes()
-    with pytest.raises(FolderDamaged, match="checkpoint"):
-        fitted(resume=tmp_path, **E)
-    assert (tmp_path / "ledger.jsonl").read_bytes() == before
-
-
-def test_the_killer_kills(tmp_path):
-    assert part(tmp_path, Crash(5, "before"))[0] == -signal.SIGKILL
