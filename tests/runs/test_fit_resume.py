@@ -116,7 +116,7 @@ def crash_and_go_on(root, privacy, every):
 
 @pytest.mark.parametrize("privacy", [PRIVATE, None], ids=["private", "not private"])
 def test_a_killed_fit_ends_as_one_in_one_go_and_its_ledger_has_all_that_left(tmp_path, privacy):
-    crash_and_go_on(tmp_path, privacy, 23)
+    crash_and_go_on(tmp_path, privacy, 29)
 
 
 @pytest.mark.slow
