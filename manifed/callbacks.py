@@ -68,6 +68,8 @@ def calling(
             seen = curves if is_inside else published(setting, curves, public, private)
             try:
                 ends |= one(seen, model.to("cpu")) is True and not is_inside
+            except ConfigError:
+                raise
             except Exception as error:  # code of somebody's own
                 raise ConfigError(
                     f"callbacks: expected functions of (curves, model), got {described(error)}"
@@ -98,10 +100,12 @@ class EarlyStopping(Frozen):
         """Whether the fit ends.
 
         Raises:
-            KeyError: before round 1, for a column that is not shown.
+            ConfigError: before round 1, for a column that is not shown.
         """
         rounds = curves["round"]
-        losses = curves[self.column] if rounds[-1] == 0 else curves.get(self.column, ())
+        if rounds[-1] == 0 and self.column not in curves:
+            raise ConfigError(f"column: expected one of {sorted(curves)}, got {self.column!r}")
+        losses = curves.get(self.column, ())
         judged = Judged()
         for server_round, loss in zip(rounds, losses, strict=False):
             judged = judged.after(int(server_round or 0), loss)

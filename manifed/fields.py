@@ -4,9 +4,11 @@ A field says by its type what it takes: ``num_rounds: PositiveCount`` refuses 0 
 wherever it stands.
 """
 
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from manifed.errors import ConfigError, short
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -20,7 +22,44 @@ BY_KIND = Field(discriminator="kind")
 """Beside a union of models: its member is the one whose ``kind`` is given."""
 
 
-class Frozen(BaseModel):
+class Record(BaseModel):
     """An immutable value object that refuses unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Frozen(Record):
+    """A record that a person may make, so that wrong fields are told in one line."""
+
+    def __init__(self, **fields: Any) -> None:
+        """Takes the fields by name.
+
+        Raises:
+            ConfigError: naming the first wrong field, what was expected, and what came.
+        """
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ConfigError(_said(error, type(self))) from None
+
+    # a table inside another one is read without `__init__`, so that its errors keep their places
+    __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _said(error: ValidationError, model: type[BaseModel]) -> str:
+    first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+    text = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    text = text.replace("String should match", "expected")
+    where = ".".join(map(str, first["loc"]))
+    kind, known = first["type"], model.model_fields
+    if kind == "value_error":
+        return f"{where}: {text}" if where else text
+    if kind == "missing":
+        return f"{where}: required, but not given"
+    if kind == "extra_forbidden":
+        own = f"; those of {model.__name__} are {sorted(known)}" if where == first["loc"][0] else ""
+        return f"{where}: expected no such field{own}"
+    if kind.startswith(("union_tag", "model_attributes")):
+        kinds = get_args(known[str(first["loc"][0])].annotation)
+        text = "expected " + " or ".join(getattr(one, "__name__", str(one)) for one in kinds)
+    return f"{where}: {text}, got {short(first['input'])}"

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.errors import ConfigError, described
+from manifed.errors import ConfigError, described, short
 from manifed.experiment.plugins import Kinds, is_plugin
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.exchange import ReplyPolicy
@@ -179,10 +179,12 @@ class ExampleLevel(_Protection):
         if not isinstance(table, dict) or table.get("l1_norm_clip") is None:
             return table
         length = table["l1_norm_clip"]
+        if not isinstance(length, int | float):
+            raise ValueError(f"privacy.l1_norm_clip: expected a number, got {short(length)}")
         if table.get("l2_norm_clip", length) != length:
             raise ValueError(
-                f"privacy.l2_norm_clip: l1_norm_clip = {length} takes its place, got "
-                f"{table['l2_norm_clip']}; leave it out"
+                f"privacy.l2_norm_clip: expected none, since l1_norm_clip = {length} takes its "
+                f"place, got {table['l2_norm_clip']}; leave it out"
             )
         return {**table, "l2_norm_clip": length}
 

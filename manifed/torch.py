@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
@@ -24,7 +23,6 @@ from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError, check_kind, described, one_line, short
-from manifed.experiment.paths import fault
 from manifed.oracles.minibatch import Poisson
 from manifed.problems.examples import Examples
 from manifed.problems.module_problem import Loss, ModuleProblem, NotPrivate
@@ -108,15 +106,9 @@ def task_of(
         step: Any = {"step_size": 1.0, "local_steps": 1} | given
         server = step.pop("strategy", TangentMean())
         check_kind("strategy", server, ServerUpdate, "a server update like TangentMean(...)")
-        step["minibatch"] = {"kind": "poisson", "batch_size": step.pop("batch_size", 64.0)}
-        try:
-            client = RSGD(**step, maps="retraction")
-        except ValidationError as error:
-            raise ConfigError(fault(error, RSGD)) from None
-        assert isinstance(client.minibatch, Poisson)
-        size = min(client.minibatch.batch_size, *(float(len(s)) for s in shards))
-        batch = Poisson(batch_size=size)
-        algorithm = (client.model_copy(update={"minibatch": batch}), server)
+        asked = Poisson(batch_size=step.pop("batch_size", 64.0)).batch_size
+        batch = Poisson(batch_size=min(asked, *(float(len(s)) for s in shards)))
+        algorithm = (RSGD(**step, minibatch=batch, maps="retraction"), server)
     judge = None
     if test is not None:
         metrics = {} if metrics is None else metrics

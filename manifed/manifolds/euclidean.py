@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manifed.errors import short
 from manifed.manifolds.base import Submanifold
 
 
@@ -24,8 +25,11 @@ class Euclidean(Submanifold):
 
     def __init__(self, ndim: int = 1) -> None:
         super().__init__()
-        if ndim < 1:
-            raise ValueError(f"Expected ndim >= 1, got {ndim}; a number is a vector of one entry")
+        if not isinstance(ndim, int) or not 1 <= ndim <= 64:
+            raise ValueError(
+                f"ndim: expected an integer from 1 to 64, got {short(ndim)}; a number is a vector "
+                "of one entry"
+            )
         self.ndim = ndim
 
     def settings(self) -> tuple[object, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, linalg
 
+from manifed.errors import check_kind, short
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import Shape
 
@@ -34,6 +35,8 @@ class _Composed(Manifold):
 
     def __init__(self, parts: list[Manifold]) -> None:
         super().__init__()
+        for part in parts:
+            check_kind("manifold", part, Manifold, "a manifold of manifed")
         self.has_logmap = all(m.has_logmap for m in parts)
         self.is_transp_isometric = all(m.is_transp_isometric for m in parts)
         self.is_transp_parallel = all(m.is_transp_parallel for m in parts)
@@ -106,8 +109,12 @@ class Product(_Composed):
     name = "Product"
 
     def __init__(self, factors: Mapping[str, tuple[Manifold, Shape]]) -> None:
-        if not factors:
-            raise ValueError("Expected at least one factor, got none")
+        is_named = isinstance(factors, Mapping) and len(factors)
+        if not is_named or not all(isinstance(f, tuple) and len(f) == 2 for f in factors.values()):
+            raise ValueError(
+                "factors: expected a dict of at least one name to (manifold, shape of one point), "
+                f"got {short(factors)}"
+            )
         super().__init__([manifold for manifold, _ in factors.values()])
         self.factors = tuple(Factor(key, m, tuple(shape)) for key, (m, shape) in factors.items())
         for f in self.factors:
@@ -302,8 +309,8 @@ class Scaled(_OverBase):
                 they are scaled.
         """
         super().__init__(base)
-        if not 1e-10 <= scale <= 1e10:
-            raise ValueError(f"scale: expected a number from 1e-10 to 1e10, got {scale}")
+        if not isinstance(scale, int | float) or not 1e-10 <= scale <= 1e10:
+            raise ValueError(f"scale: expected a number from 1e-10 to 1e10, got {short(scale)}")
         self.scale = float(scale)
         self.ndim = base.ndim
         self.is_whole_space = base.is_whole_space

@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor, linalg
 
+from manifed.errors import short
 from manifed.manifolds.base import Frames
 from manifed.manifolds.linalg import (
     RSQRT,
@@ -181,8 +182,8 @@ class Stiefel(Frames):
     def __init__(self, metric: Metric = "euclidean") -> None:
         super().__init__()
         betas = {"euclidean": 1.0, "canonical": 0.5}
-        if metric not in betas:
-            raise ValueError(f"Expected a metric of {sorted(betas)}, got {metric!r}")
+        if not isinstance(metric, str) or metric not in betas:
+            raise ValueError(f"metric: expected one of {sorted(betas)}, got {short(metric)}")
         self.metric: Metric = metric
         self._beta = betas[metric]
         self.reach = 1.0 if metric == "euclidean" else None

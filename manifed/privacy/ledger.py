@@ -45,7 +45,7 @@ from pydantic import Field
 
 from manifed.durable import append_durably, create_atomically, write_atomically
 from manifed.errors import ConfigError, named_by
-from manifed.fields import Frozen, WholeNumber
+from manifed.fields import Record, WholeNumber
 from manifed.privacy.tariff import Terms
 
 FORMAT = 3
@@ -76,7 +76,7 @@ _Said = Mapping[str, Any]
 
 
 # -- entries -----------------------------------------------------------------------------------
-class Reserves(Frozen):
+class Reserves(Record):
     """A reservation: one attempt of each of the rounds ``first`` to ``last``, paid in advance."""
 
     first: WholeNumber
@@ -86,7 +86,7 @@ class Reserves(Frozen):
     """Who may be sent a message in each of them (manifed/privacy/tariff.py)."""
 
 
-class Settles(Frozen):
+class Settles(Record):
     """A settlement: which rounds of the last reservation were run."""
 
     upto: int
@@ -97,7 +97,7 @@ class Settles(Frozen):
     """Whether the other rounds stay reserved."""
 
 
-class Entry(Frozen):
+class Entry(Record):
     """One line of a ledger: what it settles and reserves, and the terms from here on."""
 
     settles: Settles | None = None

@@ -20,6 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from manifed.errors import short
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.of_geoopt import counterpart
 from manifed.manifolds.product import Power
@@ -62,6 +63,10 @@ class ClassMeans(Problem):
     """
 
     def __init__(self, base: geoopt.Manifold, num_classes: int) -> None:
+        if not isinstance(num_classes, int) or not 1 <= num_classes <= 1000:
+            raise ValueError(
+                f"num_classes: expected an integer from 1 to 1000, got {short(num_classes)}"
+            )
         self.base = counterpart(base)
         self.num_classes = num_classes
         self.manifold = Power(self.base)

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from manifed.errors import ConfigError, short
 
 KEY = "dropout_key"
 """The tensor of uniforms, one an example and step, that an oracle adds for `Problem.needs_keys`."""
@@ -34,6 +37,9 @@ class Examples:
     """n."""
 
     def __post_init__(self) -> None:
+        held: Any = self.tensors
+        if not isinstance(held, Mapping) or not all(isinstance(t, Tensor) for t in held.values()):
+            raise ConfigError(f"tensors: expected a dict of torch tensors, got {short(held)}")
         if not self.feature_ndim:
             of_columns = {key: tensor.dim() - 1 for key, tensor in self.tensors.items()}
             object.__setattr__(self, "feature_ndim", of_columns)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
-from manifed.errors import ConfigError, described
+from manifed.errors import ConfigError, check_kind, described, short
 from manifed.fields import Seed
 from manifed.layers import KeyedDropout, keyed
 from manifed.manifolds.linalg import standard_normal
@@ -103,11 +103,12 @@ class ModuleProblem(Problem):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-        if isinstance(loss, str) and loss not in _LOSSES:
+        self.loss: Any = _LOSSES.get(loss) if isinstance(loss, str) else loss
+        if not callable(self.loss):
             raise ConfigError(
-                f"loss: expected one of {sorted(_LOSSES)} or a function, got {loss!r}"
+                f"loss: expected one of {sorted(_LOSSES)} or a function, got {short(loss)}"
             )
-        self.loss = _LOSSES[loss] if isinstance(loss, str) else loss
+        check_kind("dtype", dtype, torch.dtype, "torch.float64 or torch.float32")
         self.is_classifier = loss == "cross-entropy"
         """Whether the largest output names a class."""
         self.model = deepcopy(model).to(torch.float64)

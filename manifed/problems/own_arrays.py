@@ -56,7 +56,7 @@ def tensor_of(value: object, name: str) -> Tensor:
     elif kind.itemsize > 8:
         kind = np.dtype(np.float64)
     with np.errstate(over="ignore"):
-        return torch.from_numpy(array.astype(kind.newbyteorder("=")))
+        return torch.from_numpy(array.astype(kind.newbyteorder("="), order="C"))
 
 
 def columns_of(held: object) -> dict[str, list[str]]:

@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, linalg
 
+from manifed.errors import ConfigError, short
 from manifed.fields import PositiveCount
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.grassmann import Grassmann
@@ -179,8 +180,18 @@ class KPCA(OnFrames, _Components):
         return shard
 
     def point_shape(self, examples: Examples) -> Shape:
-        """(d, k)."""
-        return (examples["z"].shape[-1], self.num_components)
+        """(d, k).
+
+        Raises:
+            ConfigError: k > d.
+        """
+        d = examples["z"].shape[-1]
+        if self.num_components > d:
+            raise ConfigError(
+                f"num_components: expected at most {d}, the length of an example, got "
+                f"{short(self.num_components)}"
+            )
+        return (d, self.num_components)
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """-1/2 |X^T z_j|^2, shape ``(..., n)``."""

@@ -422,6 +422,8 @@ class FrozenProblem(ProblemSource, Problem):
         names = dict.fromkeys(name for own in owners for name in own if name in known)
         super().__init__(**dict(zip(names, values, strict=False)), **fields)
 
+    __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
+
 
 # -- records --------------------------------------------------------------------------------------
 class InvalidRecord(ValueError):

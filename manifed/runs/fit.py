@@ -13,15 +13,13 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from manifed.algorithms.payloads import State
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.callbacks import Callback, calling
 from manifed.durable import remove_drafts, write_atomically
-from manifed.errors import BudgetExhausted, ConfigError, check_kind, short
-from manifed.experiment.paths import fault
+from manifed.errors import BudgetExhausted, ConfigError, check_kind, named_by, short
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.exchange import ReplyPolicy, Transport
 from manifed.federation.held_out import HELD_OUT, PrivateEvaluation
@@ -108,7 +106,11 @@ class Result:
             ConfigError: the problem predicts nothing, or not from such features.
         """
         read = tensor_of(features, "features")
-        with computing(self.problem, {"features": tuple(read.shape)}, "features"):
+        shape = tuple(read.shape)
+        with (
+            named_by(f"features of shape {shape}", ArithmeticError),
+            computing(self.problem, {"features": shape}, "features"),
+        ):
             wide = self.problem.widened(Examples({"z": read}))
             return self.problem.predict(self.model, wide["z"])
 
@@ -195,8 +197,8 @@ def federate(
             cohort=Everyone() if cohort is None else cohort,
             replies=ReplyPolicy() if replies is None else replies,
         )
-    except ValidationError as error:
-        raise ConfigError(fault(error, Federation).removeprefix("num_")) from None
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("num_")) from None
     engine.check_device("device")
     setting = Setting(
         federation, client, problem.manifold, server, privacy or NoPrivacy(),
@@ -489,6 +491,7 @@ def _finished(
     promise = plan.promise
     held = run.setting.held_out
     check_kind("evaluate", evaluate, Callable | None, "a function of a model")
+    check_kind("progress", progress, bool | None, "True, False or None")
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise ConfigError(f"callbacks: expected a list of functions, got {short(callbacks)}")
     if held is not None and (held.stop_when or held.keep != "last"):

@@ -179,8 +179,8 @@ def check_computed(problem: Problem, x: Tensor, examples: Examples) -> None:
         found = gradients.sum(torch.ones_like(gradients.norms))
         if found.shape != x.shape:
             raise ConfigError(
-                f"problem: expected gradients of the shape of a point, {tuple(x.shape)}, got "
-                f"{tuple(found.shape)}"
+                f"problem, shards: expected gradients of the shape of a point, {tuple(x.shape)}, "
+                f"got {tuple(found.shape)} for examples of shapes {examples.shapes}"
             )
 
 

@@ -5,7 +5,6 @@ import math
 import geoopt
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 import manifed
@@ -118,9 +117,9 @@ def test_the_short_form_is_a_release_under_that_target(level):
         ({"epsilon": 2, "delta": 1e-5, "noise": long.noise}, "no noise"),
         ({"epsilon": True, "delta": 1e-5}, "valid number"),
         ({"epsilon": -1, "delta": 1e-5}, "greater than 0"),
-        ({"epsilon": 2, "delta": 1e-5, "clip": 1.0}, "not permitted"),
+        ({"epsilon": 2, "delta": 1e-5, "clip": 1.0}, "clip: expected no such field"),
     ):
-        with pytest.raises(ValidationError, match=said):
+        with pytest.raises(ConfigError, match=said):
             level(**wrong)
 
 
@@ -167,7 +166,7 @@ def changed(position, feature=lambda x: x, label=lambda y: y):
     ],
 )
 def test_what_cannot_work_is_said_in_one_line_before_a_ledger_is_made(changes, said, tmp_path):
-    with pytest.raises((ConfigError, NotPrivate, ValidationError), match=said) as raised:
+    with pytest.raises((ConfigError, NotPrivate), match=said) as raised:
         trained(ledger=tmp_path / "ledger.jsonl", **changes)
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []

@@ -60,7 +60,7 @@ def test_errors_name_the_factor_and_the_sizes():
     ok, reason = M.check_point_on_manifold(x + 1, explain=True)
     assert not ok
     assert "membership_defect" in reason
-    with pytest.raises(ValueError, match="at least one factor"):
+    with pytest.raises(ValueError, match="factors: expected a dict of at least one"):
         Product({})
 
 

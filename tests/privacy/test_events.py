@@ -44,5 +44,5 @@ def test_what_cannot_be_is_refused(change):
 
 
 def test_a_sample_larger_than_its_population_is_refused_with_both_numbers():
-    with pytest.raises(ValidationError, match="sample_size <= population = 4, got 5"):
+    with pytest.raises(ValueError, match="sample_size <= population = 4, got 5"):
         SampledWithoutReplacement(sample_size=5, population=4)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
+from manifed.errors import ConfigError
 from manifed.privacy.events import (
     CLIENT_LEVEL,
     EXTERNAL,
@@ -157,7 +157,7 @@ def test_a_lost_reservation_counts_for_ever_and_cannot_be_settled_later():
     [UPDATES[:1], (*UPDATES, UPDATES[0]), (ClientReleases(partitions=range(6), releases=SMALL),)],
 )
 def test_terms_that_do_not_say_what_each_client_releases_are_refused(updates):
-    with pytest.raises(ValidationError, match="each of 5 clients in one update"):
+    with pytest.raises(ConfigError, match="each of 5 clients in one update"):
         Terms(population=5, updates=updates)
 
 

@@ -62,7 +62,7 @@ def test_only_what_may_be_shown_ends_a_fit():
     assert len(fitted(callbacks=[lambda *_: True]).curves["round"]) == 1
     stop = EarlyStopping(column="secret", no_better_for=1)
     assert len(fitted(callbacks=[stop], privacy=None, **SECRET).curves["round"]) < 4
-    with pytest.raises(ConfigError, match=r"callbacks: .* KeyError: 'secret'"):
+    with pytest.raises(ConfigError, match=r"column: expected one of .* got 'secret'"):
         fitted(callbacks=[stop], **SECRET)
 
 

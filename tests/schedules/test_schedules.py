@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from manifed.errors import ConfigError
 from manifed.schedules import (
     AnySchedule,
     Constant,
@@ -72,7 +73,7 @@ def test_sample_sizes_are_whole_and_an_exact_power_is_not_rounded_up():
     ],
 )
 def test_schedules_that_cannot_work_are_refused(change, match):
-    with pytest.raises(ValidationError, match=match):
+    with pytest.raises(ConfigError, match=match):
         TimeVarying(**{**dict(of()), **change})
 
 
