@@ -42,7 +42,7 @@ include_patterns = [
 ]
 exclude_patterns = [".*", "**/.*", "**/__pycache__", "**/*.py", "build", "runs", "manifed"]
 html_theme = "furo"
-html_extra_path = ["site"]
+html_extra_path = ["site", "reference/config.schema.json"]
 html_copy_source = False
 pygments_style, pygments_dark_style = "default", "github-dark-high-contrast"
 html_static_path = ["static"]
@@ -50,7 +50,7 @@ html_css_files = ["tables.css"]
 html_theme_options = {"footer_icons": []}
 
 html_math_renderer = "mathml"
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["dollarmath", "html_image"]
 myst_dmath_allow_space = False
 myst_dmath_allow_digits = False
 myst_heading_anchors = 3
@@ -95,13 +95,19 @@ class NotebookParser(MystParser):
 
 
 def plain_prose(
-    _app: Sphinx, _what: str, _name: str, _object: object, _options: object, lines: list[str]
+    _app: Sphinx, what: str, _name: str, _object: object, _options: object, lines: list[str]
 ) -> None:
-    """Docstrings are prose with names in backquotes: a star is a star, a bar is a bar."""
+    """Docstrings are prose with names in backquotes: a star is a star, a bar is a bar.
+
+    Napoleon takes words before a colon in an attribute's first line for its type: it gets an empty
+    one.
+    """
     text = "\n".join(lines)
     parts = re.split(r"(`[^`]*`)", text)
     parts[::2] = [re.sub(r"([*|\\]|_\b)", r"\\\1", part) for part in parts[::2]]
     lines[:] = "".join(parts).split("\n")
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "")
 
 
 def plain_types(

@@ -1,7 +1,9 @@
 """Make the figures of the papers and check their claims.
 
     python -m reproduction 000-1 [--quick]       # run what is missing of a figure, and draw it
-    python -m reproduction --list [000-1]        # list figures and what they take
+    python -m reproduction 003-3c --only tree    # run the curves with "tree" in their name
+    python -m reproduction quickstart --epsilon 4    # run private curves at another epsilon
+    python -m reproduction --list [000-1]        # list figures, their titles and what they take
     python -m reproduction 4 C3 H10 [--json]     # check claims by name
     python -m reproduction 000 [--json]          # check all claims of a paper: 000 to 004
 
@@ -17,6 +19,7 @@ to resume.
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -54,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON document to standard output"
     )
-    parser.add_argument("--list", action="store_true", help="list figures and what they take")
+    parser.add_argument(
+        "--list", action="store_true", help="list figures, titles and what they take"
+    )
     parser.add_argument("--all", action="store_true", help="make all figures")
     parser.add_argument("--quick", action="store_true", help="run a few rounds of one seed")
     parser.add_argument(
@@ -64,7 +69,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seeds", type=int, help="run seeds 0 to SEEDS-1 (default: those of the figure)"
     )
     parser.add_argument(
-        "--only", action="append", default=[], help="run only curves that match this pattern"
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="run only curves with this name, a part of it, or a pattern; repeatable",
+    )
+    parser.add_argument(
+        "--epsilon",
+        type=positive,
+        help="privacy target of the private curves, in place of the figure's own",
     )
     parser.add_argument(
         "--set",
@@ -85,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures = known
     if not figures and not claims:
         parser.error("expected figures as 000-1, checks as 4, papers as 000, --all or --list")
+    if claims and given.epsilon is not None:
+        parser.error("--epsilon changes the runs of figures; a check runs as it is recorded")
     document = {}
     failed = []
     with contextlib.redirect_stdout(sys.stderr) if given.json else contextlib.nullcontext():
@@ -108,6 +124,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
+def positive(text: str) -> float:
+    """A positive number of the command line."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return number
+
+
 def _figures(
     names: Sequence[str], given: argparse.Namespace, document: dict[str, Any]
 ) -> list[str]:
@@ -116,12 +140,17 @@ def _figures(
     if given.list:
         document["figures"] = listed(names)
         for one in document["figures"]:
-            print(
-                f"{one['figure']:22}{one['runs']:>5} runs{one['rounds']:>8} rounds  "
-                f"data: {', '.join(one['data']) or '-':18} checks: {' '.join(one['checks'])}"
-            )
+            takes = {
+                "data": ", ".join(data.rpartition(":")[2] for data in one["data"]),
+                "checks": " ".join(one["checks"]),
+            }
+            more = "".join(f"; {what}: {names}" for what, names in takes.items() if names)
+            print(f"{one['figure']:22}{one['title']}")
+            print(f"{'':22}{one['runs']} runs, {one['rounds']} rounds{more}")
         return []
-    asked = Asked(given.out, given.seeds, tuple(given.only), tuple(given.set), given.quick)
+    asked = Asked(
+        given.out, given.seeds, tuple(given.only), tuple(given.set), given.quick, given.epsilon
+    )
     drawn, failed = reproduce(names, asked, max(1, given.jobs))
     document["figures"] = {name: [str(path) for path in paths] for name, paths in drawn.items()}
     document["failed"] = failed

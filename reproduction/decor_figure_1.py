@@ -79,7 +79,7 @@ def draw(
     labels: Mapping[str, str],
     out: Path,
     *,
-    is_quick: bool = False,
+    note: str = "",
 ) -> list[Path]:
     """The panel as PNG and PDF and its numbers as CSV, from every curve's runs at every budget."""
     panel = PANELS[figure]
@@ -114,7 +114,7 @@ def draw(
         axes.set_ylabel(WORDS.get(panel.column, panel.column))
         axes.set_title(panel.title)
         drawn.legend(loc="outside lower center", ncols=2)
-        return [*save(drawn, table.with_suffix(""), is_quick=is_quick), table]
+        return [*save(drawn, table.with_suffix(""), note=note), table]
 
 
 def _value(run: Run, panel: Panel) -> float:

@@ -23,9 +23,10 @@ from manifed.problems.shards import data_folder, dataset
 from manifed.runs.folder import RunFolder
 from manifed.runs.report import read
 from reproduction import decor_curves, decor_figure_1, time_varying_figures
-from reproduction.figure_files import FigureOf, figure_named
-from reproduction.pictures import draw_disk, draw_panels
+from reproduction.figure_files import FigureFile, FigureOf, figure_named
+from reproduction.pictures import QUICK_LOOK, draw_disk, draw_panels
 from reproduction.trials import run_silently
+from reproduction.verdicts import recorded
 
 DOWNLOADED = frozenset(
     {"mnist", "a9a", *(f"reproduction.mammals:Wordnet{name}" for name in ("Mammals", "Embedding"))}
@@ -44,9 +45,34 @@ class Asked:
     seeds: int | None = None
     """Seeds 0 to SEEDS - 1; None: as many as the file says."""
     only: tuple[str, ...] = ()
-    """Shell patterns of curves; none: all."""
+    """Names of curves, parts of names, or shell patterns; none: all."""
     sets: tuple[str, ...] = ()
     is_quick: bool = False
+    epsilon: float | None = None
+    """The privacy target in place of the figure's own."""
+
+    @property
+    def home(self) -> Path:
+        """Where its figures lie: runs of another kind lie apart."""
+        found = self.out / "quick" if self.is_quick else self.out
+        return found if self.epsilon is None else found / f"epsilon-{self.epsilon:g}"
+
+    @property
+    def note(self) -> str:
+        """What the picture says of runs that are not the figure's own."""
+        other = f"epsilon = {self.epsilon:g} in place of the figure's" if self.epsilon else ""
+        return "\n".join(filter(None, (QUICK_LOOK if self.is_quick else "", other)))
+
+    def changes(self, seeds: int) -> str:
+        """The options by which runs differ from a figure of so many seeds; "": they do not."""
+        given = {
+            "--quick": self.is_quick,
+            f"--seeds {self.seeds}": self.seeds not in (None, seeds),
+            f"--epsilon {self.epsilon or 0:g}": self.epsilon is not None,
+            **{f"--only {name}": True for name in self.only},
+            **{f"--set {text}": True for text in self.sets},
+        }
+        return " ".join(option for option, is_given in given.items() if is_given)
 
 
 @dataclass(frozen=True)
@@ -110,24 +136,26 @@ def runs_wanted(figure: FigureOf, asked: Asked) -> list[FigureRun]:
     """Every run of a figure, checked; nothing is written.
 
     Raises:
-        ConfigError: a pattern or an override that fits no curve, or a folder of another run.
+        ConfigError: a name, an epsilon or an override that fits no curve, or a folder of another
+            run.
     """
     file = figure.file
     of = figure if file.runs_of is None else figure_named(file.runs_of)
-    home = asked.out / "quick" if asked.is_quick else asked.out
-    patterns = asked.only or ("*",)
-    names = [name for name in of.choices if any(fnmatchcase(name, one) for one in patterns)]
-    if of.choices and not names:
-        raise ConfigError(f"--only: expected a pattern of curves, got {', '.join(asked.only)!r}")
+    names = named_by(asked.only, of)
     budgets = [*file.budgets] or [None]
+    targets = {}
+    if asked.epsilon is not None:
+        budgets = [asked.epsilon] if file.budgets else budgets
+        targets = {} if file.budgets else targets_of(of, names, asked)
     if asked.is_quick:
         budgets = list(dict.fromkeys((budgets[0], budgets[-1])))
     found = []
     for budget in budgets:
-        folder = home / of.figure / ("" if budget is None else f"epsilon-{budget:g}")
+        folder = asked.home / of.figure / ("" if budget is None else f"epsilon-{budget:g}")
         for name in names:
             source = of.source(name)
-            overrides = tuple(asked.sets)
+            target = [f"{targets[name]}={asked.epsilon!r}"] if name in targets else []
+            overrides = (*asked.sets, *target)
             config = load(source, overrides)
             if asked.is_quick:
                 overrides = (*overrides, *_shorter(config))
@@ -142,6 +170,58 @@ def runs_wanted(figure: FigureOf, asked: Asked) -> list[FigureRun]:
                 run = FigureRun(source, whole, place, load(source, whole), name, budget)
                 run.check()
                 found.append(run)
+    return found
+
+
+def named_by(words: Sequence[str], figure: FigureOf) -> list[str]:
+    """The curves of a figure that a word names: by the whole name, a part of it, or a pattern.
+
+    Raises:
+        ConfigError: a word that names none.
+    """
+    known = list(figure.choices)
+    found = set[str]() if words else set(known)
+    for word in words:
+        hits = {name for name in known if word in name or fnmatchcase(name, word)}
+        if not hits:
+            more = f" and {len(known) - 8} more" if len(known) > 8 else ""
+            raise ConfigError(
+                f"--only: expected a part of a curve's name, got {word!r}; figure {figure.figure} "
+                f"has {', '.join(known[:8]) or 'no curves that run'}{more}"
+            )
+        found |= {word} if word in known else hits
+    return [name for name in known if name in found]
+
+
+def targets_of(figure: FigureOf, names: Sequence[str], asked: Asked) -> dict[str, str]:
+    """The key of the epsilon that a curve's config states, by curve.
+
+    Raises:
+        ConfigError: no curve states one, or they state several.
+    """
+    found = {}
+    stated = set()
+    others = []
+    for name in names:
+        privacy = load(figure.source(name), asked.sets).privacy
+        noise = getattr(privacy, "noise", None)
+        key = {"target": "epsilon", "published": "local_epsilon"}.get(getattr(noise, "kind", ""))
+        if key:
+            is_short = "epsilon" in figure.table(name)["privacy"]
+            found[name] = "privacy.epsilon" if is_short else f"privacy.noise.{key}"
+            stated.add(getattr(noise, key))
+        elif privacy.kind != "none":
+            others.append(name)
+    if len(stated) != 1:
+        told = ", ".join(f"{epsilon:g}" for epsilon in sorted(stated)) or "none"
+        raise ConfigError(
+            f"--epsilon: expected curves that state one epsilon, got {told}; figure "
+            f"{figure.figure}: choose curves with --only"
+        )
+    if others:
+        sys.stderr.write(
+            f"--epsilon does not change curves whose noise is a number: {', '.join(others)}\n"
+        )
     return found
 
 
@@ -193,29 +273,38 @@ def reproduce(
             sys.stderr.write(f"{k}/{len(waiting)} {playing[done]}: {error or 'done'}\n")
             failed += [playing[done]] if error else []
     drawn = {}
-    home = asked.out / "quick" if asked.is_quick else asked.out
     for figure in figures:
         file = figure.file
         name = figure.figure
         if name not in left_out[name]:
-            drawn[name] = _draw(figure, wanted[name], home / name, is_quick=asked.is_quick)
-        sys.stdout.write(f"\n{name}: {file.title}\n  {file.shows}\n")
-        if file.checks:
-            sys.stdout.write(f"  judged by: python -m reproduction {' '.join(file.checks)}\n")
+            drawn[name] = _draw(figure, wanted[name], asked)
+        sys.stdout.write(f"\n{name}: {file.title}\n  claim: {file.shows}\n")
+        sys.stdout.writelines(f"  {line}\n" for line in judged(file, asked))
         for path in drawn.get(name) or ["  not drawn: no data, or no finished run"]:
             sys.stdout.write(f"{path}\n")
     return drawn, failed
 
 
-def _draw(
-    figure: FigureOf, runs: Sequence[FigureRun], folder: Path, *, is_quick: bool
-) -> list[Path]:
+def judged(file: FigureFile, asked: Asked) -> list[str]:
+    """What is recorded of a figure's checks, and whether these runs are the recorded figure's."""
+    if not file.checks:
+        return []
+    date, verdicts = recorded(file)
+    changes = asked.changes(file.seeds)
+    told = [f"check {name}, recorded {date}: {verdict}" for name, verdict in verdicts.items()]
+    other = f"recorded verdicts do not judge these runs, which differ: {changes}"
+    again = f"judge again: python -m reproduction {' '.join(file.checks)}"
+    return [*told, *([other] if changes and told else []), again]
+
+
+def _draw(figure: FigureOf, runs: Sequence[FigureRun], asked: Asked) -> list[Path]:
     """The picture of a figure, from the runs of it that are finished."""
     file = figure.file
     name = figure.figure
+    folder = asked.home / name
     if file.drawing == "computed":
         maker = decor_curves if name in decor_curves.FIGURES else time_varying_figures
-        return maker.draw(name, folder, is_quick)
+        return maker.draw(name, folder, asked.is_quick)
     by_curve = {}
     by_budget = {}
     for run in runs:
@@ -226,14 +315,14 @@ def _draw(
                 row = by_budget.setdefault(run.curve.rpartition("_")[2], {})
                 row.setdefault(run.budget, []).append(found)
     if file.drawing == "panels":
-        return draw_panels(figure, by_curve, folder, is_quick=is_quick)
+        return draw_panels(figure, by_curve, folder, note=asked.note)
     if not runs or not all(run.is_finished for run in runs):
         return []
     if file.drawing == "disk":
         of = figure_named(file.runs_of or name)
         labels = {curve: label for _, panel in of.panels for curve, label in panel.items()}
-        return draw_disk(by_curve, labels, folder / f"figure-{name}", is_quick=is_quick)
-    return decor_figure_1.draw(name, by_budget, file.labels, folder, is_quick=is_quick)
+        return draw_disk(by_curve, labels, folder / f"figure-{name}", note=asked.note)
+    return decor_figure_1.draw(name, by_budget, file.labels, folder, note=asked.note)
 
 
 def listed(names: Sequence[str]) -> list[dict[str, object]]:

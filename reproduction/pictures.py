@@ -35,7 +35,6 @@ SMALL: dict[Any, Any] = STYLE | {
     "xtick.labelsize": 6.5,
     "ytick.labelsize": 6.5,
     "axes.linewidth": 0.6,
-    "pdf.fonttype": 42,
 }
 WORDS = {
     "cost": "cost $f(x)$",
@@ -55,10 +54,10 @@ RunsOf = Mapping[str, Sequence[Run]]
 """The finished runs of a curve by its name."""
 
 
-def save(figure: Figure, stem: Path, *, is_quick: bool = False) -> list[Path]:
-    """PNG and PDF of a figure; a quick look says in the picture that it is one."""
-    if is_quick:
-        figure.suptitle(QUICK_LOOK, fontsize=7, fontstyle="italic", color="#A00000")
+def save(figure: Figure, stem: Path, *, note: str = "") -> list[Path]:
+    """PNG and PDF of a figure, with a note where it is not the paper's."""
+    if note:
+        figure.suptitle(note, fontsize=7, fontstyle="italic", color="#A00000")
     stem.parent.mkdir(parents=True, exist_ok=True)
     written = []
     for kind, told in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
@@ -86,9 +85,7 @@ def plain_ticks(axes: Axes) -> None:
         axes.yaxis.set_minor_formatter("{x:g}")
 
 
-def draw_panels(
-    figure: FigureOf, runs: RunsOf, folder: Path, *, is_quick: bool = False
-) -> list[Path]:
+def draw_panels(figure: FigureOf, runs: RunsOf, folder: Path, *, note: str = "") -> list[Path]:
     """PNG and PDF of all panels that have a run: a column of axes a panel, a row a pair of columns.
 
     Curves are means over seeds with a band from the least to the greatest; a curve has one colour
@@ -136,7 +133,7 @@ def draw_panels(
             words = f"least to greatest of {len(seeds)} seeds"
             handles[words] = Patch(color="#555555", alpha=0.2)
         drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
-        return save(drawn, folder / f"figure-{figure.figure}", is_quick=is_quick)
+        return save(drawn, folder / f"figure-{figure.figure}", note=note)
 
 
 def worded(column: str) -> str:
@@ -204,9 +201,7 @@ def passes_a_round(run: Run) -> float:
 
 
 # -- Figure 6 of PriRFed -------------------------------------------------------------------------
-def draw_disk(
-    runs: RunsOf, labels: Mapping[str, str], stem: Path, *, is_quick: bool = False
-) -> list[Path]:
+def draw_disk(runs: RunsOf, labels: Mapping[str, str], stem: Path, *, note: str = "") -> list[Path]:
     """All nodes, the truth and the best prediction of every config, whole disk and close up.
 
     The best is the nearest to the truth among the runs on the first run's data (the random tree is
@@ -236,7 +231,7 @@ def draw_disk(
         axes.legend(
             loc="best", fontsize=8, title="best run, distance", frameon=True, framealpha=0.9
         )
-        return save(figure, stem, is_quick=is_quick)
+        return save(figure, stem, note=note)
 
 
 def _checksum(run: Run) -> object:

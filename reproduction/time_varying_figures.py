@@ -32,7 +32,7 @@ from reproduction.checks_002.settings import (
     schedules,
 )
 from reproduction.decor_reference import Array
-from reproduction.pictures import save, written
+from reproduction.pictures import QUICK_LOOK, save, written
 from reproduction.time_varying_reference import NAMES, Setting, run
 from reproduction.time_varying_rivals import RIVALS, Constants, epsilon_of_an_iteration
 
@@ -171,7 +171,8 @@ def draw(name: str, out: Path, is_quick: bool = False) -> list[Path]:
             for axes, (title, what, label) in zip(panels, words, strict=True):
                 _draw_lines(axes, found, f": {what}")
                 _titled(axes, title, label, is_log=True)
-        return [*save(figure, table.with_suffix(""), is_quick=is_quick), table]
+        note = QUICK_LOOK if is_quick else ""
+        return [*save(figure, table.with_suffix(""), note=note), table]
 
 
 def _draw_errors(panels: Sequence[Any], found: Curves) -> None:

@@ -64,6 +64,10 @@ This page lists every key of an experiment. `python docs/reference/write_config.
 the [schema](../../manifed/experiment/schema.py). `--set a.b=value` overrides one value. Unknown
 keys are refused.
 
+An editor with Even Better TOML or taplo completes and checks keys. The first line of a config names
+the [JSON Schema](config.schema.json): `#:schema` with its path or URL, as in
+`configs/quickstart.toml`. The site has it as `config.schema.json`. Plug-ins' keys are not checked.
+
 A table with several kinds has the key `kind`, for example `kind = "rsgd"`. The kinds are in bold
 print. "Also" names keys that are explained in the table above the kinds. "None" is the default of a
 key that may be left out.

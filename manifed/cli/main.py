@@ -24,6 +24,8 @@ from manifed.cli.options import (
     Command,
     ConfigPath,
     DataDir,
+    Labels,
+    Pdf,
     Sets,
     answer,
     outcome,
@@ -196,6 +198,8 @@ def sweep(
     seeds: Annotated[str, Option(help="Seeds of each setting, for example 0-4 or 1,7.")] = "0",
     jobs: Annotated[int, Option(min=1, max=256, help="Parallel runs.")] = 1,
     out: Annotated[Path | None, Option(help="Folder for the runs.")] = None,
+    labels: Labels = None,
+    pdf: Pdf = None,
     data_dir: DataDir = None,
 ) -> None:
     """Run a config over several values and seeds.
@@ -205,7 +209,7 @@ def sweep(
     from manifed.cli import sweep as of_runs
     from manifed.flower.run_config import find
 
-    of_runs.sweep(find(config), sets or (), seeds, jobs, out)
+    of_runs.sweep(find(config), sets or (), seeds, jobs, out, labels or (), pdf)
 
 
 @app.command(cls=Command)
@@ -225,15 +229,18 @@ def report(
             help="Show what only the server may see. Do not publish it.",
         ),
     ] = False,
+    labels: Labels = None,
+    pdf: Pdf = None,
 ) -> None:
     """Write a page (report.html) about runs.
 
-    The page shows their curves. A table is printed as well.
+    The page shows their curves. A table is printed as well. Runs that differ in their seed only
+    are one curve.
     """
     from manifed.durable import write_atomically
     from manifed.runs.export import viewed
     from manifed.runs.places import check_file, check_new
-    from manifed.runs.report import page_of, read, rows_of
+    from manifed.runs.report import curves_of, page_of, pdf_of, read, relabelled, rows_of
 
     is_one = len(folders) == 1
     kept: list[Path] = []
@@ -245,21 +252,28 @@ def report(
         else:
             echo(f"skipped: {one_line(str(folder), 300)} holds no manifest.json", err=True)
     runs = [viewed(read(one), is_server_view=is_server_view) for one in kept or folders]
+    runs = relabelled(runs, labels or ())
     home = out or (folders[0] if is_one else Path("report"))
     page = home / "report.html"
     check_new("--out", home)
-    content = page_of(runs, is_server_view=is_server_view).encode()
+    files = {page: page_of(runs, is_server_view=is_server_view).encode()}
+    if pdf:
+        check_file("--pdf", pdf)
+        title = "SERVER VIEW, NOT FOR PUBLICATION" if is_server_view else ""
+        files[pdf] = pdf_of(curves_of(runs), title=title)
     home.mkdir(parents=True, exist_ok=True)
     check_file("--out", page)
-    write_atomically(page, content)
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
     print_table([row for _, row in rows_of(runs)])
     notes = dict.fromkeys(
         f"note: {doubt}"
         for run in runs
         for doubt in (run.manifest.get("privacy") or {}).get("doubts", ())
     )
-    echo("\n".join([*notes, str(page)]))
-    print_json({"files": [page], "is_server_view": is_server_view})
+    echo("\n".join([*notes, *map(str, files)]))
+    print_json({"files": list(files), "is_server_view": is_server_view})
 
 
 @app.command(cls=Command)

@@ -20,6 +20,13 @@ Sets = Annotated[
     list[str] | None,
     Option("--set", metavar="A.B=VALUE", help="Override one value of the config. Repeatable."),
 ]
+Labels = Annotated[
+    list[str] | None,
+    Option("--label", metavar="NAME", help="Name of a curve, in their order. Repeat for each."),
+]
+Pdf = Annotated[
+    Path | None, Option(help="Also draw the curves into this PDF file, a figure on each page.")
+]
 ConfigPath = Annotated[str, Argument(help="A TOML file; see configs/.")]
 
 

@@ -26,14 +26,16 @@ from typer import echo
 
 from manifed.cli.launch import Request, check_parts, launch
 from manifed.cli.options import answer, outcome
+from manifed.durable import write_atomically
 from manifed.errors import ConfigError, RunEnded, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
 from manifed.runs.evidence import evidence_of, refused, saved_config
+from manifed.runs.export import viewed
 from manifed.runs.folder import RunFolder, is_fresh
 from manifed.runs.interrupt import Ended
-from manifed.runs.places import check_new, real
-from manifed.runs.report import Run, read
+from manifed.runs.places import check_file, check_new, real
+from manifed.runs.report import Run, names_of, pdf_of, read
 
 _SEED = "federation.seed"
 
@@ -55,13 +57,25 @@ class Trial:
         return ", ".join(words) or self.config.name
 
 
-def sweep(path: Path, sets: Sequence[str], seeds: str, jobs: int, out: Path | None) -> None:
+def sweep(
+    path: Path,
+    sets: Sequence[str],
+    seeds: str,
+    jobs: int,
+    out: Path | None,
+    labels: Sequence[str],
+    pdf: Path | None,
+) -> None:
     """Runs a sweep; `manifed.cli.main.sweep` explains the options."""
     folder = real("--out", out or Path("runs") / f"sweep-{path.stem}")
     trials = trials_of(path, sets, seeds, folder)
-    for trial in {trial.label: trial for trial in trials}.values():
+    settings = {trial.label: trial for trial in trials}
+    names = names_of(settings, labels)
+    for trial in settings.values():
         check_parts(trial.config)
     check_new("--out", folder)
+    if pdf:
+        check_file("--pdf", pdf)
     again = f"rerun to resume: {shlex.join(['manifed', *sys.argv[1:]])}"
     groups: dict[str, list[Run]] = {}
     failed: list[str] = []
@@ -76,8 +90,12 @@ def sweep(path: Path, sets: Sequence[str], seeds: str, jobs: int, out: Path | No
         raise RunEnded(f"a process died with its run; {again}", 1) from None
     for trial in trials:
         if trial.directory.name not in failed:
-            groups.setdefault(trial.label, []).append(read(trial.directory))
+            groups.setdefault(names[trial.label], []).append(read(trial.directory))
     if groups:
+        if pdf:
+            shown = {label: [*map(viewed, runs)] for label, runs in groups.items()}
+            pdf.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(pdf, pdf_of(shown))
         column, rows = rows_of(groups)
         note = (
             f"The search is not accounted: to choose among {len(trials)} runs on private data, or "
@@ -87,6 +105,7 @@ def sweep(path: Path, sets: Sequence[str], seeds: str, jobs: int, out: Path | No
             {"measure": column, "rows": rows, "failed": failed, "directory": folder},
             *([note] if any(trial.config.privacy.kind != "none" for trial in trials) else []),
             f"compared: {column}; curves: manifed report {shlex.quote(str(folder))}/*",
+            *([f"figures: {pdf}"] if pdf else []),
             rows=rows,
             label=" / ".join(sorted({row["privacy"] for row in rows})),
         )

@@ -1,4 +1,4 @@
-"""Reports of runs, from their folders alone: curves, and one HTML page.
+"""Reports of runs, from their folders alone: curves, one HTML page, and a PDF.
 
 Several seeds of one configuration become one curve: their mean, with a band from the least to the
 greatest. A figure that has nothing to show (privacy off, no optimum known) is not made.
@@ -12,14 +12,14 @@ import base64
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manifed.errors import one_line, optional
+from manifed.errors import ConfigError, one_line, optional
 from manifed.privacy.events import Label
 from manifed.runs.folder import RunFolder, with_label
 from manifed.runs.statement import headline, label_in, said, statement_of
@@ -39,6 +39,7 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.color": "#DDDDDD",
     "legend.frameon": False,
+    "pdf.fonttype": 42,
     "svg.hashsalt": "",
 }
 Column = NDArray[np.float64]
@@ -130,6 +131,28 @@ def curves_of(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return curves
 
 
+def names_of(curves: Iterable[str], labels: Sequence[str]) -> dict[str, str]:
+    """Maps each curve to the label given for it, in their order; to itself where none is given.
+
+    Raises:
+        ConfigError: there is not one label for each curve, or two are equal.
+    """
+    known = list(curves)
+    if labels and len({label for label in labels if label.strip()}) != len(known):
+        raise ConfigError(
+            f"--label: expected {len(known)} different labels, for {known} in this order, "
+            f"got {list(labels)}"
+        )
+    return dict(zip(known, labels or known, strict=True))
+
+
+def relabelled(runs: Sequence[Run], labels: Sequence[str]) -> list[Run]:
+    """Names runs by the label of their curve; the order is that of `curves_of`."""
+    curves = curves_of(runs)
+    names = names_of(curves, labels)
+    return [replace(run, name=names[curve]) for curve, group in curves.items() for run in group]
+
+
 def _settings(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
     """The keys in dots and their values, without what may differ between repetitions."""
     for key, value in table.items():
@@ -218,19 +241,39 @@ def picture(lines: _Lines, x: str, y: str, kind: str = "png", *, title: str = ""
     """Draws a pair of axes as PNG or SVG; y is logarithmic except for costs and epsilon."""
     with optional():
         from matplotlib import rc_context
-        from matplotlib.figure import Figure
 
     with rc_context(rc=STYLE):
-        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-        _draw(
-            figure.add_subplot(title=title),
-            lines,
-            x,
-            y,
-            "linear" if y in ("cost", "epsilon", "held_out_accuracy") else "log",
-        )
-        figure.legend(loc="outside lower center", ncols=2)
-        return _saved(figure, kind)
+        return _saved(_drawn(lines, x, y, title), kind)
+
+
+def pdf_of(curves: _Curves, *, title: str = "") -> bytes:
+    """Draws the figures of `figures_of` as a PDF, one on each page.
+
+    Raises:
+        ConfigError: no curve has two measured rounds.
+    """
+    with optional():
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_pdf import PdfPages
+
+    if not (found := list(figures_of(curves))):
+        raise ConfigError("--pdf: expected a run with two measured rounds to draw, got none")
+    content = io.BytesIO()
+    told = {"CreationDate": None, "Creator": None}
+    with rc_context(rc=STYLE), PdfPages(content, metadata=told) as pages:
+        for y, x, lines in found:
+            pages.savefig(_drawn(lines, x, y, title))
+    return content.getvalue()
+
+
+def _drawn(lines: _Lines, x: str, y: str, title: str) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    scale = "linear" if y in ("cost", "epsilon", "held_out_accuracy") else "log"
+    _draw(figure.add_subplot(title=title), lines, x, y, scale)
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
 
 
 def _saved(figure: "Figure", kind: str) -> bytes:

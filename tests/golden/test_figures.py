@@ -15,9 +15,10 @@ from manifed.runs.folder import RunFolder
 from manifed.runs.report import read
 from reproduction import pictures
 from reproduction.__main__ import PAPERS, main
-from reproduction.figure_files import FIGURES, read_figure
-from reproduction.figures import DOWNLOADED, Asked, runs_wanted
+from reproduction.figure_files import FIGURES, figure_named, read_figure
+from reproduction.figures import DOWNLOADED, Asked, judged, named_by, runs_wanted
 from reproduction.pictures import draw_panels, values_of
+from reproduction.verdicts import recorded
 from tests.fresh import ROOT
 from tests.runs.test_report import write_run
 
@@ -102,7 +103,14 @@ def test_a_seeded_private_run_that_lost_a_round_is_made_again(
     [
         (["000-11"], "did you mean '000-1'?"),
         ([], "expected figures as 000-1, checks as 4, papers as 000"),
-        (["000-1", "--only", "nothing"], "--only: expected a pattern of curves, got 'nothing'"),
+        (["000-3", "--only", "rsgd", "--only", "none"], "got 'none'; figure 000-3 has 000_3"),
+        (
+            ["000-1", "--epsilon", "1"],
+            "expected curves that state one epsilon, got 0.08, 0.15, 0.3",
+        ),
+        (["004-2", "--epsilon", "1"], "expected curves that state one epsilon, got none"),
+        (["9", "--epsilon", "1"], "--epsilon changes the runs of figures"),
+        (["000-3", "--epsilon", "0"], "expected a positive number, got '0'"),
         (["000-1", "--set", "training.stepsize=1"], "did you mean 'step_size'?"),
         (["nowhere.toml"], "expected a figure, got 'nowhere.toml'"),
     ],
@@ -145,10 +153,39 @@ def test_the_list_says_what_a_figure_takes(capsys):
     assert third["runs"] == 0
 
 
-def test_every_check_of_a_figure_is_one():
+def test_every_check_of_a_figure_is_one_and_its_verdict_is_recorded_with_a_date():
     known = {name for paper in PAPERS.values() for name in paper}
     for path in FIGURES.glob("*.toml"):
-        assert set(read_figure(path).file.checks) <= known, path
+        file = read_figure(path).file
+        assert set(file.checks) <= known, path
+        date, verdicts = recorded(file)
+        assert {*file.checks} - {*verdicts} <= {"PARTIAL", "EXAMPLE", "CLIENT"}, path
+        assert not file.checks or date > "2026-11-20"
+
+
+@pytest.mark.parametrize(
+    ("asked", "differ"),
+    [
+        ({}, None),
+        ({"seeds": 3}, None),
+        ({"seeds": 1, "only": ("rsgd",)}, "--seeds 1 --only rsgd"),
+        ({"is_quick": True, "epsilon": 2.0}, "--quick --epsilon 2"),
+    ],
+)
+def test_a_recorded_verdict_says_so_where_other_runs_were_made(asked, differ):
+    told = judged(figure_named("000-3-regime").file, Asked(**asked))
+    assert told[0] == "check 9, recorded 2026-11-22: in a regime: the first rounds"
+    assert [line.rpartition(": ")[2] for line in told[1:-1]] == ([differ] if differ else [])
+
+
+def test_only_takes_a_part_of_a_name_and_epsilon_the_place_of_the_targets(tmp_path, small):
+    figure = read_figure(small)
+    assert named_by(["steps-long", "*-sh*"], figure) == ["steps-short", "steps-long"]
+    asked = Asked(tmp_path, seeds=1, only=("long",), epsilon=3.0)
+    (run,) = runs_wanted(figure, asked)
+    assert run.config.privacy.noise.epsilon == 3
+    assert run.directory == tmp_path / "epsilon-3" / "small" / "steps-long-seed-0"
+    assert asked.note == "epsilon = 3 in place of the figure's"
 
 
 def test_panels_are_drawn_of_what_is_there(tmp_path, small, monkeypatch):
@@ -169,7 +206,7 @@ def test_panels_are_drawn_of_what_is_there(tmp_path, small, monkeypatch):
             write_run(tmp_path / f"{curve}-{seed}", name=curve, seed=seed, gap=1.0 + k)
         runs[curve] = [read(tmp_path / f"{curve}-{seed}") for seed in (1, 2)]
     picture, pdf = draw_panels(figure, runs, tmp_path / "drawn")
-    draw_panels(figure, runs, tmp_path / "quick", is_quick=True)
+    draw_panels(figure, runs, tmp_path / "quick", note=pictures.QUICK_LOOK)
     assert drawn[0].get_suptitle() == ""
     assert drawn.pop().get_suptitle() == pictures.QUICK_LOOK
     assert picture.stat().st_size > 10_000

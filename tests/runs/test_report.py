@@ -1,3 +1,5 @@
+import json
+import re
 import subprocess
 import sys
 
@@ -10,6 +12,7 @@ from manifed.runs.report import (
     curves_of,
     figures_of,
     read,
+    relabelled,
     rows_of,
 )
 from manifed.runs.statement import said
@@ -146,6 +149,27 @@ def test_the_command_writes_its_page_into_the_folder_of_a_single_run(tmp_path):
     page = (directory / "report.html").read_text()
     assert all(f"{y} against".replace("_", " ") in page for y, _ in SHOWN)
     assert {line.count("|") for line in done.stdout.splitlines() if line.startswith("| ")} == {8}
+
+
+def test_labels_name_curves_and_a_pdf_has_a_page_for_each_figure(tmp_path):
+    folders = [write_run(tmp_path / f"{n}-{s}", rounds=n, seed=s) for n in (6, 4) for s in (1, 2)]
+    lines = pairs_of(relabelled([read(one) for one in folders], ["long", "short"]))
+    assert list(lines["cost", "round"]) == ["long, mean of 2", "short, mean of 2"]
+    page, pdf = tmp_path / "page" / "report.html", tmp_path / "new" / "over.pdf"
+    words = ["report", *folders, "--out", page.parent, "--pdf", pdf, "--label", "long"]
+    for wrong in ([], ["long"], [" "], ["short", "third"]):
+        done = invoke(*words, *(word for name in wrong for word in ("--label", name)))
+        assert done.exit_code == 2
+        assert done.stderr.startswith("error: --label: expected 2 different labels, for ['rsgd, ")
+    short = write_run(tmp_path / "begun", is_finished=False)
+    (short / "metrics.csv").unlink()
+    assert "--pdf: expected a run with two" in invoke("report", short, "--pdf", pdf).stderr
+    assert not page.parent.exists()
+    assert not pdf.parent.exists()
+    done = invoke("report", *folders[1:], *words[5:], "--label", "short", "--json")
+    assert json.loads(done.stdout)["files"] == [str(page), str(pdf)]
+    assert all(f"<td>{name}</td>" in page.read_text() for name in ("long", "short, run 2"))
+    assert len(re.findall(rb"/Type /Page\b", pdf.read_bytes())) == len(SHOWN)
 
 
 def test_what_takes_long_to_import_is_imported_only_when_used():

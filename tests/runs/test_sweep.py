@@ -197,6 +197,10 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path):
     assert rounds_of in ([39.0, 40.0], [40.0, 40.0])
 
     written = {path: path.stat().st_mtime_ns for path in out.glob("*/*")}
-    assert invoke(*words, *rounds).exit_code == 0
+    assert "2 different labels" in refused(*words, *rounds, "--label", "one")
+    named = ["--label", "one", "--label", "two", "--pdf", tmp_path / "new" / "sweep.pdf", "--json"]
+    rows = json.loads(invoke(*words, *rounds, *named).stdout)["rows"]
+    assert {row["label"] for row in rows} == {"one", "two"}
+    assert named[-2].read_bytes().startswith(b"%PDF")
     assert "one of another config" in refused(*words, "--set", "federation.num_rounds=41")
     assert written == {path: path.stat().st_mtime_ns for path in out.glob("*/*")}

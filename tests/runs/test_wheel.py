@@ -129,6 +129,24 @@ def test_the_library_works_beside_packages_of_ones_own(installed, folder):
 
 
 @pytest.mark.slow
+def test_two_algorithms_are_overlaid_in_a_pdf(installed, folder):
+    """A researcher's walk from a clean environment."""
+    python, _ = installed
+    command = str(python.parent / "manifed")
+    svrg = "training={kind='rsvrg',step_size=0.2,epochs=1,inner_steps=1,minibatch={kind='full'}}"
+    for out, sets in (("a", []), ("b", ["--set", svrg])):
+        code, _, err = _python(python, command, "run", "own.toml", "--out", out, *sets, cwd=folder)
+        assert code == 0, err
+    words = ["a", "b", "--label", "DP-RSGD", "--label", "DP-RSVRG", "--pdf", "overlay.pdf"]
+    code, out, err = _python(python, command, "report", *words, cwd=folder)
+    assert code == 0, err
+    assert out.splitlines()[-2:] == ["report/report.html", "overlay.pdf"]
+    assert all(f"<td>{name}</td>" in (folder / "report/report.html").read_text()
+               for name in ("DP-RSGD", "DP-RSVRG"))  # fmt: skip
+    assert (folder / "overlay.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.slow
 def test_its_command_needs_no_clone_but_for_flowers_engines(installed, folder):
     python, _ = installed
     command = str(python.parent / "manifed")
