@@ -10,13 +10,16 @@ import re
 import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from docutils import nodes
 from latex2mathml.converter import convert
 from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+from sphinx.util import typing as sphinx_typing
+from sphinx.util.typing import get_type_hints
 from sphinx.writers.html5 import HTML5Translator
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,15 +102,16 @@ def plain_prose(
 ) -> None:
     """Docstrings are prose with names in backquotes: a star is a star, a bar is a bar.
 
-    Napoleon takes words before a colon in an attribute's first line for its type: it gets an empty
-    one.
+    Napoleon takes words before a colon in an attribute's first line for its type: it gets a line
+    that shows nothing.
     """
-    text = "\n".join(lines)
-    parts = re.split(r"(`[^`]*`)", text)
+    text = "" if lines[0].startswith("Alias for field number") else "\n".join(lines)
+    parts = re.split(r"(``.+?``|`[^`]*`)", text, flags=re.DOTALL)
     parts[::2] = [re.sub(r"([*|\\]|_\b)", r"\\\1", part) for part in parts[::2]]
+    parts[2::2] = [re.sub(r"^(?=\w)", r"\\ ", part) for part in parts[2::2]]
     lines[:] = "".join(parts).split("\n")
     if what in ("attribute", "data", "property"):
-        lines.insert(0, "")
+        lines.insert(0, "\\")
 
 
 def plain_types(
@@ -119,12 +123,26 @@ def plain_types(
     signature: str | None,
     returns: str | None,
 ) -> tuple[str | None, str | None]:
-    """What pydantic reads beside a type tells a reader nothing."""
+    """What pydantic reads beside a type tells a reader nothing; a default may be made anew."""
     prefix = r"~?(?:\w+\.)*"
     beside = re.compile(
-        rf"{prefix}Annotated\[([^\[\]]*), {prefix}FieldInfo\((?:[^()]|\([^()]*\))*\)\]"
+        rf"{prefix}Annotated\[([^\[\],]*)(?:, {prefix}\w+\((?:[^()]|\([^()]*\))*\))+\]"
     )
-    return signature and beside.sub(r"\1", signature), returns
+    return signature and beside.sub(r"\1", signature).replace("<factory>", "..."), returns
+
+
+def bare(annotation: Any) -> Any:
+    """A type without what pydantic reads beside it."""
+    if get_origin(annotation) is Annotated:
+        return bare(annotation.__origin__)
+    if get_origin(annotation) in (Union, UnionType):
+        return Union[tuple(map(bare, get_args(annotation)))]  # noqa: UP007
+    return annotation
+
+
+def hints_of(found: Any, *spaces: Any, **_: Any) -> dict[str, Any]:
+    """The types of an object's attributes."""
+    return {name: bare(kind) for name, kind in get_type_hints(found, *spaces).items()}
 
 
 def check_links(app: Sphinx, name: str, source: list[str]) -> None:
@@ -158,6 +176,10 @@ def write_mathml(page: HTML5Translator, node: nodes.math | nodes.math_block) -> 
 
 def setup(app: Sphinx) -> None:
     """Notebooks are pages; docstrings are read before their sections are."""
+    sphinx_typing.get_type_hints = hints_of
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sphinx.ext.autodoc") and hasattr(module, "get_type_hints"):
+            module.get_type_hints = hints_of
     app.add_html_math_renderer("mathml", (write_mathml, None), (write_mathml, None))
     app.connect("source-read", check_links)
     app.connect("autodoc-process-docstring", plain_prose, priority=400)

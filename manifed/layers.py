@@ -1,12 +1,14 @@
 """Torch layers with parameters on manifolds, each with its paper, and dropout by address.
 
-A linear layer whose weight has orthonormal rows or columns: an isometry, or its adjoint.
+`OrthogonalLinear`: a linear layer whose weight has orthonormal rows or columns: an isometry, or
+its adjoint.
 
 Huang, Liu, Lang, Yu, Wang, Li: Orthogonal Weight Normalization: Solution to Optimization over
-Multiple Dependent Stiefel Manifolds in Deep Neural Networks (AAAI 2018). There the weight is re-
-parametrised; here it is a point of St(n, p), moved along the manifold.
+Multiple Dependent Stiefel Manifolds in Deep Neural Networks (AAAI 2018). There the weight is
+reparametrised; here it is a point of St(n, p), moved along the manifold.
 
-A low-rank change of a linear layer that is trained in its place, with an orthonormal factor.
+`StiefelAdapter`: a low-rank change of a linear layer that is trained in its place, with an
+orthonormal factor.
 
 Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen: LoRA: Low-Rank Adaptation of Large Language
 Models (ICLR 2022): W + B A, one factor zero at the start. Here the left one is a frame U on St(out,
@@ -15,20 +17,23 @@ Manifold (NeurIPS 2025): U spans what is changed, A says how. A is zero at the s
 layer begins as the one it adapts; it has rank * (in + out) numbers instead of in * out, and noise
 has as many directions to go.
 
-Networks on covariance matrices: bilinear maps, rectified and logarithmic eigenvalues.
+`BiMap`, `ReEig`, `LogEig`: networks on covariance matrices by bilinear maps, rectified and
+logarithmic eigenvalues.
 
 Huang, Van Gool: A Riemannian Network for SPD Matrix Learning (AAAI 2017): BiMap (1), ReEig (2),
 LogEig (5). The gradients of the two spectral layers are Daleckii's and Krein's, with closed divided
 differences: the ones of (13)-(20) there divide by differences of eigenvalues, and are NaN where two
 are equal, as they are after ReEig.
 
-Embeddings in hyperbolic space, a decoder by distances, and a classifier by hyperplanes.
+`PoincareEmbedding`, `LorentzEmbedding`, `DistanceDecoder`, `HyperbolicClassifier`: embeddings in
+hyperbolic space, a decoder by distances, and a classifier by hyperplanes.
 
 Nickel, Kiela: Poincaré Embeddings for Learning Hierarchical Representations (NeurIPS 2017), and
 Learning Continuous Hierarchies in the Lorentz Model of Hyperbolic Geometry (ICML 2018); Ganea,
 Bécigneul, Hofmann: Hyperbolic Neural Networks (NeurIPS 2018), for the classifier. Curvature is -1.
 
-Dropout whose draws depend on an address: the client, the round, the step, the example's place.
+`KeyedDropout`: dropout whose draws depend on an address: the client, the round, the step, the
+example's place.
 
 Srivastava, Hinton, Krizhevsky, Sutskever, Salakhutdinov: Dropout: A Simple Way to Prevent Neural
 Networks from Overfitting (2014). torch's own draws from one generator a process, so that a run

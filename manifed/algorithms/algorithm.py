@@ -1,6 +1,6 @@
 """The base classes of every algorithm: its client update, its server update, their defaults.
 
-A page states what a client does in a round (`ClientUpdate`), what the server makes of it
+An algorithm states what a client does in a round (`ClientUpdate`), what the server makes of it
 (`ServerUpdate`), or both, where its paper ties the two (`Algorithm`). An object is a frozen table
 of hyperparameters and its methods are pure. A client sees what came down, its own memory, an
 oracle, the geometry and its draws, and nothing else; the code is written for one client and runs
