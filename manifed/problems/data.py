@@ -292,7 +292,8 @@ def named(name: str, what: str) -> Any:
     """Imports and returns the object ``package.module:name``; ``what`` names it in errors.
 
     Raises:
-        ValueError: not of that form, or not importable; in one line.
+        ValueError: not of that form, not importable, or no function where ``what`` is "function";
+            in one line.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"expected 'package.module:{what}', got {name!r}")
@@ -305,7 +306,10 @@ def named(name: str, what: str) -> Any:
             f"expected a module that can be imported, got {where!r} ({described(error)}); install "
             "its package where this runs, or put it beside the config file"
         ) from None
-    return getattr(module, attribute, None)
+    found = getattr(module, attribute, None)
+    if what == "function" and (not callable(found) or isinstance(found, type)):
+        raise ValueError(f"expected a function, got {name!r}, which is {type(found).__name__}")
+    return found
 
 
 def source_sha256(module: str) -> str:

@@ -230,19 +230,6 @@ class Layout(DataSource):
         return found, lambda i: f"row {i + 1}"
 
     # -- a function of one's own ------------------------------------------------------------------
-    def read_by(self) -> Callable[[Path], Any]:
-        """The function that ``source`` names, ``package.module:function``.
-
-        Raises:
-            ValueError: as `sources.named`, or it is no function.
-        """
-        found = named(str(self.source), "function")
-        if not callable(found) or isinstance(found, type):
-            raise ValueError(
-                f"expected a function, got {self.source!r}, which is {type(found).__name__}"
-            )
-        return found
-
     def _of_function(self, path: Path) -> _Found:
         """The named arrays that ``source`` makes of a file.
 
@@ -255,7 +242,7 @@ class Layout(DataSource):
                 because it may hold data.
         """
         try:
-            found = self.read_by()(path)
+            found = named(str(self.source), "function")(path)
             if not isinstance(found, Mapping) and not hasattr(found, "shape"):
                 found = default_collate([found[i] for i in range(len(found))])
             if isinstance(found, list | tuple):

@@ -16,7 +16,7 @@ from pydantic import model_validator
 
 from manifed.errors import short
 from manifed.fields import Positive
-from manifed.problems.data import Dataset, ExampleKind, checksum
+from manifed.problems.data import Dataset, ExampleKind, checksum, named
 from manifed.problems.examples import Examples
 from manifed.problems.file_formats import Array, BadFile, Layout, Raw
 
@@ -139,7 +139,7 @@ class FileData(Layout):
         )
         if self.source is not None:
             try:
-                self.read_by()
+                named(self.source, "function")
             except ValueError as error:
                 yield True, f"source: {error}"
         shape = self.one_shape
