@@ -414,8 +414,9 @@ class Masking(ByGraph, ServerUpdate):
             NotAgreed: without a key with every neighbour.
         """
         source = draws.source
-        is_one = isinstance(draws.partition, int)
-        nodes = (draws.partition,) if is_one else draws.partition
+        who = draws.partition
+        is_one = isinstance(who, int)
+        nodes = (who,) if is_one else who
         when = {"server_round": draws.server_round, "attempt": draws.attempt, "step": step}
         if self.pair_keys == "seeded" and source.origin == "os":
             raise ValueError(

@@ -28,7 +28,7 @@ def tensor_of(value: object, name: str) -> Tensor:
                 f"{name}: expected a dense tensor of real numbers, got {value.dtype} of shape "
                 f"{tuple(value.shape)} ({value.layout} on {value.device})"
             )
-        return value.detach().as_subclass(Tensor).resolve_neg()
+        return value.detach().as_subclass(Tensor).resolve_neg().contiguous()
     try:
         if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
             return torch.stack([tensor_of(one, name) for one in value])
