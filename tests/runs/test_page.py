@@ -167,5 +167,12 @@ def test_a_browser_opens_the_page_and_a_keyboard_and_a_dark_screen_will_do(pages
             colours.append(browser.value(f"[{style}.backgroundColor, {style}.color]"))
         (light, ink), (dark, chalk) = colours
         assert len({light, dark}) == len({ink, chalk}) == len({dark, chalk}) == 2
+        phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+        browser("Emulation.setDeviceMetricsOverride", **phone)
+        browser.value('document.querySelector("table").scrollLeft = 200')
+        name = 'document.querySelector("td").getBoundingClientRect()'
+        assert browser.value(f"{name}.left") >= 0, "the first column stays while others scroll"
+        assert 120 <= browser.value(f"{name}.width") <= 200
+        assert browser.value("document.documentElement.scrollWidth") == 390
         assert not browser.heard("Runtime.consoleAPICalled", "Log.entryAdded")
         assert not browser.heard("Runtime.exceptionThrown")

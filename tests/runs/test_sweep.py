@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -170,7 +171,8 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path):
     """Ctrl-C in the first run, the same command again: one table, nothing run twice."""
     out = tmp_path / "sweep"
     words = ["sweep", QUICKSTART, "--set", STEPS, "--out", str(out)]
-    rounds = ["--set", "federation.num_rounds=40"]
+    drawn = "federation.cohort={kind='fixed-size',cohort_size=5}"
+    rounds = ["--set", drawn, "--set", "federation.num_rounds=40"]
     started = subprocess.Popen(
         [sys.executable, "-m", "manifed", *words, *rounds], stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
@@ -201,6 +203,7 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path):
     named = ["--label", "one", "--label", "two", "--pdf", tmp_path / "new" / "sweep.pdf", "--json"]
     rows = json.loads(invoke(*words, *rounds, *named).stdout)["rows"]
     assert {row["label"] for row in rows} == {"one", "two"}
-    assert named[-2].read_bytes().startswith(b"%PDF")
+    pages = re.findall(rb"/Type /Page\b", named[-2].read_bytes())
+    assert len(pages) == 3, "epsilon by round tells the cohort's draws, which are no release"
     assert "one of another config" in refused(*words, "--set", "federation.num_rounds=41")
     assert written == {path: path.stat().st_mtime_ns for path in out.glob("*/*")}
