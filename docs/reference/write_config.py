@@ -69,8 +69,8 @@ the [JSON Schema](config.schema.json): `#:schema` with its path or URL, as in
 `configs/quickstart.toml`. The site has it as `config.schema.json`. Plug-ins' keys are not checked.
 
 A table with several kinds has the key `kind`, for example `kind = "rsgd"`. The kinds are in bold
-print. "Also" names keys that are explained in the table above the kinds. "None" is the default of a
-key that may be left out.
+print. Type and default of a key are in parentheses. "Also" names keys that are explained above the
+kinds. "None" is the default of a key that may be left out.
 
 *For the sites*: a site should read these keys before it takes part. They say what is computed from
 its records and how the records are protected. The settings of a site process are options of the
@@ -198,9 +198,14 @@ def default_of(field: FieldInfo) -> str:
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
 
 
+def line_of(text: str) -> str:
+    """Text as one line of Markdown."""
+    return " ".join(text.replace("``", "`").split())
+
+
 def cell(text: str) -> str:
     """Text for one cell of a table."""
-    return " ".join(text.replace("``", "`").replace("|", "\\|").split())
+    return line_of(text).replace("|", "\\|")
 
 
 class Row(NamedTuple):
@@ -212,8 +217,13 @@ class Row(NamedTuple):
     meaning: str
 
     def line(self) -> str:
-        """The line as Markdown."""
+        """The line of a table as Markdown."""
         return "| " + " | ".join(map(cell, self)) + " |"
+
+    def item(self) -> str:
+        """The same as text: key, type and default, meaning."""
+        meaning = "" if self.meaning == IN_FORMULA else f": {self.meaning}"
+        return f"{self.key} ({self.type}; {self.default}){meaning or '.'}"
 
 
 def rows_of(cls: type[BaseModel], place: str) -> Iterator[Row]:
@@ -252,8 +262,10 @@ def also(row: Row, shared: Row) -> str:
     return row.key if row == shared else f"{row.key} ({row.default})"
 
 
-def table_of(rows: list[Row]) -> str:
-    """Rows as a table in Markdown."""
+def table_of(rows: list[Row], *, is_short: bool) -> str:
+    """Rows as a table in Markdown, or as a list, which a phone shows as well."""
+    if is_short:
+        return "\n".join(f"* {line_of(row.item())}" for row in rows) + "\n"
     return "\n".join([*HEAD, *(row.line() for row in rows)]) + "\n"
 
 
@@ -271,16 +283,16 @@ def sections_of(
             continue
         yield f"{'###' if place else '##'} {here}\n"
         if not place:
-            yield cell(meaning_of(cls, name) or "") + " " + READERS[CONCERNS[name]]
+            yield line_of(meaning_of(cls, name) or "") + " " + READERS[CONCERNS[name]]
         if any(isinstance(one, Kinds) for one in options(field.rebuild_annotation()).values()):
             yield OWN_PART
         tables = {model: list(rows_of(model, here)) for model in fresh}
         every, several = shared_of(list(tables.values()))
         several = several if is_short else {}
         if every:
-            yield "Keys of every kind:\n\n" + table_of(every)
+            yield "Keys of every kind:\n\n" + table_of(every, is_short=is_short)
         if several:
-            yield "Keys of several kinds:\n\n" + table_of(list(several.values()))
+            yield "Keys of several kinds:\n\n" + table_of(list(several.values()), is_short=True)
         for model, rows in tables.items():
             written.add(model)
             kind = kind_of(model)
@@ -293,23 +305,21 @@ def sections_of(
                 and row.meaning == several[row.key].meaning
             ]
             told = ", ".join(also(row, several[row.key]) for row in shared)
-            sentence = cell(sentence_of(model)) + (f" Also {told}." if told else "")
+            sentence = sentence_of(model) + (f" Also {told}." if told else "")
             own = [row for row in rest if row not in shared]
             if is_short and kind and len(own) == 1:
-                sentence += f" Key {own[0].key} ({own[0].type}; {own[0].default})"
-                sentence += "." if own[0].meaning == IN_FORMULA else f": {own[0].meaning}"
-                own = []
+                sentence += f" Key {own.pop().item()}"
             title = f'**`"{kind}"`**: ' if is_short else f'**`kind = "{kind}"`**: '
-            yield (title if kind else "") + cell(sentence) + "\n"
+            yield (title if kind else "") + line_of(sentence) + "\n"
             if own:
-                yield table_of(own)
+                yield table_of(own, is_short=is_short)
         for model in fresh:
             yield from sections_of(model, here, written, is_short)
 
 
 def page(*, is_short: bool = True) -> str:
     """The whole page; the long one repeats a row of several kinds at each of them."""
-    top = table_of(list(rows_of(Experiment, "")))
+    top = table_of(list(rows_of(Experiment, "")), is_short=is_short)
     below = "\n".join(sections_of(Experiment, "", set(), is_short)).rstrip()
     return f"{INTRODUCTION}## The file\n\n{top}\n{below}\n"
 
