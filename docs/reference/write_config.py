@@ -69,8 +69,8 @@ the [JSON Schema](config.schema.json): `#:schema` with its path or URL, as in
 `configs/quickstart.toml`. The site has it as `config.schema.json`. Plug-ins' keys are not checked.
 
 A table with several kinds has the key `kind`, for example `kind = "rsgd"`. The kinds are in bold
-print. Type and default of a key are in parentheses. "Also" names keys that are explained above the
-kinds. "None" is the default of a key that may be left out.
+print. In parentheses are the type of a key, or its possible texts, and the default. "Also" names
+keys that are explained above the kinds. "None" is the default of a key that may be left out.
 
 *For the sites*: a site should read these keys before it takes part. They say what is computed from
 its records and how the records are protected. The settings of a site process are options of the
@@ -223,7 +223,8 @@ class Row(NamedTuple):
     def item(self) -> str:
         """The same as text: key, type and default, meaning."""
         meaning = "" if self.meaning == IN_FORMULA else f": {self.meaning}"
-        return f"{self.key} ({self.type}; {self.default}){meaning or '.'}"
+        texts = self.type.replace('"` or `"', '"`, `"')
+        return f"{self.key} ({texts}; {self.default}){meaning or '.'}"
 
 
 def rows_of(cls: type[BaseModel], place: str) -> Iterator[Row]:

@@ -80,8 +80,8 @@ class FileData(Layout):
     row_norm: Positive | None = None
     """Public bound of a row's length, or of a hyperbolic point's distance from the origin."""
     outside: _Outside = "refuse"
-    """What to do with a row beyond a bound: refuse the file, clip the entries and then the length,
-    or project onto the manifold (rows: onto the sphere of radius ``row_norm``)."""
+    """A row beyond a bound: refuse the file, clip entries and then length, or project onto the
+    manifold (rows: onto the sphere of radius ``row_norm``)."""
     ridge: Positive = 1e-6
     """Added to the diagonal of a signal's covariance."""
     is_centred: bool = True
