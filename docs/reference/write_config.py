@@ -311,7 +311,8 @@ def sections_of(
             if is_short and kind and len(own) == 1:
                 sentence += f" Key {own.pop().item()}"
             title = f'**`"{kind}"`**: ' if is_short else f'**`kind = "{kind}"`**: '
-            yield (title if kind else "") + line_of(sentence) + "\n"
+            if kind or place:
+                yield (title if kind else "") + line_of(sentence) + "\n"
             if own:
                 yield table_of(own, is_short=is_short)
         for model in fresh:
