@@ -110,7 +110,7 @@ def test_what_flwr_run_carries_is_a_file_and_lines_of_toml():
         load(QUICKSTART, ["federation.num_rounds=7", "privacy.noise.epsilon=0.5"])
     )
     assert config.description == "a b"
-    with pytest.raises(ConfigError, match="one a line"):
+    with pytest.raises(ConfigError, match="one per line"):
         experiment_of({**given, "overrides": "federation.num_rounds=7 privacy.noise.epsilon=0.5"})
     with pytest.raises(ConfigError, match="resolved"):
         experiment_of({**run_config_of(config), "overrides": "federation.num_rounds=7"})
