@@ -2,7 +2,10 @@
 
 import sys
 
-from manifed.cli.main import simulation
+from manifed.cli import check_typer
 
 if __name__ == "__main__":
+    check_typer()
+    from manifed.cli.main import simulation
+
     simulation(sys.argv[1:])
