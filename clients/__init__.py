@@ -4,5 +4,7 @@ Under either name a module is one object: this package enters those of the libra
 """
 
 from manifed.flower import enter_as
+from manifed.lazy import lazily
 
 enter_as(__name__)
+__getattr__, __dir__ = lazily(__name__, {"local_training": ["client_app"]})

@@ -4,5 +4,17 @@ Under either name a module is one object: this package enters those of the libra
 """
 
 from manifed.flower import enter_as
+from manifed.lazy import lazily
 
 enter_as(__name__)
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "any_update": ["AnyUpdate"],
+        "control_variates": ["ControlVariates"],
+        "gossip": ["Gossip"],
+        "masked_mean": ["MaskedMean"],
+        "projection_mean": ["ProjectionMean"],
+        "tangent_mean": ["TangentMean"],
+    },
+)

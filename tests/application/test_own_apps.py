@@ -1,8 +1,5 @@
 """Strategies and clients of the application in a ServerApp and a ClientApp of one's own."""
 
-import re
-from pathlib import Path
-
 import geoopt
 import pytest
 import torch
@@ -23,11 +20,9 @@ from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full
 from manifed.plan import plan
 from manifed.privacy.random_numbers import NoiseSource
-from manifed.privacy.statement import audit_ledger
 from manifed.problems.frechet import FrechetMean
 from manifed.setting import Federation, Setting
 from strategies.tangent_mean import TangentMean
-from tests import fresh
 from tests.federation.test_door import points
 from tests.tensors import assert_near
 
@@ -210,24 +205,6 @@ def test_both_apps_take_a_plan_whose_noise_meets_a_target_over_the_whole_run():
     strategy.start(grid_of(privacy=None, plan=client), START, num_rounds=3)
     assert strategy.statement()["adversaries"][0]["epsilon"] == pytest.approx(2.0, abs=1e-2)
     assert "RELEASE" in strategy.text
-
-
-@pytest.mark.slow
-def test_the_two_programs_of_the_page_run(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
-    server, client, _ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    run = (
-        "from flwr.app import Context, RecordDict\n"
-        "from manifed.flower.grids import InlineGrid\n"
-        "context = Context(1, 1, {}, RecordDict(), {})\n"
-        "app(InlineGrid(clients, 3, {}), context)\n"
-    )
-    program = f"LEDGER = {str(tmp_path / 'ledger.jsonl')!r}\n{server}\n{client}\n{run}"
-    done = fresh.python("-c", program)
-    assert done.returncode == 0, done.stderr
-    assert "RELEASE" in done.stdout
-    assert "server: (" in done.stdout
-    assert 0 < audit_ledger(tmp_path / "ledger.jsonl", 1e-5)["adversaries"][0]["epsilon"] <= 2.0
 
 
 def test_messages_that_are_made_again_are_charged_again():

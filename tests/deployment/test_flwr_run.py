@@ -53,7 +53,7 @@ def test_flwr_run_in_a_fresh_clone_with_a_fresh_home_ends_with_a_statement(clone
     names = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")
     with private_flower(clone, dict(zip(names, map(str, free_ports(2)), strict=True))) as flower:
         assert not Path(flower.env["FLWR_HOME"]).exists()
-        status, details, log = _ended(flower, "flwr", "run", ".")
+        status, details, log = ended(flower, "flwr", "run", ".")
         assert status == "finished:completed", details
         assert "privacy statement\n  SEEDED RUN" in log
         assert "(1.997, 1e-05)-DP against the server, who sees every cohort" in log
@@ -63,14 +63,14 @@ def test_flwr_run_in_a_fresh_clone_with_a_fresh_home_ends_with_a_statement(clone
         assert manifest["config"]["federation"]["num_clients"] == 2
 
         began = time.monotonic()
-        status, details, _ = _ended(flower, "flwr", "run", ".", "--run-config", "num-clients=3")
+        status, details, _ = ended(flower, "flwr", "run", ".", "--run-config", "num-clients=3")
         assert status == "finished:failed"
         assert "Expected 3 clients, got 2" in details
         assert "--federation-config num-supernodes=3" in details
         assert time.monotonic() - began < 200  # Ray starts, and one ClientApp
 
 
-def _ended(flower, *command):
+def ended(flower, *command):
     """Status, details and log of a run on Flower's own local SuperLink, once it has ended."""
     (run_id,) = re.findall(r"Successfully started run (\d+)", flower.call(*command))
     deadline = time.monotonic() + 400

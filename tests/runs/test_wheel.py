@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -9,9 +10,13 @@ import venv
 from pathlib import Path
 from zipfile import ZipFile
 
+import numpy as np
 import pytest
 import tomli_w
 
+from app.processes import free_ports, private_flower
+from manifed.privacy.statement import audit_ledger
+from tests.deployment.test_flwr_run import ended
 from tests.fresh import QUICKSTART, ROOT
 
 OWN = ("app", "clients", "configs", "strategies", "privacy", "runs")
@@ -31,7 +36,7 @@ def _python(interpreter, *words, cwd):
     return done.returncode, done.stdout, done.stderr
 
 
-def _wheel_of(source, folder):
+def wheel_of(source, folder):
     words = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, source]
     subprocess.run([sys.executable, "-m", "pip", *words], check=True, cwd=folder)
     (found,) = folder.glob("*.whl")
@@ -40,7 +45,7 @@ def _wheel_of(source, folder):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    return _wheel_of(ROOT, tmp_path_factory.mktemp("wheel"))
+    return wheel_of(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +111,7 @@ def test_a_wheel_from_the_sdist_is_the_wheel_from_the_tree(wheel, tmp_path):
     )
     (sdist,) = tmp_path.glob("manifed-*.tar.gz")
     assert sdist.name == f"manifed-{_version()}.tar.gz"
-    found = ZipFile(_wheel_of(sdist, tmp_path))
+    found = ZipFile(wheel_of(sdist, tmp_path))
     expected = ZipFile(wheel)
     assert found.namelist() == expected.namelist()
     assert all(found.read(name) == expected.read(name) for name in expected.namelist())
@@ -170,3 +175,48 @@ def test_its_command_needs_no_clone_but_for_flowers_engines(installed, folder):
             f"{engine}\n"
         )
     assert sorted(folder.rglob("*")) == before
+
+
+def app_of_the_page(folder):
+    """The folder that docs/flower.md writes."""
+    (folder / "meanapp").mkdir(parents=True)
+    (folder / "meanapp" / "__init__.py").write_text("")
+    page = (ROOT / "docs" / "flower.md").read_text()
+    fence = r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$"
+    for name, text in re.findall(fence, page, re.MULTILINE | re.DOTALL):
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_the_app_of_the_page_runs_from_the_wheel_by_flowers_own_commands(
+    installed, tmp_path, monkeypatch
+):
+    python, packages = installed
+    for flower in Path(sys.executable).parent.glob("fl*w*r*"):  # flwr, flower-superlink, ...
+        lines = flower.read_text().split("\n")
+        script = python.parent / flower.name
+        script.write_text("\n".join([f"#!{python}", *lines[1:]]))
+        script.chmod(0o755)
+    folder = app_of_the_page(tmp_path / "meanapp")
+    monkeypatch.chdir(folder)
+    names = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")
+    own = dict(zip(names, map(str, free_ports(2)), strict=True))
+    own |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHONPATH": ""}
+    with private_flower(ROOT, own) as flower:
+        where = flower.call(str(python), "-c", "import manifed; print(manifed.__file__)")
+        assert where.strip() == str(packages / "manifed" / "__init__.py")
+        flower.call("flwr", "build")
+        (bundle,) = folder.glob("you.meanapp.1-0-0.*.fab")
+        assert set(ZipFile(bundle).namelist()) >= {"meanapp/server_app.py", "pyproject.toml"}
+        assert "meanapp" in flower.call("flwr", "install", str(bundle))
+        status, details, log = ended(flower, "flwr", "run", ".")
+        assert status == "finished:completed", details
+    (ledger,) = folder.glob("ledger-*.jsonl")
+    (server, *_) = audit_ledger(ledger, 1e-5)["adversaries"]
+    assert 1.5 < server["epsilon"] <= 2.0
+    assert f"({server['epsilon']:.4g}, 1e-05)-DP against the server" in log
+    (model,) = map(np.load, folder.glob("model-*.npy"))
+    assert np.linalg.norm(model) == pytest.approx(1.0)
+    assert model == pytest.approx([3**-0.5] * 3, abs=0.4)
