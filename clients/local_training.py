@@ -30,7 +30,7 @@ from manifed.algorithms.payloads import BadBroadcast
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import own_node
 from manifed.experiment.schema import Experiment
-from manifed.federation.client import ClientSetup, Node, answer
+from manifed.federation.client import ClientSetup, Node, answer, check_maps
 from manifed.federation.exchange import BadMessage, Header
 from manifed.federation.memory import Kept, MemoryStore
 from manifed.federation.plan import Plan
@@ -261,6 +261,7 @@ def client_app(
             loaded[partition] = _checked(problem, load_shard(context))
         shard = loaded[partition]
         shape = problem.point_shape(shard)
+        check_maps(problem.manifold, problem.manifold.random(*shape, generator=torch.Generator()))
         return Node(setup, shard, len(shard), partition, agreed, shape, source or own_source)
 
     return app_of(find)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
+from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate, asked_of
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError, described, short
 from manifed.experiment.plugins import Kinds, is_plugin
@@ -657,7 +657,7 @@ def _sampling_faults(setting: Setting, relation: NeighboringRelation, clip: floa
     )
     try:  # for a shard so large that a minibatch is a proper part of it
         releases = training.releases(unit, 1 << 20) if is_plugin(training.kind) else ()
-        schemes = {r.sampling.kind for r in releases} or {a.batch.kind for a in training.asks()}
+        schemes = {r.sampling.kind for r in releases} or {a.batch.kind for a in asked_of(training)}
     except Exception as error:
         yield f"training.kind: {training.kind!r}: releases failed: {described(error)}"
         return

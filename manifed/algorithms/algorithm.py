@@ -18,6 +18,7 @@ from pydantic import PrivateAttr
 from torch import Tensor
 
 from manifed.algorithms.payloads import Displacement, Down, Memory, Payload, Point, State, recorded
+from manifed.errors import check_kind
 from manifed.fields import Frozen, Positive, PositiveCount
 from manifed.manifolds.base import Manifold, MapChoice, as_point
 from manifed.oracles.minibatch import Ask, Full, Minibatch, Query
@@ -123,7 +124,7 @@ class ClientUpdate(Frozen):
     def initial_memory(self, x: Tensor) -> Memory | None:
         """Returns the tensors of `remember` as a record; None if the client has no memory."""
         made = self.remember(x)
-        return None if made is None else recorded(made)
+        return None if made is None else recorded(made, f"{type(self).__name__}.remember")
 
     # -- what is asked and released ----------------------------------------------------------
     def asks(self) -> tuple[Ask, ...]:
@@ -132,7 +133,7 @@ class ClientUpdate(Frozen):
 
     def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
         """Gives each of the `asks` the clip, noise and charge of a mechanism."""
-        return tuple(Query.of(mechanism, ask, num_examples) for ask in self.asks())
+        return tuple(Query.of(mechanism, ask, num_examples) for ask in asked_of(self))
 
     def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Release, ...]:
         """Lists the releases about the client's examples that one round is charged for."""
@@ -206,6 +207,18 @@ class ClientUpdate(Frozen):
         Raises:
             ValueError: naming the field, its value and what works instead.
         """
+
+
+def asked_of(update: ClientUpdate) -> tuple[Ask, ...]:
+    """Returns the `ClientUpdate.asks` of an update.
+
+    Raises:
+        ConfigError: they are no tuple of questions.
+    """
+    asked = update.asks()
+    for ask in asked if isinstance(asked, tuple) else (asked,):
+        check_kind(f"{type(update).__name__}.asks", ask, Ask, "a tuple of Ask")
+    return asked
 
 
 class GradientSteps(ClientUpdate):

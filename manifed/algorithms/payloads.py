@@ -16,14 +16,14 @@ manifold (`Expectation`).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass
 from functools import cache
-from operator import methodcaller
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from manifed.errors import ConfigError, check_kind
 from manifed.manifolds.base import LARGEST, TOLERANCE, Manifold, frobenius
-from manifed.manifolds.linalg import packed_size
+from manifed.manifolds.linalg import Shape, flaw, packed_size
 
 
 @dataclass(frozen=True)
@@ -159,18 +159,57 @@ def _record(names: tuple[str, ...]) -> Any:
     return make_dataclass("Remembered", fields, bases=(Memory,), frozen=True)
 
 
-def recorded(made: Tensor | Payload | State) -> Any:
-    """Turns what a client returned into a record of detached tensors, which can be stacked."""
-    kind: Any = Displacement
-    if isinstance(made, dict):
-        kind = _record(tuple(made))
-    elif isinstance(made, Payload):
-        kind = type(made)
-        made = vars(made)
-    else:
-        made = {"u": made}
-    alone = map(Tensor.detach, made.values())
-    return kind(*map(methodcaller("as_subclass", Tensor), alone))
+layout_of: Any = cache(lambda kind, *of: kind.layout(*of))
+"""`Payload.layout` of a payload type, kept."""
+
+
+def layout_in(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Lists shape and type of tensors, as `Payload.layout` does."""
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+def named_tensors(who: str, made: Any) -> State:
+    """Returns the dict of tensors that a method ``who`` returned.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    check_kind(who, made, dict, "a dict of torch tensors")
+    for name, value in made.items():
+        check_kind(f"{who}, {name!r}", value, Tensor, "a torch tensor")
+    return made
+
+
+def recorded(made: Any, who: str = "remember") -> Any:
+    """Turns the dict of tensors that a method ``who`` returned into a record.
+
+    Raises:
+        ConfigError: as `named_tensors`.
+    """
+    layout = layout_in(named_tensors(who, made))
+    return returned(who, made, _record(tuple(layout)), layout)
+
+
+def returned(who: str, made: Any, kind: Any, layout: Mapping[str, Any], lead: Shape = ()) -> Any:
+    """Makes the record of ``kind`` of what a method ``who`` returned: its tensors, detached.
+
+    ``made`` is a record, a dict, or the value of the first field.
+
+    Raises:
+        ConfigError: naming what was returned, and names, shapes and types of what to return.
+    """
+    values = vars(made) if isinstance(made, Payload) else made
+    if not isinstance(values, dict):
+        values = {next(iter(layout)): values}
+    if values.keys() != layout.keys():
+        raise ConfigError(f"{who}: expected the tensors {[*layout]}, got {[*values]}")
+    found: State = {}
+    for name, (shape, dtype) in layout.items():
+        value = values[name]
+        if (*lead, *shape) != getattr(value, "shape", None) or value.dtype != dtype:
+            raise ConfigError(f"{who}: {flaw(name, value, (*lead, *shape), dtype)}")
+        found[name] = value.detach().as_subclass(Tensor)
+    return kind(**found)
 
 
 @dataclass(frozen=True)
@@ -335,14 +374,3 @@ class Expectation(NamedTuple):
             f"Expected {name} tangent at the broadcast point within {within:g}, got a "
             f"relative normal part of {defect:.3g}; take manifold.proju of it"
         )
-
-
-def flaw(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
-    """Returns what is wrong with one array (shape, type, entries that are not finite), or None."""
-    if tensor.shape != shape:
-        return f"Expected {name} of shape {shape}, got {tuple(tensor.shape)}"
-    if tensor.dtype != dtype:
-        return f"Expected {name} of dtype {dtype}, got {tensor.dtype}"
-    if bad := int((~torch.isfinite(tensor)).sum()):
-        return f"Expected finite entries in {name}, got {bad} of {tensor.numel()} not so"
-    return None

@@ -20,12 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Collected, There
-from manifed.algorithms.payloads import PerClient
-from manifed.errors import ConfigError, described, named_by, raised_at
+from manifed.errors import ConfigError, named_by
 from manifed.experiment.plugins import is_plugin
 from manifed.experiment.schema import Experiment, sha256
-from manifed.federation.client import ClientSetup, ClientSide, Node, Seat, Uncharged, run_update
+from manifed.federation.client import ClientSetup, ClientSide, Node, try_update
 from manifed.federation.plan import Plan
 from manifed.manifolds.linalg import Shape
 from manifed.plan import Sizes, example_mechanism, plan
@@ -398,57 +396,25 @@ def initial_point(config: Experiment) -> Tensor:
 
 
 def check_first_update(config: Experiment) -> None:
-    """Tries a first update of client 0 where a part of the algorithm is a plug-in.
-
-    Nothing of it is kept: it is how an author learns what is wrong before round 1, in one line.
+    """Tries a first update of client 0 where the config names a plug-in (`try_update`).
 
     Raises:
-        ConfigError: with what the algorithm raised, or `Uncharged`.
+        ConfigError: with what a part raised or returned.
     """
     training = config.training
     server = config.server_update
-    if not is_plugin(training.kind) and not is_plugin(server.kind):
+    if not any(map(is_plugin, (training.kind, server.kind, config.problem.kind))):
         return
-    if any(one.aggregation == "none" for one in (*training.phases, *training.setup_phases)):
-        return  # what it mixes takes every client
     if isinstance(config.data, SiteData):
         sizes = config.federation.num_examples or (1,)
-        setup = client_setup(config, sizes)
         whole = made_up_examples(config, sizes[0])
     else:
-        setup = client_setup(config, facts_of(config).sizes)
+        sizes = facts_of(config).sizes
         (whole,) = _examples(config, range(1))
-    shard, _ = _halves(config, whole)
     x = initial_point(config)
-    manifold = setup.problem.manifold
-    try:
-        state = server.start(x)
-        memory = training.initial_memory(x)
-        for phase in training.phases:
-            down = server.down(state, phase.name)
-            up, memory, _ = run_update(
-                setup,
-                Seat(0, 1, 0, phase.name),
-                down.rows.take(0) if isinstance(down, PerClient) else down,
-                memory,
-                shard,
-                len(whole),
-                NoiseSource.from_seed(0),
-            )
-            if type(up) is not phase.up:
-                raise TypeError(f"expected a {phase.up.__name__}, got a {type(up).__name__}")
-            is_hidden = config.privacy.kind == "client-level"
-            seen = (None, ()) if is_hidden else (type(up).stack([up]), (0,))
-            clients = config.federation.num_clients
-            collected = Collected(up.tensors(), *seen, clients, lambda: 0.5)
-            there = There(manifold, phase.name, 1, collected)
-            state = server.server(dict(state), up.point, there)
-        server.output(state, manifold)
-        server.model(state, manifold)
-    except Uncharged as error:
-        raise ConfigError(str(error)) from None
-    except Exception as error:
-        raise ConfigError(
-            f"training.kind: {training.kind!r} with strategy.kind = {server.kind!r}: a first "
-            f"update failed: {described(error)} ({raised_at(error)})"
-        ) from None
+    try_update(
+        f"training.kind: {training.kind!r} with strategy.kind = {server.kind!r}",
+        _side(config, (whole,), sizes, tuple(x.shape)),
+        server,
+        x,
+    )

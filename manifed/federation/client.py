@@ -14,11 +14,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import ClientUpdate, Here, Phase
-from manifed.algorithms.payloads import Memory, Payload, recorded
+from manifed.algorithms.algorithm import (
+    ClientUpdate,
+    Collected,
+    Here,
+    Phase,
+    ServerUpdate,
+    There,
+)
+from manifed.algorithms.payloads import (
+    Memory,
+    Payload,
+    PerClient,
+    layout_in,
+    layout_of,
+    named_tensors,
+    returned,
+)
+from manifed.errors import ConfigError, RoundFailed, described, raised_at
 from manifed.federation.exchange import BadMessage, Header
 from manifed.federation.held_out import EVALUATE, LABEL, PrivateEvaluation
 from manifed.federation.memory import Kept, remembered
+from manifed.manifolds.base import Manifold
+from manifed.manifolds.linalg import Shape, flaw
 from manifed.oracles.minibatch import UNNOISED, Query
 from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.events import PrivacyUnit, Release
@@ -108,7 +126,7 @@ class _UpdateResult(NamedTuple):
     queries: Counter[str]
 
 
-class Uncharged(RuntimeError):
+class Uncharged(ConfigError):
     """Error: an update's answers are not what was charged; its upload must not leave."""
 
 
@@ -148,15 +166,26 @@ def run_update(
     sizes = sizes if held is None else [held.trained_on(size) for size in sizes]
     oracle = Oracle(problem, examples, list(map(setup.queries, sizes)), draws)
     here = Here(problem.manifold, seat.phase, seat.server_round, down, memory, draws, phase.places)
-    made = training.client(next(iter(vars(down).values())).detach(), oracle, here)
-    up, after = made if isinstance(made, tuple) else (made, None)
+    x = next(iter(vars(down).values())).detach()
+    made = training.client(x, oracle, here)
+    up, after = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     charged = setup._charged(min(sizes))
     if charged is not None and seat.server_round == 0:
         charged = Counter()  # the exchanges before round 1 are charged nothing
     if charged is not None:
         _check_charged(training.kind, oracle.queries, charged)
-    after = None if after is None else recorded(after)
-    return _UpdateResult(recorded(up), after, oracle.queries)
+    name = f"{type(training).__name__}.client"
+    ndim = x.dim() - problem.manifold.ndim
+    layout = layout_of(phase.up, tuple(x.shape[ndim:]), x.dtype)
+    up = returned(name, up, phase.up, layout, tuple(x.shape[:ndim]))
+    if after is not None:
+        if memory is None:
+            raise ConfigError(
+                f"{name}: expected no memory beside the upload, got one; write "
+                "remember(self, x), which returns the memory before the first update"
+            )
+        after = returned(f"{name}, memory", after, type(memory), layout_in(vars(memory)))
+    return _UpdateResult(up, after, oracle.queries)
 
 
 def releases_in(
@@ -306,3 +335,80 @@ def answer(
     up, after, _ = run_update(node.setup, seat, down, memory, examples, node.num_examples, source)
     kept = None if after is None else Kept(header, after.tensors())
     return _Answer(up, source.origin, kept)
+
+
+# -- before round 1 ------------------------------------------------------------------------------
+def try_update(name: str, side: ClientSide, server: ServerUpdate, x: Tensor) -> None:
+    """Tries a first update of client 0.
+
+    Nothing of it is kept: it is how an author learns what is wrong before round 1, in one line.
+
+    Raises:
+        ConfigError: ``name``, and what a part raised, or returned and should return.
+    """
+    problem = side.setup.problem
+    training = side.setup.training
+    if any(one.aggregation == "none" for one in (*training.phases, *training.setup_phases)):
+        return  # what it mixes takes every client
+    try:
+        check_maps(problem.manifold, x)
+        state = named_tensors(f"{type(server).__name__}.start", server.start(x))
+        memory = training.initial_memory(x)
+        for phase in training.phases:
+            down = server.down(state, phase.name)
+            up, memory, _ = run_update(
+                side.setup,
+                Seat(0, 1, 0, phase.name),
+                down.rows.take(0) if isinstance(down, PerClient) else down,
+                memory,
+                side.shards[0],
+                side.public_size(0),
+                NoiseSource.from_seed(0),
+            )
+            is_own = type(training).__module__.startswith("manifed.")
+            each = [*vars(up).values(), *vars(memory or up).values()]
+            if not is_own and not all(u.isfinite().all() for u in each):
+                raise ConfigError(f"{type(training).__name__}.client: expected finite entries")
+            seen = (None, ()) if side.unit == "client" else (type(up).stack([up]), (0,))
+            clients = len(side.num_examples or side.shards)
+            means = {key: torch.zeros_like(u) for key, u in vars(up).items()}  # no step too long
+            collected = Collected(means, *seen, clients, lambda: 0.5)
+            there = There(problem.manifold, phase.name, 1, collected)
+            made = server.server(dict(state), means[next(iter(means))], there)
+            state = named_tensors(f"{type(server).__name__}.server", made)
+        server.output(state, problem.manifold)
+        if why := flaw("it", server.model(state, problem.manifold), tuple(x.shape), x.dtype):
+            raise ConfigError(f"{type(server).__name__}.model: {why}")
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    except (ArithmeticError, RoundFailed):
+        pass  # by the numbers of one client: rounds may go on without it
+    except Exception as error:
+        raise ConfigError(
+            f"{name}: a first update failed: {described(error)} ({raised_at(error)})"
+        ) from None
+
+
+def check_maps(manifold: Manifold, x: Tensor) -> None:
+    """Tries the methods of a manifold at a point.
+
+    Raises:
+        ConfigError: naming a method that returned something else than a tensor of its shape, of the
+            type of the point, with finite entries.
+    """
+
+    def tried(name: str, *at: Tensor, size: Shape = tuple(x.shape)) -> Tensor:
+        found = getattr(manifold, name)(*at)
+        if why := flaw("it", found, size, x.dtype):
+            raise ConfigError(f"{type(manifold).__name__}.{name}: {why}")
+        return found
+
+    u = tried("from_coords", x, x.new_full(manifold.coords_of(x), 0.01))
+    tried("transp", x, tried("projx", x), u)
+    for name in ("proju", "egrad2rgrad", "retr"):
+        tried(name, x, u)
+    for name in ("inner", "norm_bound", "tangency_defect"):
+        tried(name, x, u, size=())
+    if manifold.has_logmap:
+        tried("logmap", x, tried("expmap", x, u))
+        tried("dist", x, x, size=())

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from manifed.algorithms.payloads import Memory
+from manifed.algorithms.payloads import Memory, layout_in
 from manifed.durable import MOST_BYTES, write_atomically
 from manifed.errors import one_line
 from manifed.federation.exchange import Header
@@ -58,7 +57,7 @@ def remembered(blank: Memory, kept: Kept | None, header: Header, *, lasts: bool 
         why = "it is of another config"
     elif not (lasts or header.continues(written.server_round, written.attempt)):
         why = f"it is of round {written.server_round}, attempt {written.attempt}"
-    elif _layout(kept.tensors) != _layout(blank.tensors()):
+    elif layout_in(kept.tensors) != layout_in(vars(blank)):
         why = "its tensors are not those of this algorithm"
     else:
         return type(blank)(**kept.tensors)
@@ -70,10 +69,6 @@ def remembered(blank: Memory, kept: Kept | None, header: Header, *, lasts: bool 
             *(header.last_accepted_round, why),
         )
     return blank
-
-
-def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
 class MemoryStore:

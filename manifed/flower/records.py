@@ -24,9 +24,10 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from manifed.algorithms.payloads import Payload, PerClient, flaw
+from manifed.algorithms.payloads import Payload, PerClient, layout_of
 from manifed.federation.exchange import Asked, BadMessage, Failure, Header, Kind, Replies, plain
 from manifed.flower.grids import UNREADABLE_REPLY
+from manifed.manifolds.linalg import flaw
 
 PAYLOAD = "payload"
 """ArrayRecord: the tensors of one payload, one entry a field."""
@@ -191,11 +192,6 @@ def _names(record: RecordDict | ConfigRecord | ArrayRecord) -> str:
     return f"{len(record)} entries, " + shown(list(record.keys())[:7])
 
 
-@cache
-def _layout(kind: type[Payload], shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Any]:
-    return kind.layout(shape, dtype)
-
-
 def read_tensors(
     content: RecordDict, kind: type[Payload], shape: tuple[int, ...], dtype: torch.dtype
 ) -> dict[str, Tensor]:
@@ -210,7 +206,7 @@ def read_tensors(
         raise BadMessage(f"Expected a {PAYLOAD!r} record, got {_names(content)}")
     if set(content) != {HEADER, PAYLOAD}:
         raise BadMessage(f"Expected the records {[HEADER, PAYLOAD]} alone, got {_names(content)}")
-    layout = _layout(kind, tuple(shape), dtype)
+    layout = layout_of(kind, tuple(shape), dtype)
     if tuple(record) != tuple(layout):
         raise BadMessage(
             f"Expected the arrays {tuple(layout)} of {kind.__name__}, got {_names(record)}"

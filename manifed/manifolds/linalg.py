@@ -244,3 +244,17 @@ def unpacked(c: Tensor) -> Tensor:
     s[..., rows, columns] = torch.where(rows == columns, c, c / math.sqrt(2.0))
     s[..., columns, rows] = s[..., rows, columns]
     return s
+
+
+def flaw(name: str, value: object, shape: Shape, dtype: Any) -> str | None:
+    """Returns what is wrong with one tensor (shape, type, entries that are not finite), or None."""
+    if not isinstance(value, Tensor):
+        kind = type(value).__name__
+        return f"Expected {name} as a torch tensor of shape {shape} and {dtype}, got {kind}"
+    if value.shape != shape:
+        return f"Expected {name} of shape {shape}, got {tuple(value.shape)}"
+    if value.dtype != dtype:
+        return f"Expected {name} of dtype {dtype}, got {value.dtype}"
+    if bad := int((~torch.isfinite(value)).sum()):
+        return f"Expected finite entries in {name}, got {bad} of {value.numel()} not so"
+    return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from manifed.errors import ConfigError
 from manifed.manifolds.base import Manifold, clip_factors, clipped
 from manifed.oracles.blocks import Points, in_blocks
 from manifed.oracles.minibatch import Query
@@ -49,7 +50,10 @@ def gradient_sum(problem: Problem, query: Query, points: Points, examples: Examp
         sizes = dots(vectors.abs(), torch.ones_like(vectors[(0,) * (vectors.dim() - 1)]))
         norms = sizes * (1 + vectors.shape[-1] * torch.finfo(vectors.dtype).eps)
         cut = clipped(vectors, norms, clip)
-        return Vectors(lambda w: (w.unsqueeze(-1) * cut).sum(-2), lambda: torch.isfinite(norms))
+        return Vectors(
+            lambda w: (w.unsqueeze(-1) * cut).sum(-2).reshape(x.shape),
+            lambda: torch.isfinite(norms),
+        )
     each = problem.gradients(x, examples)
 
     def total(weights: Tensor) -> Tensor:
@@ -58,7 +62,13 @@ def gradient_sum(problem: Problem, query: Query, points: Points, examples: Examp
             weights = torch.where(curvatures <= query.lipschitz, weights, 0.0)
         if clip is None:
             return each.sum(weights)
-        found = each.sum(weights * clip_factors(each.norms, clip))
+        norms = each.norms
+        found = each.sum(weights * clip_factors(norms, clip))
+        if norms.shape != weights.shape or found.shape != x.shape:  # broadcast, no clip bounds it
+            raise ConfigError(
+                f"{type(problem).__name__}: its gradients: expected norms {tuple(weights.shape)} "
+                f"and a sum {tuple(x.shape)}, got {tuple(norms.shape)} and {tuple(found.shape)}"
+            )
         return problem.manifold.tangent_part(x, found)
 
     return Vectors(total, lambda: torch.isfinite(each.norms))
@@ -84,7 +94,7 @@ def correction_sum(problem: Problem, query: Query, points: Points, examples: Exa
 
     def total(weights: Tensor) -> Tensor:
         found = (manifold.expand_scalar(weights) * change).sum(axis)
-        return found if clip is None else manifold.tangent_part(x, found)
+        return found if clip is None else manifold.tangent_part(x, found.reshape(x.shape))
 
     return Vectors(total, lambda: torch.isfinite(change).flatten(-manifold.ndim).all(-1))
 

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from manifed.errors import ConfigError
+from manifed.errors import ConfigError, check_kind
 from manifed.fields import BY_KIND, Frozen
 from manifed.manifolds.base import TOLERANCE, Manifold
 from manifed.manifolds.linalg import Shape, standard_normal
@@ -162,7 +162,9 @@ class Problem:
 
     def gradients(self, x: Tensor, examples: Examples) -> Gradients:
         """Returns the gradients of `rgrads` in the form that is summed and clipped."""
-        return Vectors(self.manifold, x, self.rgrads(x, examples))
+        found = self.rgrads(x, examples)
+        check_kind(f"{type(self).__name__}.rgrads", found, Tensor, "a torch tensor (n, *point)")
+        return Vectors(self.manifold, x, found)
 
     def correct(self, x: Tensor, examples: Examples) -> Tensor | None:
         """1 where an example is predicted right, else 0, shape ``(..., n)``; None: no classes."""

@@ -20,6 +20,7 @@ from manifed.algorithms.tangent_mean import TangentMean
 from manifed.callbacks import Callback, calling
 from manifed.durable import remove_drafts, write_atomically
 from manifed.errors import BudgetExhausted, ConfigError, check_kind, named_by, short
+from manifed.federation.client import try_update
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.exchange import ReplyPolicy, Transport
 from manifed.federation.held_out import HELD_OUT, PrivateEvaluation
@@ -38,7 +39,6 @@ from manifed.runs.folder import RunFolder, encode, is_fresh, with_label
 from manifed.runs.handed import (
     Connect,
     Evaluate,
-    check_computed,
     computing,
     connected,
     evaluated,
@@ -208,9 +208,12 @@ def federate(
     with computing(problem, examples[0].shapes):
         shape = tuple(problem.point_shape(examples[0]))
     x = start_of(problem, start, shape, seed)
-    check_computed(problem, x, examples[0])
     said = hashes_of(setting, examples, x)
     side = side_of(setting, problem, made, examples, shape, x.dtype)
+    try_update(
+        f"shards, algorithm: expected examples that {type(problem).__name__} can be computed for, "
+        f"got shapes {examples[0].shapes}", side, made.server_update, x,
+    )  # fmt: skip
     reached = connected(stack if transport is None else transport, side, device)
     return _Rounds(setting, made, x, reached, ledger, resume, said)
 

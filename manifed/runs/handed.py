@@ -7,7 +7,7 @@ the argument.
 import hashlib
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from manifed.experiment.assembly import starts
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.exchange import Transport
 from manifed.federation.plan import Plan
-from manifed.problems.examples import KEY, Examples
+from manifed.problems.examples import Examples
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_problem import ModuleProblem
 from manifed.problems.own_arrays import columns_of, tensor_of
@@ -162,26 +162,6 @@ def start_of(problem: Problem, x: Any, shape: tuple[int, ...], seed: int) -> Ten
     except BadBroadcast as error:
         raise ConfigError(f"start: {error}") from None
     return found
-
-
-def check_computed(problem: Problem, x: Tensor, examples: Examples) -> None:
-    """Try the gradient of one example at ``x``.
-
-    What fails by the example's numbers alone (an `ArithmeticError`) is left to the oracle.
-
-    Raises:
-        ConfigError: it cannot be computed, or is no vector at x.
-    """
-    one = examples.take(torch.zeros(1, dtype=torch.long)).to(x.dtype)
-    one = one.beside(KEY, torch.zeros(1, dtype=torch.float64)) if problem.needs_keys else one
-    with suppress(ArithmeticError), computing(problem, examples.shapes):
-        gradients = problem.gradients(x, one)
-        found = gradients.sum(torch.ones_like(gradients.norms))
-        if found.shape != x.shape:
-            raise ConfigError(
-                f"problem, shards: expected gradients of the shape of a point, {tuple(x.shape)}, "
-                f"got {tuple(found.shape)} for examples of shapes {examples.shapes}"
-            )
 
 
 def hashes_of(setting: Setting, examples: Sequence[Examples], x: Tensor) -> dict[str, str]:

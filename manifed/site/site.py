@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from manifed.algorithms.payloads import BadBroadcast, Payload, flaw
+from manifed.algorithms.payloads import BadBroadcast, Payload
 from manifed.durable import write_atomically
 from manifed.errors import ConfigError, one_line, raised_at
 from manifed.experiment.assembly import own_node
@@ -34,6 +34,7 @@ from manifed.federation.client import Node, answer
 from manifed.federation.exchange import BadMessage, Header
 from manifed.federation.held_out import EVALUATE
 from manifed.federation.memory import MemoryStore
+from manifed.manifolds.linalg import flaw
 from manifed.privacy.events import Releases
 from manifed.runs.manifest import code_sha256
 from manifed.site.account import Place, Refused, SiteAccount

@@ -57,7 +57,8 @@ def added_in(case):
             down = broadcast(phase, x)
             here = Here(problem.manifold, phase.name, server_round, down, memory, draws)
             made = case.training.client(next(iter(vars(down).values())), twin, here)
-            memory = recorded(made[1]) if isinstance(made, tuple) and made[1] else None
+            memory = made[1] if isinstance(made, tuple) else None
+            memory = recorded(memory) if isinstance(memory, dict) else memory
     return seen
 
 

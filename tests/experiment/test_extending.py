@@ -79,6 +79,9 @@ def test_the_package_of_the_page_runs_from_outside(tmp_path):
     poisson = "federation.cohort={kind='poisson',sampling_probability=0.5}"
     said = run(str(tmp_path / "growing"), "--set", growing, "--set", poisson)
     assert "of round 1; they depend on the round" in said
+    anchored = "training={kind='orchard.anchored:Anchored',step_size=0.2}"
+    said = run(str(tmp_path / "anchored"), "--set", anchored)
+    assert f"({gaussian_epsilon(1e-5, mu=10**0.5 / 8):.4g}, 1e-05)-DP against the server" in said
     keys = "from orchard.keys import Introduced; Introduced(step_size=0.1).setup_phases"
     call(tmp_path, "-c", keys)
     manifests = []
