@@ -15,8 +15,10 @@ import pytest
 import tomli_w
 
 from app.processes import free_ports, private_flower
+from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.statement import audit_ledger
 from tests.deployment.test_flwr_run import ended
+from tests.experiment.test_extending import PAGES, written
 from tests.fresh import QUICKSTART, ROOT
 
 OWN = ("app", "clients", "configs", "strategies", "privacy", "runs")
@@ -220,3 +222,63 @@ def test_the_app_of_the_page_runs_from_the_wheel_by_flowers_own_commands(
     (model,) = map(np.load, folder.glob("model-*.npy"))
     assert np.linalg.norm(model) == pytest.approx(1.0)
     assert model == pytest.approx([3**-0.5] * 3, abs=0.4)
+
+
+CELLS = [
+    "import numpy as np\n"
+    "import manifed\n"
+    "from manifed.algorithms import RSGD\n"
+    "from manifed.problems import Logistic\n"
+    "rng = np.random.default_rng(0)\n"
+    "feature = rng.normal(size=(4, 300, 3))\n"
+    "label = np.sign(feature @ [1.0, -2.0, 0.5])",
+    "shards = [{'feature': x, 'label': y} for x, y in zip(feature, label)]\n"
+    "privacy = manifed.ExampleLevel(epsilon=2, delta=1e-4, noise_source='seed')\n"
+    "found = manifed.fit(Logistic(), shards, RSGD(step_size=1.0), rounds=20, privacy=privacy)\n"
+    "found",
+    "print(manifed.__file__)\nprint(np.mean(found.predict(feature[0]).numpy() == label[0]))",
+]
+NOTEBOOK = {
+    "nbformat": 4, "nbformat_minor": 5, "metadata": {},
+    "cells": [{"cell_type": "code", "metadata": {}, "source": [cell]} for cell in CELLS],
+}  # fmt: skip
+EXECUTE = """
+import json, pathlib, runpy, sys
+path = pathlib.Path("own.ipynb")
+notebook = json.loads(path.read_text())
+runpy.run_path(sys.argv[1])["executed"](notebook)
+path.write_text(json.dumps(notebook))
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_with_numpy_shards_runs_from_the_wheel(installed, tmp_path):
+    python, packages = installed
+    (tmp_path / "own.ipynb").write_text(json.dumps(NOTEBOOK))
+    runner = str(ROOT / "docs" / "tutorials" / "run.py")
+    assert _python(python, "-c", EXECUTE, runner, cwd=tmp_path) == (0, "", "")
+    _, fitted, predicted = json.loads((tmp_path / "own.ipynb").read_text())["cells"]
+    (shown,) = fitted["outputs"][0]["data"]["text/plain"]
+    assert shown.startswith("<Result: 20 rounds, model (3,), ")
+    where, right = predicted["outputs"][0]["text"]
+    assert where.strip() == str(packages / "manifed" / "__init__.py")
+    assert float(right) > 0.9
+
+
+@pytest.mark.slow
+def test_a_plug_in_outside_of_the_repository_runs_by_the_command_of_the_wheel(installed, tmp_path):
+    python, _ = installed
+    written(tmp_path, PAGES)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    command = str(python.parent / "manifed")
+    words = ["run", "../config.toml", "--json", "--set", "engine.execution=cohort"]
+    code, out, err = _python(python, command, *words, cwd=elsewhere)
+    assert code == 0, err
+    manifest = json.loads(
+        (Path(json.loads(out.splitlines()[-1])["directory"]) / "manifest.json").read_text()
+    )
+    assert manifest["plugin_folders"]
+    (server,) = [one for one in manifest["privacy"]["adversaries"] if one["name"] == "server"]
+    assert server["epsilon"] == pytest.approx(gaussian_epsilon(1e-5, mu=5**0.5 / 8), rel=1e-4)
+    assert manifest["config"]["training"]["kind"].startswith("orchard.")
