@@ -69,6 +69,24 @@ from manifed.manifolds.linalg import (
 )
 from manifed.manifolds.stiefel import Metric, Stiefel
 
+__all__ = [
+    "BiMap",
+    "DistanceDecoder",
+    "HyperbolicClassifier",
+    "KeyedDropout",
+    "LogEig",
+    "LorentzEmbedding",
+    "OrthogonalLinear",
+    "PoincareEmbedding",
+    "ReEig",
+    "StiefelAdapter",
+    "adapt",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 # -- orthonormal frames --------------------------------------------------------------------------
 def _frame(rows: int, columns: int, metric: Metric = "euclidean") -> nn.Parameter:
@@ -310,9 +328,7 @@ class HyperbolicClassifier(nn.Module):
 class KeyedDropout(nn.Module):
     """Dropout by key: entries are zero with probability p, else divided by 1 - p.
 
-    Without a key nothing is dropped.
-
-    Without one, as where a model is judged or used outside this library, all entries stay.
+    Without a key all entries stay, as where a model is judged or used outside this library.
     """
 
     def __init__(self, p: float = 0.5) -> None:

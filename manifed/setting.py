@@ -48,7 +48,7 @@ MOST_EXAMPLES = 10**12
 
 # -- privacy ---------------------------------------------------------------------------------
 class Multiplier(Frozen):
-    """Noise as a multiple of the sensitivity."""
+    """The amount of noise, as a multiple of the sensitivity."""
 
     kind: Literal["multiplier"] = "multiplier"
     noise_multiplier: Positive
@@ -68,7 +68,7 @@ class _Goal(Frozen):
 
 
 class Target(_Goal):
-    """Noise calibrated to (epsilon, delta) of the whole run against one adversary."""
+    """The amount of noise that a whole run needs for (epsilon, delta) against one adversary."""
 
     adversary: AdversaryName = "server"
     """The adversary of the target."""

@@ -130,7 +130,7 @@ class Transport(Protocol):
 
 
 class ReplyPolicy(Frozen):
-    """The policy for missing replies.
+    """What a round does when replies of clients are missing.
 
     A reply that is an error, is missing, has another config hash, round or phase, another shape, an
     entry that is not finite, or is not tangent counts as a failure. Whoever was invited has paid

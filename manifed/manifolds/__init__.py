@@ -1,4 +1,4 @@
-"""Riemannian manifolds as `geoopt.Manifold`s."""
+"""Riemannian manifolds, whose classes are derived from `geoopt.Manifold`."""
 
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean

@@ -116,7 +116,7 @@ class WrongSize(ValueError):
 
 
 class Ask(NamedTuple):
-    """A question that an algorithm asks in one round: how often, of which batch, what is summed."""
+    """What an algorithm asks of a client's records in a round: how often, of which batch."""
 
     batch: Minibatch = Full()
     count: int = 1

@@ -351,35 +351,40 @@ def fit(
 ) -> Result:
     """Runs all rounds of a federation in this process, and returns model and statement.
 
-    A budget that runs out ends the fit in good order. A torch module is trained by `fit_module`.
+    When the privacy budget runs out, the fit ends early and `Result.stopped` says why. A torch
+    module is trained by `fit_module`.
 
     Args:
-        problem: what is minimised, and on which manifold.
+        problem: the loss and the manifold of the model; one of `manifed.problems`, for example
+            ``FrechetMean(Sphere())``.
         shards: one entry a client: a tensor, an array, a list or a frame with a row an example,
             which the problem knows as "z"; a dict of these by the names that the problem reads
             ("feature" and "label", for example); or Examples. All become float64.
-        algorithm: a client update and a server update, or one object that is both (a client update
-            alone goes with the tangent mean).
-        rounds: how many.
-        privacy: ``ExampleLevel(epsilon=2, delta=1e-5)``, or the frozen object of a config: it is
-            priced, and each cohort draw passes its budget. None protects nobody.
-        cohort: who takes part in a round; None is everyone.
-        seed: of a seeded run, and of the random starting point.
-        start: x^(0); None is a random point of ``seed``, or the parameters of a module. A torch
+        algorithm: one of `manifed.algorithms`, for example ``RSGD(step_size=0.1)``, or a pair of a
+            client update and a server update. A client update alone is paired with `TangentMean`.
+        rounds: the number of rounds.
+        privacy: what is protected, and how much: ``ExampleLevel(epsilon=2, delta=1e-5)`` or a
+            `ClientLevel`. The price of all rounds is computed before round 1, and no round is run
+            that exceeds the budget. None: no privacy.
+        cohort: the rule by which clients are chosen for a round; None: all clients.
+        seed: the seed of the random starting point, and of all draws if the noise is seeded.
+        start: the starting point; None: a random point, or the parameters of a module. A torch
             tensor in float32 makes the points of the run float32.
-        replies: when a round goes on without everybody.
+        replies: a `ReplyPolicy`, which says when a round goes on although replies are missing.
         held_out: judges the model by records that training does not use, under noise that the
             ledger is charged for; its ``stop_when`` ends the fit.
-        ledger: a file that is not there yet: each charge is on it before the clients are asked.
+        ledger: the path of a file that does not exist yet. The price of a round is written to it
+            before the clients are asked.
         resume: a folder for ledger, checkpoint, curves, model and statement. The same call goes on
             with the unfinished fit in it, whatever ended that; all that was charged stays spent.
         device: where tensors live: "cpu", "cuda" or "cuda:1"; with privacy it is the CPU.
-        transport: how clients are reached; None is a stack of them in this process.
-        evaluate: maps a model to named numbers for the curves, and is tried at x^(0); what it
-            computes from private data is no part of the release, and the statement says so.
+        transport: a function that connects to the clients; None: they are computed in this process.
+        evaluate: a function that maps a model to named numbers, which become columns of the curves.
+            It is called before round 1, too. What it computes from private data is not protected,
+            and the statement says so.
         callbacks: functions that are called after each round (`manifed.callbacks`).
-        progress: whether a line on standard error follows the rounds; None: in a notebook and on a
-            terminal.
+        progress: whether a line on standard error shows the progress; None: only in a notebook and
+            on a terminal.
 
     Raises:
         ConfigError: before round 1, for parts that do not go together or that nothing prices.
