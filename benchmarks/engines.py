@@ -32,7 +32,7 @@ from manifed.federation.exchange import Asked, Header, Transport
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.plan import promise_of
-from manifed.privacy.account import opened
+from manifed.privacy.charging import opened
 from reproduction.findings import log_slope
 
 TURN = 0.02

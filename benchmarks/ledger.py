@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.page import Page
-from manifed.privacy.account import Account
+from manifed.privacy.charging import Account
 from manifed.privacy.events import Release, SampledWithoutReplacement
 from manifed.privacy.ledger import Ledger
 from manifed.privacy.statement import Promise

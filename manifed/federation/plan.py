@@ -16,7 +16,7 @@ from manifed.federation.cohorts import Cohort
 from manifed.federation.exchange import Failure, ReplyPolicy
 from manifed.federation.held_out import PrivateEvaluation
 from manifed.manifolds.base import Manifold
-from manifed.privacy.account import Account
+from manifed.privacy.charging import Account
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism
 from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.privacy.statement import Promise

@@ -31,7 +31,7 @@ from manifed.flower.handshake import meet
 from manifed.flower.records import MessageTransport, tensors_from_record, tensors_to_record
 from manifed.manifolds.base import TOLERANCE, Manifold
 from manifed.plan import plan as planned
-from manifed.privacy.account import Account, opened
+from manifed.privacy.charging import Account, opened
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import Promise

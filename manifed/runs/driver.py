@@ -45,7 +45,7 @@ from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import ClientSide, StackTransport
 from manifed.plan import Sizes
-from manifed.privacy.account import Account, opened
+from manifed.privacy.charging import Account, opened
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import COLUMNS, Pace, Tally
 from manifed.runs.evidence import held_or_refused, read_past

@@ -28,7 +28,7 @@ from manifed.federation.plan import Plan
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.plan import plan
-from manifed.privacy.account import Account, opened
+from manifed.privacy.charging import Account, opened
 from manifed.problems.examples import Examples
 from manifed.problems.module_problem import Loss, ModuleProblem
 from manifed.problems.own_arrays import tensor_of

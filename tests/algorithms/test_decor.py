@@ -21,7 +21,7 @@ from manifed.federation.rounds import free, run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.flower.handshake import meet
 from manifed.plan import promise_of
-from manifed.privacy.account import Account
+from manifed.privacy.charging import Account
 from manifed.privacy.events import OF_MASKS
 from manifed.privacy.masks import seeded_pairs
 from manifed.privacy.random_numbers import NoiseSource, Stream

@@ -8,7 +8,7 @@ from manifed.experiment.assembly import initial_point, plan_of
 from manifed.federation.exchange import Asked, Failure
 from manifed.federation.rounds import run_rounds
 from manifed.plan import promise_of
-from manifed.privacy.account import opened
+from manifed.privacy.charging import opened
 from manifed.privacy.composition import gaussian_epsilon as gdp_epsilon
 from manifed.privacy.events import OF_MASKS
 from manifed.privacy.secldp import Correlated, against, worst

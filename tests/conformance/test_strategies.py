@@ -21,7 +21,7 @@ from manifed.federation.rounds import Course, Mean, free, run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.flower.apps import server_app_of, strategy_of
 from manifed.flower.records import tensors_from_record, tensors_to_record
-from manifed.privacy.account import opened
+from manifed.privacy.charging import opened
 from manifed.runs.driver import Job
 from manifed.runs.folder import RunFolder
 from strategies.any_update import AnyUpdate

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from manifed.errors import ConfigError
-from manifed.privacy.account import Account, opened
+from manifed.privacy.charging import Account, opened
 from manifed.privacy.ledger import (
     Entry,
     Head,

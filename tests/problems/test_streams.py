@@ -10,7 +10,7 @@ from manifed.experiment.assembly import client_side, load_shards
 from manifed.experiment.load import load
 from manifed.federation.stack import StackTransport
 from manifed.oracles import noisy_oracle
-from manifed.privacy.account import Account
+from manifed.privacy.charging import Account
 from manifed.problems.examples import Examples, Stream
 from manifed.runs.driver import _Run, rounds_over, run
 

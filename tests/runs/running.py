@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from manifed.cli.launch import Request, launch
-from manifed.privacy.account import Account
+from manifed.privacy.charging import Account
 from manifed.runs import driver
 from tests.command import invoke
 

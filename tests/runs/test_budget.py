@@ -15,7 +15,7 @@ import pytest
 from manifed.errors import BudgetExhausted
 from manifed.experiment.load import load
 from manifed.plan import promise_of
-from manifed.privacy.account import opened
+from manifed.privacy.charging import opened
 from manifed.privacy.epsilon_bounds import external_epsilon
 from tests.runs.running import QUICKSTART
 

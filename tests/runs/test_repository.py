@@ -11,7 +11,6 @@ from packaging.version import Version
 
 from manifed.cli.launch import engine
 from manifed.errors import ConfigError, check_linux
-from manifed.experiment.load import parse
 from tests.fresh import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -75,11 +74,6 @@ def test_make_explains_each_target_that_the_pages_name():
 def test_no_link_within_the_repository_is_broken(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
-
-
-def test_the_config_of_the_page_on_running_is_a_valid_experiment():
-    (text,) = blocks(ROOT / "docs" / "running.md", "toml")
-    assert parse({"name": "page", **tomllib.loads(text)}).federation.num_clients == 10
 
 
 def test_the_licence_is_an_spdx_expression_beside_its_text():

@@ -9,7 +9,7 @@ from manifed.experiment.assembly import facts_of
 from manifed.experiment.load import load
 from manifed.plan import promise_of
 from manifed.privacy import epsilon_bounds
-from manifed.privacy.account import opened
+from manifed.privacy.charging import opened
 from manifed.privacy.events import Release
 from manifed.privacy.statement import audit_ledger
 from manifed.privacy.tariff import ClientReleases, Tariff

@@ -14,7 +14,7 @@ from manifed.flower.client import inline_grid
 from manifed.flower.grids import PollingGrid
 from manifed.flower.records import HEADER, NOISE_ORIGIN, pack, read_reply
 from manifed.plan import promise_of
-from manifed.privacy.account import opened
+from manifed.privacy.charging import opened
 from manifed.privacy.events import Label
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.runs.export import viewed

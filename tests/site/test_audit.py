@@ -7,7 +7,7 @@ from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
 from manifed.plan import promise_of
-from manifed.privacy.account import opened
+from manifed.privacy.charging import opened
 from manifed.privacy.statement import audit_ledger
 from manifed.site.account import compared
 from tests.site.sites import CONFIG, DELTA, Peer, site_of, write

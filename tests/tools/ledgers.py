@@ -2,7 +2,7 @@
 
 import random
 
-from manifed.privacy.account import opened
+from manifed.privacy.charging import opened
 from manifed.privacy.events import PoissonSampled, SampledWithoutReplacement, Unsampled
 from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import ClientReleases, Tariff, Terms

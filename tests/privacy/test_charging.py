@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from manifed.errors import BudgetExhausted
 from manifed.privacy import tariff
-from manifed.privacy.account import Account, opened
+from manifed.privacy.charging import Account, opened
 from manifed.privacy.events import (
     CLIENT_LEVEL,
     EXTERNAL,
