@@ -133,7 +133,7 @@ def test_a_random_start_follows_the_seed():
 
 
 def test_a_given_start_is_that_point_and_the_origin_the_origin():
-    given = {"kind": "given", "entries": [0.0, 0.6, 0.8, *[0.0] * 7]}
+    given = {"kind": "given", "entries": (0.0, 0.6, 0.8, *[0.0] * 7)}
     config = experiment({"kind": "frechet-mean", "manifold": "sphere", "start": given})
     assert assembly.initial_point(config)[1:3].tolist() == pytest.approx([0.6, 0.8])
     config = experiment({"kind": "principal-eigenvector", "start": {"kind": "origin"}})
@@ -143,9 +143,9 @@ def test_a_given_start_is_that_point_and_the_origin_the_origin():
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        ([1.0, 0.0], ["problem.start.entries", "[10]", "[2]"]),
-        ([2.0, *[0.0] * 9], ["problem.start.entries", "Sphere"]),
-        ([[1.0, 2.0], [3.0]], ["problem.start.entries", "one length"]),
+        ((1.0, 0.0), ["problem.start.entries", "[10]", "[2]"]),
+        ((2.0, *[0.0] * 9), ["problem.start.entries", "Sphere"]),
+        (((1.0, 2.0), (3.0,)), ["problem.start.entries", "one length"]),
     ],
 )
 def test_a_given_start_that_is_no_point_is_refused_in_one_line(entries, words):
