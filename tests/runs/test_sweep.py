@@ -172,7 +172,7 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path):
     out = tmp_path / "sweep"
     words = ["sweep", QUICKSTART, "--set", STEPS, "--out", str(out)]
     drawn = "federation.cohort={kind='fixed-size',cohort_size=5}"
-    rounds = ["--set", drawn, "--set", "federation.num_rounds=40"]
+    rounds = ["--set", drawn, "--set", "federation.num_rounds=400"]
     started = subprocess.Popen(
         [sys.executable, "-m", "manifed", *words, *rounds], stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
@@ -184,7 +184,7 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path):
     last = said.strip().splitlines()[-1]
     command = "error: interrupted; rerun to resume: manifed sweep "
     assert (started.returncode, last[: len(command)]) == (130, command)
-    assert last.endswith("--set federation.num_rounds=40")
+    assert last.endswith("--set federation.num_rounds=400")
     assert first.experiment_path.is_file()
     assert not (out / "step_size=0.5-seed-0").exists()
 
@@ -196,7 +196,7 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path):
     }
     # A round that was charged and then cut off has spent its share of the budget.
     rounds_of = [read(out / f"step_size={step}-seed-0").last("round") for step in ("0.1", "0.5")]
-    assert rounds_of in ([39.0, 40.0], [40.0, 40.0])
+    assert rounds_of in ([399.0, 400.0], [400.0, 400.0])
 
     written = {path: path.stat().st_mtime_ns for path in out.glob("*/*")}
     assert "2 different labels" in refused(*words, *rounds, "--label", "one")
@@ -205,5 +205,5 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path):
     assert {row["label"] for row in rows} == {"one", "two"}
     pages = re.findall(rb"/Type /Page\b", named[-2].read_bytes())
     assert len(pages) == 3, "epsilon by round tells the cohort's draws, which are no release"
-    assert "one of another config" in refused(*words, "--set", "federation.num_rounds=41")
+    assert "one of another config" in refused(*words, "--set", "federation.num_rounds=401")
     assert written == {path: path.stat().st_mtime_ns for path in out.glob("*/*")}
