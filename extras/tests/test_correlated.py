@@ -45,7 +45,7 @@ def setup_of(correlation, manifold):
 
 def answers(setup, points, examples, size, partition=0, source=SOURCE):
     """The gradients that were sent in rounds 1, 2, ..., at these points, and the last memory."""
-    memory = None
+    memory = setup.training.initial_memory(points[0])
     found = []
     for server_round, x in enumerate(points, 1):
         seat = Seat(partition, server_round, 0, "train")
@@ -162,14 +162,15 @@ def test_a_lost_history_begins_a_new_chain_and_a_long_one_is_not_used():
         done = run_update(setup, here, Point(x), memory, at(x), 6, SOURCE)
         return done.up.tensors()["u"], done.memory.length
 
-    lost, length = sent(None)
+    blank = setup.training.initial_memory(x)
+    lost, length = sent(blank)
     assert float(length) == 1
     kept, length = sent(memory)
     assert float(length) == 6
     assert float((kept - lost).norm()) > 1e-3
     again, length = sent(memory, server_round=5)  # a server that asks for a round once more
     assert float(length) == 1
-    assert_near(again, sent(None, server_round=5)[0])
+    assert_near(again, sent(blank, server_round=5)[0])
 
 
 BASE = [
