@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -20,6 +21,7 @@ from manifed.privacy.statement import audit_ledger
 from tests.deployment.test_flwr_run import ended
 from tests.experiment.test_extending import PAGES, written
 from tests.fresh import QUICKSTART, ROOT
+from tests.runs.test_callbacks import in_events
 
 OWN = ("app", "clients", "configs", "strategies", "privacy", "runs")
 PINNED = ["OMP_NUM_THREADS", "PATH", "HOME", "LANG", "TMPDIR"]
@@ -282,3 +284,38 @@ def test_a_plug_in_outside_of_the_repository_runs_by_the_command_of_the_wheel(in
     (server,) = [one for one in manifest["privacy"]["adversaries"] if one["name"] == "server"]
     assert server["epsilon"] == pytest.approx(gaussian_epsilon(1e-5, mu=5**0.5 / 8), rel=1e-4)
     assert manifest["config"]["training"]["kind"].startswith("orchard.")
+
+
+DATA_SETS = """
+import os, signal, torch
+from torch.utils.data import TensorDataset
+import manifed
+from manifed.callbacks import tensorboard
+
+feature = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+label = (feature[:, 0] > 0).long()
+sites = [TensorDataset(feature[i::3], label[i::3]) for i in range(3)]
+noise = manifed.Multiplier(noise_multiplier=1.0)
+privacy = manifed.ExampleLevel(l2_norm_clip=1.0, noise=noise, delta=1e-4)
+
+def kill(curves, model):
+    if curves["round"][-1] == 4 and not os.path.exists("killed"):
+        open("killed", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+found = manifed.fit_module(
+    torch.nn.Linear(4, 2), sites, rounds=8, test=TensorDataset(feature, label), resume="fit",
+    privacy=privacy, callbacks=[tensorboard("curves"), kill],
+)
+print(manifed.__file__, *map(int, found.curves["round"]), found.curves["test_accuracy"][-1] > 0.8)
+"""
+
+
+@pytest.mark.slow
+def test_torch_data_sets_are_tracked_and_a_killed_fit_goes_on(installed, tmp_path):
+    python, packages = installed
+    assert _python(python, "-c", DATA_SETS, cwd=tmp_path)[0] == -signal.SIGKILL
+    code, out, err = _python(python, "-c", DATA_SETS, cwd=tmp_path)
+    assert code == 0, err
+    assert out.split() == [str(packages / "manifed" / "__init__.py"), *"12345678", "True"]
+    assert {*range(4, 9)} <= {step for step, *_ in in_events(tmp_path / "curves")["test_loss"]}
