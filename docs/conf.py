@@ -136,7 +136,7 @@ def bare(annotation: Any) -> Any:
     if get_origin(annotation) is Annotated:
         return bare(annotation.__origin__)
     if get_origin(annotation) in (Union, UnionType):
-        return Union[tuple(map(bare, get_args(annotation)))]  # noqa: UP007
+        return Union[tuple(map(bare, get_args(annotation)))]  # noqa: UP007  of a computed tuple
     return annotation
 
 

@@ -326,12 +326,12 @@ def page(*, is_short: bool = True) -> str:
     return f"{INTRODUCTION}## The file\n\n{top}\n{below}\n"
 
 
-def main() -> None:
-    """Write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=HERE / "config.md")
-    parser.parse_args().out.write_text(page(), encoding="utf-8")
+def write(text: str, name: str, about: str | None) -> None:
+    """Writes a text as the file of this name beside this module, or where --out says."""
+    parser = argparse.ArgumentParser(description=(about or name).splitlines()[0])
+    parser.add_argument("--out", type=Path, default=HERE / name)
+    parser.parse_args().out.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    write(page(), "config.md", __doc__)

@@ -5,7 +5,6 @@ of a part and plug-ins (`manifed.experiment.plugins.Kinds`), the texts of the co
 the short forms that a config may use.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -17,10 +16,9 @@ from pydantic_core import core_schema
 from manifed.experiment.plugins import Kinds
 from manifed.experiment.schema import Experiment
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).parent))
 
-import write_config as reference  # noqa: E402  (it stands beside this file)
+import write_config as reference
 
 Table = dict[str, Any]
 PLUGIN: Table = {
@@ -107,12 +105,5 @@ def text() -> str:
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
-def main() -> None:
-    """Write the file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=HERE / "config.schema.json")
-    parser.parse_args().out.write_text(text(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    reference.write(text(), "config.schema.json", __doc__)

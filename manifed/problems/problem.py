@@ -424,6 +424,7 @@ class FrozenProblem(ProblemSource, Problem):
         names = dict.fromkeys(name for own in owners for name in own if name in known)
         super().__init__(**dict(zip(names, values, strict=False)), **fields)
 
+    # as that of `Frozen`: a table of a config is read without it
     __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
 
 

@@ -163,7 +163,8 @@ def run(
             if not past or not past.manifest:
                 folder.begin(manifest_of(config, facts, folder, privacy, account.ledger.run_id))
             folder.drop_metrics_after(going.tally.told if done else -1)
-            going.curves |= folder.metrics()
+            if trackers:  # only they read earlier rows
+                going.curves |= folder.metrics()
             if past and past.odometer.covered > done:
                 _log.warning(
                     "Going on after round %d: rounds %d to %d were charged before the run stopped, "

@@ -50,7 +50,7 @@ def connected(transport: Connect, side: ClientSide, device: str) -> Transport:
     """Makes the transport, by a function that may be somebody's own, to clients on a device."""
     try:
         found = transport(side, **({} if device == "cpu" else {"device": device}))
-        found.exchange  # noqa: B018  raises where it is none
+        found.exchange  # noqa: B018  raises if it has none
     except ConfigError:
         raise
     except Exception as error:
