@@ -26,14 +26,16 @@ def ending_signals() -> Generator[None]:
     """Raises `Ended` at SIGINT, SIGTERM and SIGHUP, except those that are ignored (nohup).
 
     A signal that meets an import is raised after it: libraries take any exception inside an import
-    for a missing module, and some go on without it. Outside the main thread nothing is set, as
-    Python demands.
+    for a missing module, and some go on without it. A library that turns `Ended` into an error of
+    its own, as pydantic does while it builds a validator, does not hide it: that error is `Ended`
+    again at the end of the block. Outside the main thread nothing is set, as Python demands.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {n: signal.getsignal(n) for n in (*ENDING, signal.SIGALRM)}
     waiting: list[int] = []
+    raised: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
         if all(
@@ -41,6 +43,7 @@ def ending_signals() -> Generator[None]:
             for below, _ in traceback.walk_stack(frame)
         ):
             waiting.clear()
+            raised[:] = [number]
             raise Ended(number)
         waiting[:] = [number]
         signal.signal(signal.SIGALRM, lambda _, later: end(number, later))
@@ -50,6 +53,10 @@ def ending_signals() -> Generator[None]:
         signal.signal(number, end)
     try:
         yield
+    except Exception as error:
+        if raised and not hasattr(error, "exit_code"):
+            raise Ended(raised[0]) from error
+        raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
 from manifed.cli import launch as launching
 from manifed.cli.main import simulation
+from manifed.errors import RunEnded
 from manifed.runs.interrupt import Ended, ending_signals
 from tests.command import Done, invoke
 from tests.runs.running import QUICKSTART, SIGNALS, run_in, told, wait_for
@@ -105,6 +107,28 @@ def test_a_signal_inside_an_import_waits_for_its_end(tmp_path, monkeypatch):
     assert importlib.import_module("half_way").is_whole
     assert caught.value.code == 143
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_signal_that_a_library_turned_into_an_error_of_its_own_is_a_signal_still():
+    def built():  # as pydantic's core does while it builds a validator
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        except BaseException as error:
+            raise ValueError(f"error building a validator: {error!r}") from None
+
+    with pytest.raises(Ended) as caught, ending_signals():
+        built()
+    assert caught.value.code == 129
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), RunEnded("the folder is whole", 143)])
+def test_an_error_beside_no_signal_and_a_word_on_how_to_go_on_stay_as_they_are(error):
+    with pytest.raises(type(error)) as caught, ending_signals():
+        if isinstance(error, RunEnded):
+            with suppress(Ended):
+                os.kill(os.getpid(), signal.SIGTERM)
+        raise error
+    assert caught.value is error
 
 
 @pytest.mark.slow
