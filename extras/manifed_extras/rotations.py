@@ -55,6 +55,10 @@ class SpecialOrthogonal(Submanifold):
         """The vector x skew(c) from n x n normals c."""
         return x @ skew(c)
 
+    def to_coords(self, x: Tensor, u: Tensor) -> Tensor:
+        """The skew matrix x^T u."""
+        return x.mT @ u
+
     def _off_manifold(self, x: Tensor) -> Tensor:
         """A reflection is as far as a point can be that is orthogonal: 1."""
         return torch.where(torch.linalg.det(x) > 0, gram_defect(x), gram_defect(x).clamp_min(1.0))

@@ -6,7 +6,8 @@ what differential privacy and federated averaging need on top:
 * ``dim(shape)``: the dimension of the manifold whose points have that shape;
 * ``coords_shape(shape)`` and ``from_coords(x, c)``: a linear map R^m -> T_xM whose matrix J in a
   metric-orthonormal basis satisfies J J^T = I, so i.i.d. standard normals become the isotropic
-  tangent Gaussian of the metric (Utpala et al. 2023, Claim 2), ``tangent_gaussian``;
+  tangent Gaussian of the metric (Utpala et al. 2023, Claim 2), ``tangent_gaussian``; its adjoint
+  ``to_coords(x, u)``;
 * ``invretr``: the inverse of ``retr``; ``maps``, exact or by retractions;
 * the ambient space of a submanifold: ``reach``, ``nearest``, ``ambient``;
 * ``as_point``, which places a tensor as geoopt does, sharing its storage;
@@ -35,6 +36,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import geoopt
+import numpy as np
 import torch
 from geoopt import ManifoldTensor
 from geoopt.utils import size2shape
@@ -147,6 +149,19 @@ class Manifold(geoopt.Manifold):
         Guarantees: in any metric-orthonormal basis of T_xM its matrix J has J J^T = I, so for
         c ~ N(0, I) the result is N_x(0, 1) and ``stddev * from_coords(x, c)`` is N_x(0, stddev^2).
         """
+
+    def to_coords(self, x: Tensor, u: Tensor) -> Tensor:
+        """The coordinates J^T u of the tangent vector u, shape (..., *coords); linear in u.
+
+        Guarantees: <from_coords(x, c), u>_x = <c, to_coords(x, u)> for every c. So the Euclidean
+        norm of the coordinates is the metric norm of u, and ``from_coords`` gives u back. Here by
+        differentiation; a subclass may have a formula.
+        """
+        lead = np.broadcast_shapes(x.shape, u.shape)[: -self.ndim]
+        c = u.new_zeros(*lead, *self.coords_of(x)).requires_grad_()
+        with torch.enable_grad():
+            product = self.inner(x, self.from_coords(x, c), u).sum()
+        return torch.autograd.grad(product, c)[0]
 
     def tangent_gaussian(self, x: Tensor, stddev: float, generator: torch.Generator) -> Tensor:
         """One draw of N_x(0, stddev^2) per point of x (..., *point), the same shape and dtype.

@@ -36,6 +36,10 @@ class Grassmann(Frames):
         """The horizontal part u - x x^T u."""
         return u - x @ (x.mT @ u)
 
+    def to_coords(self, x: Tensor, u: Tensor) -> Tensor:
+        """The vector itself."""
+        return u
+
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
         return linalg.matrix_norm(x.mT @ u)
 

@@ -97,6 +97,12 @@ class Lorentz(Manifold):
         along = dot(space, c)
         return torch.cat((along, c + along / (1 + _time(x)) * space), -1)
 
+    def to_coords(self, x: Tensor, u: Tensor) -> Tensor:
+        """The space part of u, transported to the origin: along x_s it is divided by x_0."""
+        space = _space(x)
+        along = dot(space, _space(u)) / above_zero(dot(space, space), power=2) * space
+        return (_space(u) - along) + along / _time(x)
+
     def projx(self, x: Tensor) -> Tensor:
         """The point with the same space part."""
         return _with_time(_space(x))
@@ -249,6 +255,8 @@ class PoincareBall(Manifold):
     def flattened(self, x: Tensor, u: Tensor) -> Tensor:
         """2 u / om(x)."""
         return u / (conformal_gap(x) / 2)
+
+    to_coords = flattened
 
     def norm_slack(self, x: Tensor) -> Tensor:
         """The ratio om / (om - 8 eps), less 1: rounding of |x|, infinite on the boundary."""

@@ -197,6 +197,8 @@ class Product(_Composed):
         parts = self._points(x), self._normals(c)
         return self._join(self._each(lambda m, *a: m.from_coords(*a), *parts))
 
+    to_coords = _part_by_part("to_coords")
+
     def of_normals(self, z: Tensor) -> Tensor:
         """Independent random points of the factors."""
         return self._join(self._each(lambda m, a: m.of_normals(a), self._normals(z)))
@@ -238,6 +240,7 @@ class _OverBase(_Composed):
         return self.base.coords_shape(shape)
 
     from_coords = _part_by_part("from_coords")
+    to_coords = _part_by_part("to_coords")
     of_normals = _part_by_part("of_normals")
     of_zeros = _part_by_part("of_zeros")
 
@@ -328,4 +331,5 @@ class Scaled(_OverBase):
     norm_bound = _times_scale("norm_bound", 1)  # the base knows where its own squares vanish
     dist = _times_scale("dist", 1)
     from_coords = _times_scale("from_coords", -1)
+    to_coords = _times_scale("to_coords", 1)
     egrad2rgrad = _times_scale("egrad2rgrad", -2)

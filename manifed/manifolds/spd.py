@@ -121,6 +121,8 @@ class SPD(SPDSet):
         """The whitened S_u."""
         return whiten(linalg.cholesky(x), u)
 
+    to_coords = flattened
+
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """The Frobenius norm of S_u, shape (...,)."""
         return linalg.matrix_norm(self.flattened(x, u), keepdim=keepdim)
@@ -197,6 +199,11 @@ class SPDLogEuclidean(SPDSet):
         """V (sym(c) / d) V^T from m x m normals c (the kernel of Utpala et al. is inverted)."""
         d, basis = _log_derivative(x)
         return basis @ (sym(c) / d) @ basis.mT
+
+    def to_coords(self, x: Tensor, u: Tensor) -> Tensor:
+        """D o V^T u V."""
+        d, basis = _log_derivative(x)
+        return d * (basis.mT @ u @ basis)
 
     def frechet_mean(self, points: Tensor, weights: Tensor | None = None, **how: Any) -> Tensor:
         """exp(sum_i w_i log p_i), exact; how to iterate is not used."""

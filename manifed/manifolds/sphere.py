@@ -27,6 +27,10 @@ class Sphere(Submanifold):
         """The orthogonal projection of n ambient normals."""
         return c - (x * c).sum(-1, keepdim=True) * x
 
+    def to_coords(self, x: Tensor, u: Tensor) -> Tensor:
+        """The vector itself."""
+        return u
+
     def projx(self, x: Tensor) -> Tensor:
         """The point x / |x|, the nearest one; NaN for x = 0, where it is not unique."""
         return x / linalg.vector_norm(x, dim=-1, keepdim=True)

@@ -204,6 +204,12 @@ class Stiefel(Frames):
         along = x.mT @ c
         return c - x @ (along - math.sqrt(2.0) * skew(along))
 
+    def to_coords(self, x: Tensor, u: Tensor) -> Tensor:
+        """The vector u with x A times sqrt(beta)."""
+        if self._beta == 1:
+            return u
+        return u - (1 - math.sqrt(0.5)) * (x @ (x.mT @ u))
+
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The vector u - x sym(x^T u), the orthogonal projection in both metrics."""
         return u - x @ sym(x.mT @ u)

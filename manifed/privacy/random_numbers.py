@@ -73,6 +73,8 @@ class Stream(IntEnum):
     EVALUATION_NOISE = 8
     DROPOUT = 9
     STREAM_NOISE = 10
+    ROUNDING = 11
+    SHARE_NOISE = 12
     PAIR_NOISE = 128
     """The first of those that both ends of an edge draw."""
 

@@ -34,6 +34,7 @@ def results(m, x, y, u, g):
         "proju": m.proju(x, g), "tangent_part": m.tangent_part(x, u), "projx": m.projx(x),
         "egrad2rgrad": m.egrad2rgrad(x, g), "inner": m.inner(x, u, u), "norm": m.norm(x, u),
         "retr": m.retr(x, u), "invretr": m.invretr(x, y), "transp": m.transp(x, y, u),
+        "to_coords": m.to_coords(x, u),
     }  # fmt: skip
     if m.has_logmap:
         found |= {"expmap": m.expmap(x, u), "logmap": m.logmap(x, y), "dist": m.dist(x, y)}

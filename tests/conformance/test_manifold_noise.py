@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.conformance.manifold_marks import ALL
+from tests.conformance.manifold_marks import ALL, drawn
 from tests.tensors import assert_near, generator, normals
 
 
@@ -40,6 +40,23 @@ def test_from_coords_is_an_isometry_onto_the_tangent_space(case, seed):
     case.close(jacobian @ jacobian.mT, torch.eye(dim).double(), 1e-12)
     case.close((jacobian**2).sum(0), m.inner(x, columns), 1e-12)
     assert torch.linalg.matrix_rank(jacobian) == dim
+
+
+@ALL
+@drawn
+def test_to_coords_is_the_adjoint_of_from_coords(case, seed, lead):
+    """At hard points to the rounding that a norm has there: none of it is due to coordinates."""
+    m = case.manifold
+    hard = () if case.hard_points is None else (case.hard_points(seed),)
+    for x, slack in [(case.points(seed, *lead), 0.0), *((x, m.norm_slack(x)) for x in hard)]:
+        u = case.tangents(x, seed + 1)
+        coords = m.to_coords(x, u)
+        c = normals(seed + 2, *coords.shape)
+        dims = tuple(range(len(x.shape) - m.ndim, coords.dim()))
+        gap = m.inner(x, m.from_coords(x, c), u) - (c * coords).sum(dims)
+        tolerance = case.tolerance * (1e-12 + slack)
+        assert (gap.abs() <= tolerance * c.square().sum(dims).sqrt()).all()
+        assert ((coords.square().sum(dims).sqrt() - 1).abs() <= tolerance).all()
 
 
 @ALL
