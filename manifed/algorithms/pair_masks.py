@@ -30,7 +30,6 @@ from manifed.graphs import Graph
 from manifed.oracles.noisy_oracle import Draws
 from manifed.privacy.masks import (
     FLAWS,
-    KEY_BYTES,
     Agreement,
     BadOffer,
     Offer,
@@ -42,6 +41,7 @@ from manifed.privacy.masks import (
 )
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated, Hidden
+from manifed.privacy.secret_shares import KEY_BYTES
 
 SETUP = ("offer", "agree")
 """The exchanges before round 1, where there are some."""

@@ -22,8 +22,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -31,10 +29,10 @@ from torch import Tensor
 
 from manifed.durable import read_regular
 from manifed.privacy.random_numbers import NoiseSource, Stream, edge_place
+from manifed.privacy.secret_shares import is_signed, key_fault, sign
 
 _LONGEST_FILE = 1 << 26
 """Bytes of a file of pinned keys."""
-KEY_BYTES = 32
 
 FLAWS = (
     "no usable X25519 key",
@@ -90,7 +88,7 @@ class Offer:
                 way than keys are made; one that another node offered too; and where keys are
                 ``pinned``, one that this node's does not sign.
         """
-        if fault := _fault(self.public):
+        if fault := key_fault(self.public):
             raise BadOffer(1, f"node {self.node}: its public key {fault}")
         if others := [j for j in (owners or {}).get(self.public, ()) if j != self.node]:
             raise BadOffer(
@@ -102,31 +100,12 @@ class Offer:
             raise BadOffer(
                 3, f"node {self.node}: no signing key is pinned for it; add its line to the file"
             )
-        try:
-            Ed25519PublicKey.from_public_bytes(known).verify(
-                self.signature, _said(run, self.node, self.public)
-            )
-        except (InvalidSignature, ValueError):
+        if not is_signed(known, _said(run, self.node, self.public), self.signature):
             raise BadOffer(
                 3,
                 f"node {self.node}: its public key is not signed by the key that is pinned for it "
                 "in this run; somebody between the nodes may have changed it",
-            ) from None
-
-
-def _fault(public: bytes) -> str | None:
-    """Why these bytes are no public key of X25519 that hides a secret; None if they are one."""
-    if len(public) != KEY_BYTES:
-        return f"is no X25519 key of {KEY_BYTES} bytes, it has {len(public)}"
-    if int.from_bytes(public, "little") >= 2**255 - 19:
-        return "is no number below 2**255 - 19, as every X25519 key is that was made by the rules"
-    try:
-        # any secret at all: a key of small order gives all of them one and the same public result
-        probe = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
-        probe.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:  # the all-zero secret (RFC 7748, section 6.1)
-        return "has small order in X25519, so everybody would know the secret"
-    return None
+            )
 
 
 def owners_of(offers: Iterable[Offer]) -> _Owners:
@@ -158,8 +137,8 @@ class Agreement:
         public = X25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw()
         if self.signing is None:
             return Offer(self.node, public)
-        signer = Ed25519PrivateKey.from_private_bytes(self.signing)
-        return Offer(self.node, public, signer.sign(_said(self.run, self.node, public)))
+        said = _said(self.run, self.node, public)
+        return Offer(self.node, public, sign(self.signing, said))
 
     def source(self, offer: Offer, owners: _Owners | None = None) -> NoiseSource:
         """Returns the normals that only this node and the offering one can draw.
