@@ -123,11 +123,14 @@ def test_a_signal_that_a_library_turned_into_an_error_of_its_own_is_a_signal_sti
 
 @pytest.mark.parametrize("error", [ValueError("x"), RunEnded("the folder is whole", 143)])
 def test_an_error_beside_no_signal_and_a_word_on_how_to_go_on_stay_as_they_are(error):
-    with pytest.raises(type(error)) as caught, ending_signals():
+    def run():
         if isinstance(error, RunEnded):
             with suppress(Ended):
                 os.kill(os.getpid(), signal.SIGTERM)
         raise error
+
+    with pytest.raises(type(error)) as caught, ending_signals():
+        run()
     assert caught.value is error
 
 
