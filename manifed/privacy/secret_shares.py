@@ -192,13 +192,12 @@ def _dealt(secret: bytes, points: Iterable[int], drawn: bytes) -> list[bytes]:
     return found
 
 
-def _commitment(share: bytes, *, is_seed: bool) -> bytes:
-    return _hash(b"share of seed" if is_seed else b"share of pair key", share)
+def _commitment(share: bytes) -> bytes:
+    return _hash(b"share", share)
 
 
 def _commitments(body: bytes) -> bytes:
-    seed, pair = body[:SHARE_BYTES], body[SHARE_BYTES:]
-    return _commitment(seed, is_seed=True) + _commitment(pair, is_seed=False)
+    return _commitment(body[:SHARE_BYTES]) + _commitment(body[SHARE_BYTES:])
 
 
 def _channel(
@@ -261,7 +260,7 @@ def opened(
 def share_fault(box: bytes, is_seed: bool, share: bytes) -> str | None:
     """Returns why this is not the share in the dealer's box; None if it is."""
     commitment = box[-64:-32] if is_seed else box[-32:]
-    if len(share) == SHARE_BYTES and _commitment(share, is_seed=is_seed) == commitment:
+    if len(share) == SHARE_BYTES and _commitment(share) == commitment:
         return None
     return "a share is not the one that was dealt"
 
