@@ -11,7 +11,8 @@ Both secrets of one node together would open what it sent.
 What holds: masks are uniform modulo 2^bits to everybody who lacks the keys (X25519, HKDF-SHA256 and
 AES-256 as usual). Fewer than ``threshold`` shares say nothing of a secret (Shamir, over the prime
 2^256 + 297). Each half of a share has its own commitment, since only one half is ever shown. Bytes
-from others are refused with a reason; nothing here raises for them, except `joined`.
+from others never raise in a check (`offer_fault`, `opened`, `share_fault`, `is_...`), only in
+`joined`; offers are checked before a secret meets them.
 
 A node that cannot open a box says which one, and nothing else. It must not show its channel key as
 proof. That key opens every box that was sent to the node, and a server that changes boxes could ask
