@@ -243,13 +243,13 @@ class Odometer:
 
     def epsilon(self, adversary: Adversary, delta: float) -> float:
         """Returns epsilon against one adversary, for the worst client; errors as `spent`."""
+        return max((external_epsilon(one, delta) for one in self.coins(adversary)), default=0.0)
+
+    def coins(self, adversary: Adversary) -> set[Coins]:
+        """Returns what each kind of client released to the adversary, and with which coins."""
         if adversary.releases == "aggregate":
-            found = self._of_aggregates(adversary)
-        elif adversary.sees_cohorts:
-            found = self._of_seen(adversary)
-        else:
-            found = self._of_coins(adversary)
-        return max((external_epsilon(coins, delta) for coins in set(found)), default=0.0)
+            return set(self._of_aggregates(adversary))
+        return set((self._of_seen if adversary.sees_cohorts else self._of_coins)(adversary))
 
     def _of_aggregates(self, adversary: Adversary) -> Iterator[Coins]:
         """Of each kind of client the aggregates that it may have been in, or all of them."""

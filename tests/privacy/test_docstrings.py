@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-MODULES = ("composition", "epsilon_bounds")
+MODULES = ("composition", "epsilon_bounds", "foreign")
 
 
 @pytest.mark.parametrize("name", MODULES)
