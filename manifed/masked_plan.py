@@ -1,4 +1,4 @@
-"""The part of a plan for nodes that add masks: mechanism, statement, price of a dropout.
+"""The part of a plan for nodes that add masks: mechanism and statement.
 
 Imported where ``privacy.kind`` is "correlated" alone.
 """
@@ -10,9 +10,9 @@ from manifed.errors import ConfigError
 from manifed.privacy import epsilon_bounds
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import repeated
-from manifed.privacy.mechanism import ExampleMechanism, Noise
+from manifed.privacy.mechanism import Noise
 from manifed.privacy.secldp import Correlated, Hidden, MaskedMechanism, calibrate_masks
-from manifed.privacy.tariff import ClientReleases, Terms
+from manifed.privacy.tariff import Terms
 from manifed.setting import CorrelatedNoise
 
 
@@ -62,39 +62,6 @@ def masked_mechanism(
             raise ConfigError(f"privacy.target: {impossible}") from None
     hidden = training.hidden(noise, privacy.collusion, privacy.coalition)
     return made(noise.sigma_cdp, hidden, noise.sigma_cor)
-
-
-def after_dropout(
-    training: Any,
-    privacy: CorrelatedNoise,
-    mechanism: ExampleMechanism,
-    sizes: tuple[int, ...],
-    dropped: tuple[int, ...],
-) -> Terms:
-    """Returns what a round releases in addition when survivors reveal masks with silent nodes.
-
-    Survivors are worth what they are on the graph without those nodes, and the silent ones, whose
-    messages may lie somewhere, their own noise. Squares of mu add up, so what was charged for the
-    round already is taken off; a sampled release is charged whole once more.
-    """
-    assert isinstance(mechanism, MaskedMechanism)
-    graph = training.secret_graph
-    noise = Correlated(mechanism.noise.value, mechanism.mask_stddev)
-    left = [i for i in range(graph.num_nodes) if i not in dropped]
-    coalition = [left.index(i) for i in privacy.coalition if i in left]
-    collusion = privacy.collusion if not privacy.coalition else 0
-    survivors = Hidden.of(graph.without(dropped), noise, collusion, coalition)
-    updates = list[ClientReleases]()
-    for who, after in ((left, survivors), (dropped, Hidden.uniform(noise.sigma_cdp))):
-        for size in dict.fromkeys(sizes[i] for i in who):
-            for hidden in (after.more_than(mechanism.hidden), after):
-                shown = mechanism.model_copy(update={"hidden": hidden})
-                released = training.releases(shown, size)
-                if all(one.sampling.kind == "unsampled" for one in released):
-                    break
-            owners = tuple(i for i in who if sizes[i] == size)
-            updates.append(ClientReleases(partitions=owners, releases=released))
-    return Terms(population=graph.num_nodes, updates=tuple(updates))
 
 
 def masked_text(training: Any, terms: Terms) -> str:

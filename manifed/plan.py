@@ -342,11 +342,6 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
     adversaries = (SERVER, EXTERNAL)
     if privacy.kind != "example-level":
         adversaries = OF_MASKS if privacy.kind == "correlated" else (CLIENT_LEVEL,)
-    disclosing = None
-    if privacy.kind == "correlated" and setting.server_update.may_disclose:
-        from manifed.masked_plan import after_dropout
-
-        disclosing = partial(after_dropout, setting.training, privacy, client, sizes)
     promise = Promise(
         tariff,
         federation.num_rounds if tariff.is_by_round else _planned_draws(setting),
@@ -367,7 +362,6 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
         },
         has_oracle=setting.has_oracle(),
         claim=_claim(setting),
-        after_dropout=disclosing,
     )
     with named_by("privacy", NoValidBound):
         promise.planned(1)

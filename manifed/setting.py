@@ -588,8 +588,8 @@ def _privacy_faults(setting: Setting) -> Iterator[str]:
     if privacy.kind == "correlated":
         if not training.has_masks:
             yield (
-                "privacy.kind: 'correlated' needs training that adds masks ('decor', "
-                f"'masked-mean'), got training.kind = {training.kind!r}"
+                "privacy.kind: 'correlated' needs training that adds masks ('decor'), got "
+                f"training.kind = {training.kind!r}"
             )
         if privacy.unit == "client":
             return

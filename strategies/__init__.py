@@ -13,7 +13,6 @@ __getattr__, __dir__ = lazily(
         "any_update": ["AnyUpdate"],
         "control_variates": ["ControlVariates"],
         "gossip": ["Gossip"],
-        "masked_mean": ["MaskedMean"],
         "projection_mean": ["ProjectionMean"],
         "tangent_mean": ["TangentMean"],
     },

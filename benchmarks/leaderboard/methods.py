@@ -20,7 +20,7 @@ LEFT_OUT = {
     "version of projected federated learning",
     "k-DP-PCA (arXiv 2508.10879)": "a central algorithm over a stream that a trusted curator "
     "reads; no local version is published, and only a part of the text could be had",
-    "rfedsvrg, decor, masked-mean, gossip": "other trust or two uploads a round",
+    "rfedsvrg, decor, gossip": "other trust or two uploads a round",
     "noisy-gram": "serves least squares, which is no task here",
     "Fashion-MNIST": "read where Debian's dataset-fashion-mnist is installed; it was not",
 }

@@ -44,7 +44,6 @@ FOLLOWS = {
     "Federation": ("partition", "num_rounds"),
     "Gossip": ("num_nodes",),
     "Decor": ("num_nodes", "pair_keys"),
-    "MaskedMean": ("num_nodes", "pair_keys"),
     "GrowingSamples": ("num_nodes",),
     "RFedAGS": ("participation",),
     "ExampleLevel": ("l2_norm_clip", "noise"),

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from manifed.algorithms.decor import Decor
     from manifed.algorithms.gossip import Gossip
     from manifed.algorithms.growing_samples import GrowingSamples
-    from manifed.algorithms.masked_mean import MaskedMean
     from manifed.algorithms.one_shot import LogEuclidean, NoisyGram, SecondMoment
     from manifed.algorithms.projected import Projected, ProjectedPartial
     from manifed.algorithms.rfedags import RFedAGS
@@ -30,7 +29,6 @@ __all__ = [
     "Gossip",
     "GrowingSamples",
     "LogEuclidean",
-    "MaskedMean",
     "NoisyGram",
     "Projected",
     "ProjectedPartial",
@@ -52,7 +50,6 @@ __getattr__, __dir__ = lazily(
         "decor": ["Decor"],
         "gossip": ["Gossip"],
         "growing_samples": ["GrowingSamples"],
-        "masked_mean": ["MaskedMean"],
         "one_shot": ["LogEuclidean", "NoisyGram", "SecondMoment"],
         "projected": ["Projected", "ProjectedPartial"],
         "rfedags": ["RFedAGS"],

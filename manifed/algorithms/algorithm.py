@@ -49,8 +49,6 @@ class Phase:
     """One for each field of ``up``; the server drops what is elsewhere; (): the server's space."""
     aggregation: Literal["mean", "none"] = "mean"
     """What the server update gets beside the uploads; "none" for keys, and where it mixes."""
-    needs_all: bool = False
-    """Whether the round is void unless all who are asked in this exchange reply."""
 
 
 class Here(NamedTuple):
@@ -326,16 +324,12 @@ class ServerUpdate(Frozen):
 
     mean_weights: ClassVar[Weighting] = "num-examples"
     """A client's weight in the mean, of an update without a field ``weights``."""
-    may_disclose: ClassVar[bool] = False
-    """Whether some exchanges are made only when needed (`is_due`), at an additional charge."""
     judges_uploads: ClassVar[bool] = False
     """Whether the server refuses some uploads for their content (`refused`)."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **settings: Any) -> None:
         super().__pydantic_init_subclass__(**settings)
-        asks_more = (cls.is_due, cls.disclosed)
-        cls.may_disclose = asks_more != (ServerUpdate.is_due, ServerUpdate.disclosed)
         cls.judges_uploads = cls.refused is not ServerUpdate.refused
 
     @property
@@ -376,15 +370,6 @@ class ServerUpdate(Frozen):
         `model` is their mean then.
         """
         return None
-
-    # -- exchanges that are made only where they are needed, and uploads that are refused ----
-    def is_due(self, state: State, phase: str) -> bool:
-        """Whether the exchange takes place in this state."""
-        return True
-
-    def disclosed(self, state: State, phase: str) -> tuple[int, ...]:
-        """Lists the clients whose masks an exchange discloses; empty if it discloses none."""
-        return ()
 
     def refused(
         self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]

@@ -59,7 +59,7 @@ class MaskUsed(RuntimeError):
 class PairKeys(Memory):
     """A node's memory: its X25519 secret, its pair keys by neighbour, and their last use.
 
-    ``used`` holds the last round and attempt that it masked, and 1 once it revealed masks of it.
+    ``used`` holds the last round and attempt that it masked.
     """
 
     secret: Tensor
@@ -166,7 +166,7 @@ class Masking(ByGraph, ServerUpdate):
         return PairKeys(
             torch.zeros(KEY_BYTES, dtype=torch.uint8),
             torch.zeros(most, KEY_BYTES, dtype=torch.uint8),
-            torch.zeros(3, dtype=torch.int64),
+            torch.zeros(2, dtype=torch.int64),
         )
 
     @property
@@ -358,56 +358,44 @@ class Masking(ByGraph, ServerUpdate):
 
     # -- in a round --------------------------------------------------------------------------
     def masked_now(
-        self,
-        shape: tuple[int, ...],
-        memory: Memory | None,
-        draws: Draws,
-        dropped: frozenset[int] | None = None,
+        self, shape: tuple[int, ...], memory: Memory | None, draws: Draws
     ) -> tuple[Tensor, Memory | None]:
         """Draws a node's summed masks sum_j v_ij, ``(*shape)`` or ``(C, *shape)``, and notes it.
 
         Each mask has unit deviation.
 
-        With ``dropped`` the sum is over these nodes alone, for a round and attempt that was masked.
-
         Raises:
             MaskUsed: the masks of this round and attempt, or of a later one, were used.
             ValueError: seeded masks beside noise from the operating system.
         """
-        drawn = self.drawn(shape, memory, draws, dropped)
+        drawn = self.drawn(shape, memory, draws)
         if isinstance(memory, PairKeys):
-            memory = replace(memory, used=self.used_now(memory, draws, dropped))
+            memory = replace(memory, used=self.used_now(memory, draws))
         return drawn, memory
 
-    def used_now(
-        self, memory: PairKeys, draws: Draws, dropped: frozenset[int] | None = None
-    ) -> Tensor:
+    def used_now(self, memory: PairKeys, draws: Draws) -> Tensor:
         """Returns the new value of ``used`` after this question; errors as `masked_now`."""
         if self.pair_keys == "seeded":
             return memory.used
         now = [draws.server_round, draws.attempt]
-        used = memory.used.reshape(-1, 3).tolist()
-        if dropped is None and now <= (newest := max(used)[:2]):
+        if now <= (newest := max(memory.used.reshape(-1, 2).tolist())):
             raise MaskUsed(
                 f"Expected a round and attempt after {newest}, got {now}: those masks were used, "
                 "and two messages under one mask would show their difference"
             )
-        if dropped is not None and any(last != [*now, 0] for last in used):
-            raise MaskUsed(
-                f"Expected masks of {now} to be revealed once and after they were used, got a "
-                f"question after {used[0]}"
-            )
-        return torch.tensor([*now, int(dropped is not None)]).expand(memory.used.shape).clone()
+        return torch.tensor(now).expand(memory.used.shape).clone()
 
     def drawn(
         self,
         shape: tuple[int, ...],
         memory: Memory | None,
         draws: Draws,
-        dropped: frozenset[int] | None = None,
+        partners: frozenset[int] | None = None,
         step: int = 0,
     ) -> Tensor:
         """Draws masks as `masked_now`, without its check of reuse; ``step`` distinguishes streams.
+
+        With ``partners`` the sum is over the masks that are shared with these nodes alone.
 
         Raises:
             ValueError: seeded masks beside noise from the operating system.
@@ -441,8 +429,8 @@ class Masking(ByGraph, ServerUpdate):
                     j: NoiseSource(_bytes(key), source.origin, precision=source.precision)
                     for key, j in zip(keys, near, strict=True)
                 }
-            if dropped is not None:
-                sources = {j: sources[j] for j in dropped.intersection(near)}
+            if partners is not None:
+                sources = {j: sources[j] for j in partners.intersection(near)}
             each.append(masks(sources, node, shape, **when))
         found = each[0] if is_one else torch.stack(each)
         return found.to(draws.device)

@@ -73,7 +73,6 @@ _TRAINING = Kinds(
         "rfedsvrg": "algorithms.rfedsvrg:RFedSVRG",
         "gossip": "algorithms.gossip:Gossip",
         "decor": "algorithms.decor:Decor",
-        "masked-mean": "algorithms.masked_mean:MaskedMean",
         "growing-samples": "algorithms.growing_samples:GrowingSamples",
         "second-moment": "algorithms.one_shot:SecondMoment",
         "log-euclidean": "algorithms.one_shot:LogEuclidean",
@@ -163,7 +162,7 @@ class Experiment(Frozen):
         kind = training.get("kind")
         if "graph" in training and "num_clients" in federation:
             _follow(found, "training", num_nodes=federation["num_clients"])
-            has_masks = kind in ("decor", "masked-mean") or is_plugin(kind)
+            has_masks = kind == "decor" or is_plugin(kind)
             if has_masks and privacy.get("kind") == "correlated":
                 is_release = privacy.get("noise_source") == "os"
                 _follow(found, "training", pair_keys="exchanged" if is_release else "seeded")

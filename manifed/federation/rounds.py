@@ -32,10 +32,9 @@ log = logging.getLogger("manifed")
 CLIP = "l2_norm_clip"
 """The adapted clip norm, kept in the server's state and so in its checkpoints."""
 
-_Charge = Callable[..., None]
+_Charge = Callable[[int, int, tuple[int, ...]], None]
 """``charge(server_round, attempt, partitions)`` pays for an attempt before any message of it
-leaves, and with a last argument ``disclosed`` for what its next exchange discloses of these
-clients' masks; it raises `BudgetExhausted` when the run may not pay."""
+leaves; it raises `BudgetExhausted` when the run may not pay."""
 
 
 class _BadState(RoundFailed):
@@ -191,7 +190,6 @@ def _enough(now: Attempt, replies: Replies) -> Replies:
         RoundFailed: when the policy is not content, with the first failures.
     """
     plan = now.plan
-    phase = now.phase
     if plan.mechanism is not None:
         if replies.partitions == now.asked:
             return replies
@@ -203,11 +201,9 @@ def _enough(now: Attempt, replies: Replies) -> Replies:
         return replies._replace(partitions=now.asked, uploads=type(replies.uploads)(*whole))
     if not (now.asked and replies.failures):
         return replies
-    asked = now.asked if phase.needs_all else now.cohort
-    needs_everyone = plan.needs_everyone or phase.needs_all
-    if why := plan.policy.refusal(replies, len(asked), needs_everyone=needs_everyone):
+    if why := plan.policy.refusal(replies, len(now.cohort), needs_everyone=plan.needs_everyone):
         lost = {**now.failures, **replies.failures}
-        where = f", exchange {phase.name!r}" if len(plan.phases) > 1 else ""
+        where = f", exchange {now.phase.name!r}" if len(plan.phases) > 1 else ""
         raise RoundFailed(
             f"Round {now.server_round}{where}: {why}",
             is_computed=all(one.kind == "unusable" for one in lost.values()),
@@ -375,12 +371,7 @@ class Course:
             now = self._drawn()
             self._pay(now)
             self.now = now
-        now = self.now
-        update = self.plan.server_update
-        is_asked = update.may_disclose and now.phase is not EVALUATE
-        if is_asked and (told := update.disclosed(now.state, now.phase.name)):
-            self._pay(now, told)
-        return now
+        return self.now
 
     def _drawn(self) -> Attempt:
         """Another attempt of the next round, its cohort drawn; nothing is paid yet."""
@@ -408,11 +399,11 @@ class Course:
         phases = (*plan.phases, EVALUATE) if is_due else plan.phases
         return Attempt(plan, number, attempt, cohort, cohort, self.state, phases, phases[0])
 
-    def _pay(self, now: Attempt, *disclosed: tuple[int, ...]) -> None:
+    def _pay(self, now: Attempt) -> None:
         if now.server_round == 0:
             return
         try:
-            self._charge(now.server_round, now.attempt, now.cohort, *disclosed)
+            self._charge(now.server_round, now.attempt, now.cohort)
         except BudgetExhausted as budget:
             budget.noise_origins = self._seen.noise_origins
             raise
@@ -472,11 +463,10 @@ class Course:
             now = now._replace(held_out=(totals.sum(0), len(totals)))
         else:
             now = _stepped(now, replies, aggregate)
-        for index in range(now.index + 1, len(now.phases)):
-            phase = now.phases[index]  # some exchanges take place in some states alone
-            if phase is EVALUATE or now.plan.server_update.is_due(now.state, phase.name):
-                self.now = now._replace(phase=phase, index=index)
-                return None
+        index = now.index + 1
+        if index < len(now.phases):
+            self.now = now._replace(phase=now.phases[index], index=index)
+            return None
         report = self._seen._replace(
             server_round=now.server_round,
             state=now.state,

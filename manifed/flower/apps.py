@@ -25,7 +25,6 @@ _STRATEGIES = {
     "gossip": "gossip:Gossip",
     "decor": "gossip:Gossip",
     "growing-samples": "gossip:Gossip",
-    "masked-mean": "masked_mean:MaskedMean",
 }
 
 

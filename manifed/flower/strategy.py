@@ -441,14 +441,8 @@ class ManifoldStrategy(Strategy):
         self._setting = None
         self._planned = num_rounds
 
-    def charge(
-        self,
-        server_round: int,
-        attempt: int,
-        partitions: tuple[int, ...],
-        disclosed: tuple[int, ...] = (),
-    ) -> None:
-        """Pays for an attempt before its messages leave, or for masks that it discloses next.
+    def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
+        """Pays for an attempt before its messages leave.
 
         Raises:
             BudgetExhausted: for the draw that the budget does not pay.
@@ -467,7 +461,7 @@ class ManifoldStrategy(Strategy):
                 )
         elif self._account is None:
             self._account = Account(self.promise, odometer=self.promise.odometer())
-        self._account.charge(server_round, attempt, partitions, disclosed)
+        self._account.charge(server_round, attempt, partitions)
 
 
 class JointStrategy(ManifoldStrategy, Generic[_Joint]):

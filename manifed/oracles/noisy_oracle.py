@@ -211,7 +211,8 @@ class Oracle:
         if query.whole_clip is not None:
             mean = clip_each(manifold, x.to(torch.float64), mean, query.whole_clip)
         if masks is not None:
-            mean = mean + self.masking(x, masks, label)
+            placed = manifold.from_coords(x.to(masks.dtype), masks)
+            mean = mean + query.mask_stddev * placed
         elif query.mask_stddev > 0:
             raise ValueError(
                 f"Expected masks with the answer {label!r}, which is charged as masked with "
@@ -274,11 +275,6 @@ class Oracle:
         return self.answer(label, origin, problem=problem)
 
     # -- what goes with answers --------------------------------------------------------------
-    def masking(self, x: Tensor, masks: Tensor, label: str = "gradient") -> Tensor:
-        """Returns the vector at x that an answer adds for these masks; no record enters it."""
-        placed = self.manifold.from_coords(x.to(masks.dtype), masks)
-        return self._asked[label].query.mask_stddev * placed
-
     def shown(self, x: Tensor, seen: Tensor) -> Tensor:
         """The model x + N_x(0, stddev^2), which was computed from un-noised `gradient` answers.
 

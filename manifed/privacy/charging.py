@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from manifed.errors import BudgetExhausted
 from manifed.privacy.ledger import Entry, Ledger, Reserves, Settles, ledger_key
 from manifed.privacy.odometer import ORIGINS, Odometer
 from manifed.privacy.statement import Promise
-from manifed.privacy.tariff import Terms, encode
+from manifed.privacy.tariff import encode
 
 
 class Account:
@@ -34,8 +33,7 @@ class Account:
     ) -> None:
         """``block`` rounds are reserved in one write, none beyond ``last_round`` or the budget.
 
-        Where masks may be disclosed, or cohorts are drawn and terms differ by round, a block has
-        one round.
+        Where cohorts are drawn and terms differ by round, a block has one round.
 
         Raises:
             ValueError: for a block of no round.
@@ -46,7 +44,7 @@ class Account:
         self._ledger = ledger
         self._last = last_round
         is_alone = promise.tariff.is_by_round and not promise.tariff.lengths
-        self._block = 1 if is_alone or promise.after_dropout is not None else block
+        self._block = 1 if is_alone else block
         self.odometer = Odometer() if odometer is None else odometer
         self._is_free = not any(terms.updates or terms.aggregate for terms in promise.tariff.lines)
         self._population = promise.terms.population
@@ -71,21 +69,14 @@ class Account:
         is_ahead = self._before is not None and self._next <= server_round <= self._before.last
         return found - 1 if is_ahead else found
 
-    def charge(
-        self,
-        server_round: int,
-        attempt: int,
-        partitions: Iterable[int],
-        disclosed: tuple[int, ...] = (),
-    ) -> None:
+    def charge(self, server_round: int, attempt: int, partitions: Iterable[int]) -> None:
         """Pays for one attempt of a round; when it returns, its reservation is on disk.
 
-        With ``disclosed`` pay for the masks of these clients, which the attempt's next exchange
-        discloses. Where nothing is released there is nothing to pay, and nothing is written.
+        Where nothing is released there is nothing to pay, and nothing is written.
 
         Raises:
             BudgetExhausted: when the budget does not pay another draw.
-            ValueError: for a client outside the terms, or masks that nobody priced.
+            ValueError: for a client outside the terms.
             OSError: as `Ledger.append`.
         """
         if self._is_free:
@@ -96,20 +87,10 @@ class Account:
         is_reserved = before is not None and (
             server_round == self._next <= before.last and attempt == before.attempt
         )
-        if disclosed:
-            if promise.after_dropout is None:
-                raise ValueError("Expected a price of disclosed masks, got none")
-            terms = promise.after_dropout(disclosed)
-            entry = self.reserving(server_round, server_round, attempt, cohort, terms)
-            after = self.odometer.after(entry)
-            self._check_spent(after, server_round)
-            self.write(entry, after)
-        elif not is_reserved:
+        if not is_reserved:
             entry = self._entry(server_round, attempt, cohort)
             after = self.odometer.after(entry)
             passed = promise.check(after, server_round)
-            if promise.after_dropout is not None:
-                self._check_spent(after, server_round)
             if passed and not promise.passed_target(promise.made(self.odometer)):
                 logging.getLogger("manifed").warning("%s", passed)
             self.write(entry, after)
@@ -156,16 +137,9 @@ class Account:
         named = None if {*self._done} <= {self._before.cohort} else tuple(self._done)
         return Settles(upto=self._next - 1, cohorts=named)
 
-    def reserving(
-        self,
-        first: int,
-        last: int,
-        attempt: int,
-        cohort: str | None = None,
-        terms: Terms | None = None,
-    ) -> Entry:
+    def reserving(self, first: int, last: int, attempt: int, cohort: str | None = None) -> Entry:
         """Makes the reservation of these rounds for a cohort (None: for everybody)."""
-        terms = terms or self._promise.tariff.of(first)
+        terms = self._promise.tariff.of(first)
         plan = self._promise.tariff.plan
         cohort = encode(range(self._population)) if cohort is None else cohort
         return Entry(
@@ -198,17 +172,6 @@ class Account:
         ):
             last += 1
         return last
-
-    def _check_spent(self, after: Odometer, server_round: int) -> None:
-        """Refuse what would pass the budget by what was really charged, whoever was silent."""
-        budget = self._promise.budget
-        if budget and (epsilon := after.epsilon(budget.adversary, budget.delta)) > budget.epsilon:
-            raise BudgetExhausted(
-                f"{budget.field}: round {server_round}, with the masks that silent nodes left, "
-                f"would bring epsilon to {epsilon:.4g} against the {budget.adversary.name} "
-                f"adversary, the budget is {budget.epsilon:g}; the model of the last paid round is "
-                f"kept, and {budget.remedy}"
-            )
 
 
 @contextmanager

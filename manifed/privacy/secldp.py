@@ -357,19 +357,6 @@ class Hidden(Frozen):
         """Makes the deviations of noise that hides the same from every adversary."""
         return cls(from_server=stddev, from_one=stddev, from_coalition=stddev, from_all=stddev)
 
-    def more_than(self, before: "Hidden") -> "Hidden":
-        """Returns the deviations of releases that, beside those of ``before``, amount to these.
-
-        The squares of their inverses add up (`epsilon_bounds`: unsampled Gaussians); never nothing.
-        """
-
-        def left(after: float, was: float) -> float:
-            paid = was**-2
-            return max(after**-2 * (1 + 1e-9) - paid, 1e-12 * paid) ** -0.5
-
-        was = dict(before)
-        return Hidden(**{name: left(after, was[name]) for name, after in self})
-
 
 class MaskedMechanism(ExampleMechanism):
     """A node's own noise and masks that it shares with its neighbours (DECOR, Algorithm 1).

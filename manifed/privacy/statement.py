@@ -6,7 +6,7 @@ the price of what is planned (`manifed.privacy.tariff`).
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -64,9 +64,6 @@ class Promise:
     """Whether the run prints numbers computed on all data."""
     claim: "Claim | None" = None
     """What a paper prints for it; shown and labelled."""
-    after_dropout: Callable[[tuple[int, ...]], Terms] | None = None
-    """What everybody releases besides when masks of these clients are disclosed in a round; None:
-    none ever are."""
 
     def __post_init__(self) -> None:
         """Refuse terms that say nothing, or speak of another unit or relation than the promise.

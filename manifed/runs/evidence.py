@@ -236,18 +236,16 @@ class _Charged:
         self.odometer = Odometer()
         self.found: dict[tuple[int, int, int], tuple[Terms, int]] = {}
         """Terms and the first line with them, by their number and, where it matters, rounds."""
-        self._is_by_round, self._number, self._before = is_by_round, 0, (-1, -1)
+        self._is_by_round, self._number = is_by_round, 0
 
     def feed(self, entry: Entry) -> None:
         """Take the next entry; errors as `Odometer.feed`."""
         self.odometer.feed(entry)
         self._number += bool(entry.terms)
         paid, terms = entry.reserves, self.odometer.terms
-        # besides a round itself the masks of its silent nodes are paid
-        if paid and terms and (paid.first, paid.attempt) != self._before:
+        if paid and terms:
             first, last = (paid.first, paid.last) if self._is_by_round else (0, 0)
             self.found.setdefault((self._number, first, last), (terms, entry.sequence + 1))
-            self._before = (paid.first, paid.attempt)
 
 
 def _unlike(path: Path, config: Experiment, manifest: _Manifest, charged: _Charged) -> list[str]:

@@ -10,8 +10,7 @@ from the ledger's terms *before* any cohort is known.
 Guarantee: what stands here is the config, the code that ran, the model, metrics computed from it
 where an oracle was declared (``evaluation.is_simulated_oracle``, or a simulation whose noise comes
 from the seed and protects nobody), and how many rounds and draws were made; nothing else is copied.
-Two things tell of replies all the same. Under masks a node that stays silent makes a round dearer,
-so epsilon is that of what was charged. And the curves of a private evaluation are left out whole
+One thing tells of replies all the same: the curves of a private evaluation are left out whole
 where one evaluation had no answer that is told from none.
 """
 
@@ -111,8 +110,8 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, odometer: Odometer)
         tariff = Tariff((odometer.terms,))
     remark = f"before any cohort is drawn, {draws} draws"
     notes = ["shard sizes, the config and the number of rounds are public"]
-    if is_as_charged:  # a silent node's masks are told, and make its round dearer
-        remark = f"as charged for {odometer.covered} rounds; it may tell of nodes that were silent"
+    if is_as_charged:
+        remark = f"as charged for {odometer.covered} rounds"
     else:
         notes.append("epsilons are those before any cohort is drawn, for all planned draws")
     rows: list[dict[str, Any]] = []

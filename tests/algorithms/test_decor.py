@@ -212,7 +212,7 @@ def test_no_message_is_masked_by_keys_that_were_never_agreed_on():
         setup_phase_of(config, "agree", 2, None, down=down)
     agreed = setup_phase_of(config, "agree", 2, offered, down=down).memory
     setup_phase_of(config, "mix", 2, agreed, server_round=1)
-    used = replace(agreed, used=torch.tensor([1, 0, 0]))
+    used = replace(agreed, used=torch.tensor([1, 0]))
     with pytest.raises(MaskUsed, match="before masks were used"):
         setup_phase_of(config, "offer", 2, used)
 

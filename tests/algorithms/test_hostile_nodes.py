@@ -1,4 +1,4 @@
-"""Nodes that spoil pairwise masks: who offered an unusable key or reveal is named, nobody else."""
+"""Nodes that spoil pairwise masks: who offered an unusable key is named, nobody else."""
 
 import re
 from pathlib import Path
@@ -9,13 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from manifed.algorithms.pair_masks import NeighbourKeys, OfferedKey
 from manifed.errors import RoundFailed
-from manifed.experiment.assembly import plan_of
-from manifed.flower.handshake import meet
 from tests.algorithms.gossip_runs import EVERY_WAY, reports_of, transport_of
 from tests.algorithms.test_decor import decor, signed
-from tests.algorithms.test_masked_mean import Watched, masked
-from tests.flower.test_hostile_replies import ALL
-from tests.robustness.hostile_replies import HOSTILE, Case, HostileGrid
 
 PRIME = 2**255 - 19
 TOP = 1 << 255
@@ -26,7 +21,6 @@ ORDER_8 = (
 SMALL = {"0": 0, "1": 1, "order 8": ORDER_8[0], "order 8, the other": ORDER_8[1],
          "p - 1": PRIME - 1, "p": PRIME, "p + 1": PRIME + 1}  # fmt: skip
 UNUSABLE = SMALL | {f"{name}, top bit": key | TOP for name, key in SMALL.items()}
-KINDS = {"decor": decor, "masked-mean": masked}
 
 
 def tensor_of(number):
@@ -63,10 +57,9 @@ def named(config, transport):
     return {int(client): reason for client, reason in found}
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("key", UNUSABLE)
-def test_a_key_without_a_secret_names_who_offered_it(key, kind):
-    config = KINDS[kind](1, pair_keys="exchanged")
+def test_a_key_without_a_secret_names_who_offered_it(key):
+    config = decor(1, pair_keys="exchanged")
 
     def come(public, signature):
         public[2] = tensor_of(UNUSABLE[key])
@@ -84,9 +77,8 @@ def test_every_way_names_who_offered_an_unusable_key(way):
     assert found[3].endswith("(node 5)") == (way == "messages")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_both_who_offered_one_key_are_named(kind):
-    config = KINDS[kind](1, pair_keys="exchanged")
+def test_both_who_offered_one_key_are_named():
+    config = decor(1, pair_keys="exchanged")
 
     def come(public, signature):
         public[1] = public[4]  # no neighbours
@@ -171,85 +163,3 @@ def test_a_client_that_says_nonsense_of_its_neighbours_names_itself():
             return found
 
     assert set(named(config, Nonsense())) == {3}
-
-
-# -- reveals ---------------------------------------------------------------------------------
-LOST = 1
-HERE = [
-    "dtype: float32",
-    "npy: raw numbers",
-    "npy: a pickled array",
-    "npy: one byte short",
-    "shape: 65",
-    "shape: none",
-    "shape: 0",
-    "values: one nan",
-    "values: all inf",
-    "values: all 1e+308",
-    "records: no payload",
-    "records: two arrays",
-    "header: server-round = '99'",
-    "header: attempt = '7'",
-    "header: phase = 'gradient'",
-    "messages: no reply",
-    "messages: an error with an odd code",
-]
-
-
-def revealing(config, case):
-    """The transport of a run in which node 1 is silent and node 2 spoils what it reveals."""
-
-    def spoil(reply):
-        is_reveal = reply.content.config_records["header"]["phase"] == "reveal"
-        return case.spoil(reply) if is_reveal else [reply]
-
-    late = Watched(config, lost={LOST})
-    grid = HostileGrid(Case(case.family, case.name, spoil), config)
-    late.inner = meet(grid, plan_of(config))
-    return late
-
-
-@pytest.mark.parametrize("case", HERE)
-def test_a_reveal_that_cannot_be_used_names_who_sent_it(case):
-    config = masked(1, pair_keys="exchanged")
-    with pytest.raises(RoundFailed, match="'reveal'") as failed:
-        reports_of(config, transport=revealing(config, ALL[case]))
-    found = re.findall(r"client (\d+): ", str(failed.value))
-    assert found == [str(HOSTILE)]
-    assert str(failed.value).endswith(f"(node {HOSTILE + 2})") or case == "messages: no reply"
-
-
-class Off(Watched):
-    """Node 1 is silent, and what another reveals is off by one number in every entry."""
-
-    def __init__(self, config, node):
-        super().__init__(config, lost={LOST})
-        self.node = node
-
-    def exchange(self, asked):
-        found = super().exchange(asked)
-        if asked.header.phase != "reveal":
-            return found
-        u = found.uploads.u.clone()
-        u[found.partitions.index(self.node)] += 1.0
-        return found._replace(uploads=type(found.uploads)(u))
-
-
-@pytest.mark.parametrize(
-    ("space", "node", "why"),
-    [("stiefel", 2, "Expected u tangent"), ("flat", 4, "no mask with a silent node")],
-)
-def test_a_reveal_that_cannot_be_true_names_who_sent_it(space, node, why):
-    config = masked(1, space)
-    with pytest.raises(RoundFailed, match=f"'reveal'.* client {node}: .*{why}"):
-        reports_of(config, transport=Off(config, node))
-
-
-def test_a_well_formed_reveal_of_a_neighbour_is_taken_as_its_message_is():
-    """As docs/decor.md says, it moves the model as a wrong message of the same node would."""
-    config = masked(1)
-    ends = [
-        reports_of(config, transport=transport)[-1].state["x"]
-        for transport in (Off(config, 2), Watched(config, lost={LOST}))
-    ]
-    torch.testing.assert_close(ends[0] - ends[1], torch.full((3,), 0.02 / 5).double())

@@ -1,9 +1,11 @@
 """DECOR under attack: best linear tests through the nodes' own code."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
+from manifed.algorithms.decor import Decor
 from manifed.audit.attacks import MaskedAttack
 from manifed.audit.of_config import attacks_of
 from manifed.errors import ConfigError
@@ -15,6 +17,10 @@ from tests.attacks.shipped import NOISE, RING
 SOURCE = NoiseSource.from_seed(11)
 ATTACK = MaskedAttack(RING, NOISE, SOURCE)
 CLIP = 1.0
+
+
+class Other(Decor):
+    kind: Literal["other"] = "other"
 
 
 @pytest.mark.statistical
@@ -41,5 +47,6 @@ def test_fresh_masks_of_a_config_are_attacked_and_other_masks_refused():
     assert 0 < claims[0] < claims[1] < claims[2]
     assert attacks[2].how.startswith("nodes ")
     assert max(a.attack.scores(2, is_present=True).size for a in attacks) == 2
-    with pytest.raises(ConfigError, match="got 'masked-mean'"):
-        attacks_of(load("configs/examples/masked_mean.toml"), 10)
+    other = Other(**ring.training.model_dump(exclude={"kind"}))
+    with pytest.raises(ConfigError, match="got 'other'"):
+        attacks_of(ring.model_copy(update={"training": other}), 10)

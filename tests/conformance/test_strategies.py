@@ -27,7 +27,6 @@ from manifed.runs.folder import RunFolder
 from strategies.any_update import AnyUpdate
 from strategies.control_variates import ControlVariates
 from strategies.gossip import Gossip
-from strategies.masked_mean import MaskedMean
 from strategies.projection_mean import ProjectionMean
 from strategies.tangent_mean import TangentMean
 from tests.algorithms.gossip_runs import grid_of
@@ -77,10 +76,6 @@ CASES = {
         Gossip,
         (*FLAT, MASKED, "training={kind='decor',step_size=0.02,graph={kind='ring'},"
          "pair_keys='exchanged'}"),
-    ),
-    "masked mean": (
-        MaskedMean,
-        (*FLAT, MASKED, "training={kind='masked-mean',step_size=0.02,graph={kind='ring'}}"),
     ),
 }  # fmt: skip
 
@@ -137,8 +132,6 @@ def assert_one_round_by_either_driver(name, folder):
         theirs = strategy_of(job)
         start = tensors_to_record({"x": initial_point(config)})
         count = 3 * len(job.plan.phases) + len(job.plan.setup_phases)
-        if kind is MaskedMean:  # nobody is silent: no second exchange
-            count = 3 + len(job.plan.setup_phases)
         ran = Strategy.start(theirs, grid_of(config), start, num_rounds=count)
         assert torch.equal(
             tensors_from_record(ran.arrays)["x"], tensors_from_record(made.arrays())["x"]
@@ -158,9 +151,7 @@ def test_a_strategy_gives_the_bits_of_the_round_function(name, folder):
     assert_one_round_by_either_driver(name, folder)
 
 
-@pytest.mark.parametrize(
-    "kind", [AnyUpdate, ControlVariates, Gossip, MaskedMean, ProjectionMean, TangentMean]
-)
+@pytest.mark.parametrize("kind", [AnyUpdate, ControlVariates, Gossip, ProjectionMean, TangentMean])
 @pytest.mark.parametrize("method", ["configure_train", "aggregate_train", "aggregate"])
 def test_a_strategy_without_one_of_its_methods_fails(kind, method, folder, monkeypatch):
     assert method in vars(kind)

@@ -181,7 +181,6 @@ OBJECTS = [
     (algorithms.ProjectedPartial, STEP, stepped),
     (algorithms.Gossip, GRAPH, gossiped),
     (algorithms.Decor, GRAPH, masked),
-    (algorithms.MaskedMean, GRAPH, masked),
     (algorithms.GrowingSamples, GROWING, gossiped),
     (algorithms.LogEuclidean, {}, averaged_logs),
     (algorithms.NoisyGram, {}, lambda made: regressed(algorithm=made, rounds=1)),

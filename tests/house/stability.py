@@ -35,7 +35,6 @@ CLASSES = (
     "manifed.flower.strategies.any_update:AnyUpdate",
     "manifed.flower.strategies.control_variates:ControlVariates",
     "manifed.flower.strategies.gossip:Gossip",
-    "manifed.flower.strategies.masked_mean:MaskedMean",
     "manifed.flower.strategies.projection_mean:ProjectionMean",
     "manifed.flower.strategies.tangent_mean:TangentMean",
 )

@@ -79,7 +79,7 @@ class FollowsTheCoins:
     def opened(self, path):
         return nullcontext(self)
 
-    def charge(self, server_round, attempt, cohort, disclosed=()):
+    def charge(self, server_round, attempt, cohort):
         after = self._counts + Counter(cohort)
         if self._budget and after and delta_of(max(after.values()), self._budget) > DELTA:
             raise BudgetExhausted

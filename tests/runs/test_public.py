@@ -10,13 +10,13 @@ import torch
 
 from manifed.experiment import assembly, evaluation
 from manifed.plan import promise_of
+from manifed.privacy.charging import opened
 from manifed.privacy.ledger import LedgerDamaged
 from manifed.runs import export as public
 from manifed.runs.export import viewed
 from manifed.runs.folder import RunFolder
 from manifed.runs.report import Run, page_of, read, rows_of
-from tests.algorithms.test_masked_mean import NODES, Watched, masked
-from tests.algorithms.test_masked_mean import run as run_masked
+from tests.algorithms.test_decor import decor
 from tests.problems.test_starts import forget
 from tests.runs.running import run_in
 
@@ -160,44 +160,21 @@ def test_a_page_tells_no_seed_from_which_its_cohorts_can_be_drawn(tmp_path):
     assert "4711" in page_of_the_server(runs[0])
 
 
-class SilentOnce(Watched):
-    """Node 4 is silent in round 2 only."""
-
-    def exchange(self, asked):
-        self.lost = {4} if asked.header.server_round == 2 else set()
-        return super().exchange(asked)
-
-
-def spent_in(statement):
-    return {one["name"]: one["epsilon"] for one in statement["adversaries"]}
-
-
-def masked_run(folder, rounds):
-    """A run whose node 4 was silent in round 2."""
-    folder.mkdir()
-    config = masked(rounds)
-    _, odometer = run_masked(config, folder, SilentOnce(config))
-    odometer.noise_origins = frozenset({"seed"})
-    return Run(
-        folder,
-        "masked",
-        {
-            "privacy": promise_of(config.setting, (3,) * NODES).statement(odometer),
-            "config": config.model_dump(mode="json"),
-        },
-        {},
-    )
-
-
-def test_a_node_that_was_silent_in_a_middle_round_is_in_the_epsilon_that_is_published(tmp_path):
-    run = masked_run(tmp_path / "whole", 4)
-    privacy = viewed(run).manifest["privacy"]
-    spent = spent_in(run.manifest["privacy"])
-    assert spent_in(privacy) == spent
-    assert all("nodes that were silent" in one["remark"] for one in privacy["adversaries"])
+def test_under_masks_what_was_charged_is_published(tmp_path):
+    config = decor(4)
+    promise = promise_of(config.setting, (3,) * 6)
+    with opened(tmp_path / "ledger.jsonl", promise, last_round=4, header={}) as account:
+        for server_round in (1, 2):
+            account.charge(server_round, 0, range(6))
+        account.note_origins(2, frozenset({"seed"}))
+    odometer = account.odometer
+    said = {"privacy": promise.statement(odometer), "config": config.model_dump(mode="json")}
+    privacy = viewed(Run(tmp_path, "masked", said, {})).manifest["privacy"]
+    assert [one["epsilon"] for one in privacy["adversaries"]] == [
+        one["epsilon"] for one in said["privacy"]["adversaries"]
+    ]
+    assert all(one["remark"] == "as charged for 2 rounds" for one in privacy["adversaries"])
     assert not any("before any cohort" in note for note in privacy["notes"])
-    of_two = spent_in(masked_run(tmp_path / "two", 2).manifest["privacy"])
-    assert all(of_two[name] < spent[name] for name in spent)
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ ENGINES = {
     "deployment": ["engine.kind=deployment"],
 }
 QUICK = ("messages", "cohort")
-ON_NODES = ("quickstart", "decor-ring", "rfedsvrg", "masked-mean")
+ON_NODES = ("quickstart", "decor-ring", "rfedsvrg")
 ALSO = {
     "workers": (*ON_NODES, "growing-cnn", "client-level"),
     "ray": ON_NODES,
@@ -52,7 +52,7 @@ ROUNDED = 1e-12
 MOVED = {
     **dict.fromkeys(
         ("client-level", "completion", "completion-rfedsvrg", "control-variates", "growing-stiefel",
-         "manifold-gossip", "masked-mean", "projected", "rfedavg", "rfedprox", "rfedsvrg"),
+         "manifold-gossip", "projected", "rfedavg", "rfedprox", "rfedsvrg"),
         "products of frames that were fused, or multiplied by numpy (manifed/manifolds/linalg.py)",
     ),
     **dict.fromkeys(
