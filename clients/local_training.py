@@ -135,7 +135,8 @@ class _Memory:
     def keep(self, kept: Kept) -> None:
         """Write what a client remembers, once its reply is made; an error keeps nothing."""
         if self._store is not None:
-            lasts = self._node.setup.training.remembers_setup
+            training = self._node.setup.training
+            lasts = training.remembers_setup or training.memory_is_required
             self._store.write(str(self._context.run_id), self._node.partition, kept, lasts=lasts)
             return
         self._context.state["memory"] = tensors_to_record(kept.tensors)
@@ -231,7 +232,8 @@ def client_app(
     ``load_shard`` gives a node's examples, each tensor of shape (n, *feature). A node's
     ``partition-id`` (of its node config) says which client it is. ``privacy`` must be what the
     server's strategy states; under `ClientLevel` the server adds the noise. ``source`` is a seeded
-    one in tests. A ``plan`` that this side made itself takes the place of ``privacy``.
+    one in tests. A ``plan`` that this side made itself takes the place of ``update`` and
+    ``privacy``.
 
     Raises:
         ConfigError: noise that depends on what a client alone does not know.
@@ -239,16 +241,18 @@ def client_app(
     if plan is None:
         own = keyed_by(privacy, source)
         one = Federation(num_clients=1, num_rounds=1)
-        if own.noise.kind == "target":
+        if own.noise.kind == "target" or own.trust is not None:
+            what = "the noise of a 'target'" if own.trust is None else "a secure sum"
             raise ConfigError(
-                "privacy.noise.kind: the noise of a 'target' depends on all rounds and sizes, "
-                "which a client alone does not know; give plan=manifed.plan.plan(setting, sizes)"
+                f"privacy: {what} depends on all rounds and sizes, which a client alone does not "
+                "know; give plan=manifed.plan.plan(setting, sizes)"
             )
         setting = Setting(one, update, problem.manifold, privacy=own, problem=problem)
         mechanism = example_mechanism(setting, (1,))
         own_source = NoiseSource.from_os(precision=own.noise_precision)
         agreed = digest(setting, mechanism)
     else:
+        update = plan.training
         mechanism = plan.client_mechanism
         own_source = plan.client_source
         agreed = plan.config_sha256

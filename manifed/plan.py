@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from manifed.privacy.composition import NoValidBound
 from manifed.privacy.epsilon_bounds import least_multiplier
 from manifed.privacy.events import (
     CLIENT_LEVEL,
+    COALITION,
     EXTERNAL,
     OF_MASKS,
     SERVER,
@@ -27,13 +29,29 @@ from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import Budget, Promise
 from manifed.privacy.tariff import Block, ClientReleases, Tariff, Terms, blocks
-from manifed.setting import ExampleLevel, NoPrivacy, Setting, Target
+from manifed.setting import ClientLevel, ExampleLevel, NoPrivacy, Setting, Target
 
 if TYPE_CHECKING:
     from manifed.privacy.epsilon_bounds import Claim
 
 Sizes = tuple[int, ...]
 """N_i of every client, public."""
+
+
+def summed(setting: Setting, sizes: Sizes) -> Setting:
+    """Returns a setting as both sides run it: with its algorithm in a secure sum, if it is to be.
+
+    Raises:
+        ConfigError: as `example_mechanism`.
+    """
+    if setting.privacy.trust is None:
+        return setting
+    from manifed.secure_plan import sealed
+
+    made = sealed(setting, sizes)
+    mechanism = example_mechanism(made, sizes)
+    training = made.training.model_copy(update={"mechanism": mechanism})
+    return replace(made, training=training)
 
 
 @lru_cache(maxsize=4)
@@ -44,7 +62,11 @@ def example_mechanism(setting: Setting, sizes: Sizes) -> ExampleMechanism:
         ConfigError: when no noise meets the target, or nothing prices the combination.
     """
     privacy = setting.privacy
-    if privacy.kind == "client-level":
+    if privacy.trust is not None:
+        from manifed.secure_plan import sealed
+
+        setting = sealed(setting, sizes)
+    elif privacy.kind == "client-level":
         return ExampleMechanism()
     if privacy.kind == "correlated":
         from manifed.masked_plan import masked_mechanism
@@ -61,12 +83,13 @@ def example_mechanism(setting: Setting, sizes: Sizes) -> ExampleMechanism:
         return _noised(privacy, multiplier=rule.noise_multiplier)
     _check_delta(setting, rule.delta, sizes, "privacy.noise.delta")
     each = tuple(sorted(set(sizes)))
+    each = each if privacy.unit == "example" else each[:1]
 
     def tariff(size: int, multiplier: float) -> Tariff:
         alike = (size,) * (len(setting.federation.cohort.probabilities) or 1)
         return _tariff_of(setting, alike, _noised(privacy, multiplier=multiplier), None, each)
 
-    adversary = named(rule.adversary)
+    adversary = _against(setting)
     found = max(_search(setting, rule, partial(tariff, n), adversary) for n in each)
     return _noised(privacy, multiplier=found)
 
@@ -80,7 +103,7 @@ def client_mechanism(setting: Setting) -> ClientMechanism | None:
     """
     privacy = setting.privacy
     federation = setting.federation
-    if privacy.kind != "client-level":
+    if privacy.kind != "client-level" or privacy.trust is not None:
         return None
 
     def noised(multiplier: float) -> ClientMechanism:
@@ -107,7 +130,7 @@ def client_mechanism(setting: Setting) -> ClientMechanism | None:
     return found
 
 
-def _noised(privacy: NoPrivacy | ExampleLevel, **noise: float) -> ExampleMechanism:
+def _noised(privacy: NoPrivacy | ExampleLevel | ClientLevel, **noise: float) -> ExampleMechanism:
     """The clips of a client, with this noise."""
     clips = privacy.model_dump(include=set(ExampleMechanism.model_fields) - {"noise"})
     return ExampleMechanism(**clips, noise=Noise(**noise))
@@ -243,11 +266,13 @@ def _may_reserve(setting: Setting) -> bool:
 _FLOATING_POINT = {
     "single": "float64 normals, one a draw",
     "summed": "float64 normals, four summed a draw",
+    "exact": "none from the clip on: integers, discrete Gaussian noise (beside 1e-18) and their sum",
 }
 _RELEASED = {
     "example-level": "every upload (to the server) and every broadcast model",
     "client-level": "every broadcast model; the server sees uploads in clear and is trusted",
     "correlated": "every message of every node (to the server, who carries them) and every model",
+    "secure-sum": "every sum of a round's uploads, and every model; no upload is seen by anybody",
 }
 
 
@@ -268,11 +293,13 @@ def plan(
     """
     setting.check()
     setting.check_sizes(sizes)
+    setting = summed(setting, sizes)
     training = setting.training
     server = setting.server_update
     federation = setting.federation
     client = example_mechanism(setting, sizes)
     return Plan(
+        training=training,
         server_update=server,
         manifold=setting.manifold,
         phases=training.phases,
@@ -333,6 +360,7 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
         return Promise(
             tariff, _planned_draws(setting), facts={"kind": "none", "noise_source": None}
         )
+    setting = summed(setting, sizes)
     delta = setting.reporting_delta
     client = example_mechanism(setting, sizes)
     tariff = _tariff_of(setting, sizes, client, client_mechanism(setting))
@@ -340,8 +368,13 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
         _check_delta(setting, delta, sizes, "privacy.delta")
     kept = setting.training.kept_noise
     adversaries = (SERVER, EXTERNAL)
-    if privacy.kind != "example-level":
+    if privacy.trust is not None:
+        from manifed.secure_plan import OF_SUM
+
+        adversaries = (*OF_SUM, EXTERNAL) if tariff.is_drawn else OF_SUM
+    elif privacy.kind != "example-level":
         adversaries = OF_MASKS if privacy.kind == "correlated" else (CLIENT_LEVEL,)
+    realised = None if privacy.trust is None else partial(_realised, setting, sizes, client)
     promise = Promise(
         tariff,
         federation.num_rounds if tariff.is_by_round else _planned_draws(setting),
@@ -357,15 +390,29 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
             "neighboring_relation": privacy.neighboring_relation,
             "released": _released_text(setting, sizes),
             "mechanism": _mechanism_text(setting, tariff.lines[0]),
-            "floating_point": _FLOATING_POINT[privacy.noise_precision],
+            "floating_point": _FLOATING_POINT["exact" if privacy.trust else privacy.noise_precision],
             **({} if kept is None else {"kept_noise": kept}),
         },
         has_oracle=setting.has_oracle(),
         claim=_claim(setting),
+        realised=realised,
     )
     with named_by("privacy", NoValidBound):
         promise.planned(1)
         return promise.for_draws(promise.planned_draws)
+
+
+def _realised(
+    setting: Setting,
+    sizes: Sizes,
+    client: ExampleMechanism,
+    server_round: int,
+    counts: tuple[int, int],
+) -> Terms:
+    """What a round of a secure sum releases when so many nodes offered, and so many sent."""
+    training = setting.training.model_copy(update={"counts": counts})
+    counted = replace(setting, training=training)
+    return _terms(counted, sizes, client, None, Block(server_round, server_round, {}))
 
 
 def _claim(setting: Setting) -> "Claim | None":
@@ -386,13 +433,23 @@ def _claim(setting: Setting) -> "Claim | None":
 _REMEDY = "privacy.max_epsilon may allow more"
 
 
+def _against(setting: Setting) -> Adversary:
+    """Against whom a target or a budget holds."""
+    privacy = setting.privacy
+    if privacy.trust is not None:
+        return COALITION
+    if privacy.kind == "client-level":
+        return CLIENT_LEVEL
+    return named(privacy.noise.adversary) if privacy.noise.kind == "target" else SERVER
+
+
 def _target_of(setting: Setting) -> Budget | None:
     """What the noise was calibrated for, whatever may be spent; None: no target."""
     privacy = setting.privacy
     rule = privacy.noise
     if rule.kind != "target":
         return None
-    adversary = CLIENT_LEVEL if privacy.kind == "client-level" else named(rule.adversary)
+    adversary = _against(setting)
     field = f"privacy.{'target' if privacy.kind == 'correlated' else 'noise'}.epsilon"
     return Budget(rule.epsilon, rule.delta, adversary, field, _REMEDY)
 
@@ -404,15 +461,15 @@ def budget_of(setting: Setting) -> Budget | None:
     privacy = setting.privacy
     if privacy.kind == "none" or privacy.max_epsilon is None or delta is None:
         return target
-    adversary = CLIENT_LEVEL if privacy.kind == "client-level" else SERVER
-    adversary = target.adversary if target else adversary
+    adversary = target.adversary if target else _against(setting)
     return Budget(privacy.max_epsilon, delta, adversary, "privacy.max_epsilon", _REMEDY)
 
 
 # -- what a statement says in words ----------------------------------------------------------
 def _released_text(setting: Setting, sizes: Sizes) -> str:
     """What is released: updates, hold-outs, averages, and the sizes that sites declare."""
-    said = _RELEASED[setting.privacy.kind]
+    trust = setting.privacy.trust
+    said = _RELEASED[setting.privacy.kind if trust is None else trust.kind]
     held = setting.held_out
     if held is not None:
         said += f"; every {held.every} rounds the noised totals of each client's hold-out"
@@ -427,6 +484,10 @@ def _released_text(setting: Setting, sizes: Sizes) -> str:
 def _mechanism_text(setting: Setting, terms: Terms) -> str:
     mechanism = client_mechanism(setting)
     training = setting.training
+    if setting.privacy.trust is not None:
+        from manifed.secure_plan import summed_text
+
+        return summed_text(training)
     if mechanism is not None:
         return (
             f"{setting.server_update.space} Gaussian at the server, "

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate, asked_of
 from manifed.algorithms.tangent_mean import TangentMean
@@ -97,6 +98,11 @@ class _GivenNoise(Frozen):
     kind: Literal["stddev"] = "stddev"
 
 
+def _named_trust(value: Any) -> Any:
+    """The table of a kind that is given by its name alone."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
 class NoPrivacy(Frozen):
     """No noise. Clipping is possible, for baselines."""
 
@@ -105,10 +111,37 @@ class NoPrivacy(Frozen):
     noise: ClassVar = _GivenNoise()
     noise_source: ClassVar = "seed"
     noise_precision: ClassVar[Precision] = "single"
+    trust: ClassVar = None
     l2_norm_clip: Positive | None = None
     """Clip of each example's gradient. None: no clip."""
     correction_l2_norm_clip: Positive | None = None
     """Clip of the correction of ``rsvrg``. None: ``l2_norm_clip``."""
+
+
+class SecureSum(Frozen):
+    """Trust in nobody: clients add shares of one noise, and only all together open their sum."""
+
+    kind: Literal["secure-sum"] = "secure-sum"
+    max_dropped: NonNegative = 0.0
+    """Most nodes that may fall silent in a round: a number, or below 1 a share of the cohort."""
+    collusion: WholeNumber = 1
+    """Number of nodes that may tell each other, and the server, all they know."""
+    pinned_keys: str | None = None
+    """Absolute path, on every node, of a file with a line ``node key`` per node (Ed25519 public
+    keys). None: the sum is hidden from a server that only reads, not from one that forges."""
+    signing_keys: str | None = None
+    """Absolute path, on every node, of its Ed25519 private key. ``{node}`` stands for its number.
+    """
+
+    @model_validator(mode="after")
+    def _has_both_keys(self) -> "SecureSum":
+        for name in ("pinned_keys", "signing_keys"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_absolute():
+                raise ValueError(f"privacy.trust.{name}: expected an absolute path, got {path!r}")
+        if (self.pinned_keys is None) != (self.signing_keys is None):
+            raise ValueError("privacy.trust: expected pinned_keys and signing_keys, or neither")
+        return self
 
 
 class _Released(Frozen):
@@ -133,6 +166,9 @@ class _Protection(_Released):
     """
     neighboring_relation: NeighboringRelation = "add-or-remove"
     """One record more or fewer, or one replaced. Replacing moves a mean up to twice as far."""
+    trust: Annotated[SecureSum | None, BeforeValidator(_named_trust)] = None
+    """``"secure-sum"``: clients share one noise and nobody opens a single upload. None: each client
+    noises its own uploads, or at client level the server noises their mean."""
 
     if TYPE_CHECKING:  # a type checker cannot see the short form
 
@@ -220,6 +256,7 @@ class CorrelatedNoise(_Released):
     """
 
     kind: Literal["correlated"] = "correlated"
+    trust: ClassVar = None
     unit: PrivacyUnit = "client"
     """"client": all data of a node are replaced; its gradient is clipped. "example": one example is
     added or removed; each gradient is clipped."""
@@ -582,8 +619,13 @@ def _privacy_faults(setting: Setting) -> Iterator[str]:
             f"{setting.engine.device!r}, where it is not tested that a record's result does not "
             "depend on other records; set engine.device = 'cpu' or privacy.kind = 'none'"
         )
-    if privacy.kind == "client-level":
+    if privacy.trust is not None:
+        from manifed.secure_plan import faults
+
+        yield from faults(setting)
+    elif privacy.kind == "client-level":
         yield from _client_level_faults(setting)
+    if privacy.kind == "client-level":
         return
     if privacy.kind == "correlated":
         if not training.has_masks:

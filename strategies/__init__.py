@@ -14,6 +14,7 @@ __getattr__, __dir__ = lazily(
         "control_variates": ["ControlVariates"],
         "gossip": ["Gossip"],
         "projection_mean": ["ProjectionMean"],
+        "secure_mean": ["SecureMean"],
         "tangent_mean": ["TangentMean"],
     },
 )

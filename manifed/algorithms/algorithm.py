@@ -175,6 +175,11 @@ class ClientUpdate(Frozen):
         """Whether memory written in any round or attempt of this run may be continued from."""
         return False
 
+    @property
+    def memory_is_required(self) -> bool:
+        """Whether no reply may leave before what the client remembers with it is kept."""
+        return False
+
     # -- what is said of it ------------------------------------------------------------------
     @property
     def server_maps(self) -> MapChoice | None:
@@ -351,6 +356,22 @@ class ServerUpdate(Frozen):
     def down(self, state: State, phase: str) -> Down:
         """Returns the payload of a phase: one for all clients, or a row for each."""
         return Point(state["x"])
+
+    def attempted(
+        self, state: State, server_round: int, attempt: int, cohort: tuple[int, ...]
+    ) -> State:
+        """Returns the state of an attempt before its first exchange."""
+        return state
+
+    def opening(
+        self, state: State, phase: str, asked: tuple[int, ...]
+    ) -> tuple[int, tuple[int, ...]] | None:
+        """Returns what decides a round's price and is known only now; None: all was known before.
+
+        How many clients could be in the sum that the next exchange opens, and who is. ``state`` is
+        the one before the exchange of ``phase``, to which ``asked`` replied.
+        """
+        return None
 
     def base(self, state: State, manifold: Manifold) -> Tensor:
         """The point at which uploads are vectors, shape ``(*point)``."""

@@ -30,8 +30,11 @@ from manifed.manifolds.linalg import Shape, flaw, packed_size
 class Payload:
     """A frozen record of tensors, of the shape and type of a point unless `layout` says other.
 
-    The first field of what goes down always has the shape and type of a point.
+    The first field of what goes down has the shape and type of a point, unless ``has_point`` says
+    that there is none.
     """
+
+    has_point: ClassVar[bool] = True
 
     of_bytes: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = ()
     """The fields that hold bytes, and the shape of one place of each."""
@@ -72,7 +75,7 @@ class Payload:
 
     @property
     def point(self) -> Tensor:
-        """The first field, of the shape and type of a point in what goes down."""
+        """The first field, in what goes down a point if there is one in it."""
         return next(iter(vars(self).values()))
 
     def num_bytes(self) -> int:

@@ -26,7 +26,7 @@ from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import ClientSetup, ClientSide, Node, try_update
 from manifed.federation.plan import Plan
 from manifed.manifolds.linalg import Shape
-from manifed.plan import Sizes, example_mechanism, plan
+from manifed.plan import Sizes, example_mechanism, plan, summed
 from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.problems.data import NUM_EXAMPLES, SiteData
 from manifed.problems.examples import Examples
@@ -283,11 +283,12 @@ def _dtype_of(config: Experiment) -> torch.dtype:
 @lru_cache(maxsize=4)
 def client_setup(config: Experiment, sizes: Sizes) -> ClientSetup:
     """Makes the setup that all clients of a process share; ``sizes`` are their N_i."""
+    setting = summed(config.setting, sizes)
     return ClientSetup(
         config.problem.build(),
-        config.training,
-        example_mechanism(config.setting, sizes),
-        config.setting.held_out,
+        setting.training,
+        example_mechanism(setting, sizes),
+        setting.held_out,
     )
 
 

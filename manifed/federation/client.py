@@ -175,9 +175,9 @@ def run_update(
     if charged is not None:
         _check_charged(training.kind, oracle.queries, charged)
     name = f"{type(training).__name__}.client"
-    ndim = x.dim() - problem.manifold.ndim
-    layout = layout_of(phase.up, tuple(x.shape[ndim:]), x.dtype)
-    up = returned(name, up, phase.up, layout, tuple(x.shape[:ndim]))
+    lead = () if isinstance(seat.partition, int) else (len(seat.partition),)
+    layout = layout_of(phase.up, tuple(x.shape[len(lead) :]), x.dtype)
+    up = returned(name, up, phase.up, layout, lead)
     if after is not None:
         if memory is None:
             raise ConfigError(
@@ -317,8 +317,10 @@ def answer(
     tensors = read(phase.down, node.point_shape, node.dtype)
     down = phase.down.received(tensors, phase.places, node.setup.problem.manifold)
     training = node.setup.training
-    # the first field of everything that goes down is like a point
-    blank = training.initial_memory(down.point) if training.has_memory else None
+    blank = None
+    if training.has_memory:
+        x = down.point if down.has_point else torch.zeros(node.point_shape, dtype=node.dtype)
+        blank = training.initial_memory(x)
     memory = blank and remembered(blank, kept, header, lasts=training.remembers_setup)
     if memory is not None and memory is blank and header.server_round > 0 and training.setup_phases:
         raise BadMessage(

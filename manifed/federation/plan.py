@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Phase, ServerUpdate
+from manifed.algorithms.algorithm import ClientUpdate, Phase, ServerUpdate
 from manifed.algorithms.payloads import State
 from manifed.errors import BudgetExhausted
 from manifed.federation.cohorts import Cohort
@@ -26,6 +26,8 @@ from manifed.privacy.statement import Promise
 class Plan:
     """All that the server loop of a run needs, as frozen data."""
 
+    training: ClientUpdate
+    """What clients run."""
     server_update: ServerUpdate
     manifold: Manifold
     phases: tuple[Phase, ...]
@@ -72,9 +74,10 @@ class Plan:
         with suppress(BudgetExhausted):
             for r in range(done + 1, last + 1):
                 attempt = account.attempts(r)
-                account.charge(
-                    r, attempt, self.cohort.draw(self.num_clients, r, attempt, self.source)
-                )
+                cohort = self.cohort.draw(self.num_clients, r, attempt, self.source)
+                account.charge(r, attempt, cohort)
+                if self.promise.realised is not None:
+                    account.charge(r, attempt, cohort, len(cohort))
 
     @property
     def matrices_up(self) -> int:

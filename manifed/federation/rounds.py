@@ -32,9 +32,11 @@ log = logging.getLogger("manifed")
 CLIP = "l2_norm_clip"
 """The adapted clip norm, kept in the server's state and so in its checkpoints."""
 
-_Charge = Callable[[int, int, tuple[int, ...]], None]
+_Charge = Callable[..., None]
 """``charge(server_round, attempt, partitions)`` pays for an attempt before any message of it
-leaves; it raises `BudgetExhausted` when the run may not pay."""
+leaves, and with a last argument, the number of clients that could be in a sum of these
+``partitions``, for the sum that its next exchange opens; it raises `BudgetExhausted` when the run
+may not pay."""
 
 
 class _BadState(RoundFailed):
@@ -106,8 +108,8 @@ def sent(now: Attempt) -> Down:
     if now.phase is EVALUATE:
         return Point(now.plan.server_update.model(now.state, now.plan.manifold))
     down = now.plan.server_update.down(now.state, now.phase.name)
-    if not isinstance(down, PerClient) or len(now.asked) == now.plan.num_clients:
-        return down
+    if not isinstance(down, PerClient) or len(now.asked) == len(down.rows.point):
+        return down  # a row for each who is asked
     return PerClient(down.rows.take(torch.tensor(now.asked, dtype=torch.long)))
 
 
@@ -397,13 +399,14 @@ class Course:
         cohort = plan.cohort.draw(plan.num_clients, number, attempt, plan.source)
         is_due = plan.evaluation is not None and plan.evaluation.is_due(number)
         phases = (*plan.phases, EVALUATE) if is_due else plan.phases
-        return Attempt(plan, number, attempt, cohort, cohort, self.state, phases, phases[0])
+        state = plan.server_update.attempted(self.state, number, attempt, cohort)
+        return Attempt(plan, number, attempt, cohort, cohort, state, phases, phases[0])
 
-    def _pay(self, now: Attempt) -> None:
+    def _pay(self, now: Attempt, *opened: int) -> None:
         if now.server_round == 0:
             return
         try:
-            self._charge(now.server_round, now.attempt, now.cohort)
+            self._charge(now.server_round, now.attempt, now.cohort, *opened)
         except BudgetExhausted as budget:
             budget.noise_origins = self._seen.noise_origins
             raise
@@ -462,7 +465,12 @@ class Course:
             totals = vars(replies.uploads)["u"]
             now = now._replace(held_out=(totals.sum(0), len(totals)))
         else:
+            before = now.state
             now = _stepped(now, replies, aggregate)
+            opens = now.plan.server_update.opening(before, now.phase.name, now.asked)
+            if opens is not None:
+                offered, alive = opens
+                self._pay(now._replace(cohort=alive), offered)
         index = now.index + 1
         if index < len(now.phases):
             self.now = now._replace(phase=now.phases[index], index=index)

@@ -41,7 +41,7 @@ class Chunking:
 
         Sizes are the public N_i: how many examples there really are is a client's secret. Where
         few of the clients are asked in a round, a stack holds as many more. Where a client is the
-        unit of privacy there are stacks of one alone.
+        unit of privacy, or has keys of its own, there are stacks of one alone.
 
         Raises:
             ConfigError: the budget cannot hold one client's update beside what is kept of all.
@@ -50,7 +50,8 @@ class Chunking:
         most = clients
         if memory_budget_mb is not None:
             most = min(clients, _clients_at_once(side, device, memory_budget_mb))
-        if side.unit == "client" or at_once == 1:
+        is_alone = side.unit == "client" or side.setup.training.memory_is_required
+        if is_alone or at_once == 1:
             return Chunking(clients, 1, 1)
         most = min(most, at_once or most)
         stacks = math.ceil(clients * side.rate / most)
@@ -148,6 +149,7 @@ class _Stack:
     def __init__(self, side: ClientSide, members: range, device: str, *, is_alone: bool) -> None:
         """``side`` is that of ``members`` alone, in their order."""
         self._setup = side.setup
+        self._like = torch.zeros(side.point_shape, dtype=side.dtype)
         self._device = device
         self._members = members
         self._is_alone = is_alone
@@ -181,7 +183,7 @@ class _Stack:
             self._setup,
             Seat(who, header.server_round, header.attempt, header.phase),
             down,
-            self._remembered(asked, down.point, chunk),
+            self._remembered(asked, down.point if down.has_point else self._like, chunk),
             examples,
             [self._sizes[i - self._members.start] for i in chunk],
             source,

@@ -25,6 +25,7 @@ _STRATEGIES = {
     "gossip": "gossip:Gossip",
     "decor": "gossip:Gossip",
     "growing-samples": "gossip:Gossip",
+    "secure-mean": "secure_mean:SecureMean",
 }
 
 
@@ -34,9 +35,9 @@ def strategy_of(job: Job) -> ManifoldStrategy:
     A server update of another package, and one that goes with several exchanges a round, gets the
     strategy of any update: what it sends and how it steps is its own.
     """
-    kind = job.config.server_update.kind
+    kind = job.plan.server_update.kind
     place = _STRATEGIES.get(kind, "any_update:AnyUpdate")
-    if kind == "tangent-mean" and len(job.config.training.phases) > 1:
+    if kind == "tangent-mean" and len(job.plan.phases) > 1:
         place = "any_update:AnyUpdate"
     # In a checkout this is the folder `strategies` beside the library.
     strategy: type[ManifoldStrategy] = resolve_name(f"manifed.flower.strategies.{place}")

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
+from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -64,6 +64,8 @@ class Settings(TypedDict, total=False):
 class ManifoldStrategy(Strategy):
     """Base of the strategies in `strategies/`, each a server update as a Flower strategy."""
 
+    opens_sums: ClassVar[bool] = False
+    """Whether it carries the exchanges of a secure sum."""
     _setting: Setting | None = None
     """What is not priced yet for all rounds; None: it is."""
     _wire: MessageTransport | None = None
@@ -112,6 +114,11 @@ class ManifoldStrategy(Strategy):
                 raise ConfigError(
                     "num_examples: expected the public size, at least 1, of every client's shard, "
                     f"got {list(sizes[:5])}"
+                )
+            if privacy is not None and (privacy.trust is not None) != self.opens_sums:
+                raise ConfigError(
+                    "privacy.trust: expected 'secure-sum' with the strategy SecureMean and with no "
+                    f"other, got {privacy.trust} with {type(self).__name__}"
                 )
             if not isinstance(manifold, Manifold):
                 from manifed.manifolds.of_geoopt import counterpart
@@ -441,8 +448,14 @@ class ManifoldStrategy(Strategy):
         self._setting = None
         self._planned = num_rounds
 
-    def charge(self, server_round: int, attempt: int, partitions: tuple[int, ...]) -> None:
-        """Pays for an attempt before its messages leave.
+    def charge(
+        self,
+        server_round: int,
+        attempt: int,
+        partitions: tuple[int, ...],
+        offered: int | None = None,
+    ) -> None:
+        """Pays for an attempt before its messages leave, or for the sum that it opens next.
 
         Raises:
             BudgetExhausted: for the draw that the budget does not pay.
@@ -461,7 +474,7 @@ class ManifoldStrategy(Strategy):
                 )
         elif self._account is None:
             self._account = Account(self.promise, odometer=self.promise.odometer())
-        self._account.charge(server_round, attempt, partitions)
+        self._account.charge(server_round, attempt, partitions, offered)
 
 
 class JointStrategy(ManifoldStrategy, Generic[_Joint]):

@@ -52,17 +52,19 @@ def in_blocks(
     examples: Examples,
     rows: Tensor,
     attempt: Callable[[Tensor, Tensor], Tensor | None],
+    held: float = 0.0,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Applies ``attempt`` to the positions ``rows`` (b,) of one client's examples, by block.
 
     ``attempt(block, counts)`` computes the positions ``block`` (n,) of which some count, bool (n,),
     or gives None where an example fails. Yields the positions of a block, which of them counted,
     and what was made; of a block of which nothing is left there is none. ``name`` is what
-    ``compute`` depends on beside the problem, the points' and the examples' shapes.
+    ``compute`` depends on beside the problem, the points' and the examples' shapes. ``held`` is
+    how many sizes of a point it holds at once for each example, if more than the problem says.
     """
     problem.point_shape(examples)  # a module says only then what an example holds
     x = points[0]
-    numbers = max(1.0, problem.points_per_example * x.numel())
+    numbers = max(1.0, max(held, problem.points_per_example) * x.numel())
     most = max(1, int(2**24 / numbers))  # 128 MiB in float64
     least = min(FEWEST, most)
     known = _found.setdefault(problem, {})
@@ -109,6 +111,8 @@ def _are_alike(
     generator = torch.Generator().manual_seed(0)
     manifold = problem.manifold
     made = problem.made_up(like, _TRIED, generator)
+    for key in like.tensors.keys() - made.tensors.keys():  # that an oracle put beside them
+        made = made.beside(key, torch.zeros(_TRIED, dtype=torch.float64))
 
     def moved(x: Tensor) -> Tensor:  # to a point near it, where many numbers may be zero
         drawn = standard_normal(manifold.coords_shape(tuple(x.shape)), generator)

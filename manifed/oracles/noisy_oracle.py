@@ -11,7 +11,7 @@ Everything here serves one client and a stacked cohort, with a leading dimension
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -218,7 +218,7 @@ class Oracle:
                 f"Expected masks with the answer {label!r}, which is charged as masked with "
                 f"{query.mask_stddev:g}, got none"
             )
-        self.queries[label if query.drawn is not None else label + UNNOISED] += 1
+        self._count(query)
         if asked.stddev is None:
             return _narrowed(mean, x.dtype)
         noise = self._noise(asked, x, problem, normals)
@@ -335,22 +335,35 @@ class Oracle:
     # -- the parts ---------------------------------------------------------------------------
     def _mean(self, asked: Asked, points: tuple[Tensor, ...], problem: Problem) -> Tensor:
         """The sum over a fresh batch by the expected size, before noise and a clip of the whole."""
-        examples = self._examples
         query = asked.query
-        lap = 0 if examples.stream is None else self._draws.attempt
-        positions, chosen = asked.batch(self._rows, examples.size, self._draws, self._step, lap)
+        examples, chosen = self._batch(asked, problem)
         weights = chosen / asked.size.unsqueeze(-1)
-        if problem.needs_keys:  # a fresh uniform for each place in the shard
-            uniforms = self._draws.uniforms((len(examples),), Stream.DROPOUT, self._step)
-            examples = examples.beside(KEY, uniforms)
-        self._step += 1
-        if positions is not None:
-            examples = examples.take(positions)
         rule = gradient_sum if len(points) == 1 else correction_sum
         if query.clip is None and query.whole_clip is None:
             vectors = rule(problem, query, points, examples)
             return vectors.sum(weights.to(points[0].dtype))
         return sum_of_good(rule, problem, query, points, examples, weights)
+
+    def _count(self, query: Query) -> None:
+        """Counts an answer, as un-noised where nothing is added to it."""
+        self.queries[query.label + (UNNOISED if query.drawn is None else "")] += 1
+
+    def _batch(
+        self, asked: Asked, problem: Problem, keys: Mapping[str, Stream] | None = None
+    ) -> tuple[Examples, Tensor]:
+        """Draws the next batch: its examples, and weights (..., b) of 0 and 1.
+
+        Each place in the shard has a fresh uniform of every stream of ``keys``, beside the example.
+        """
+        examples = self._examples
+        lap = 0 if examples.stream is None else self._draws.attempt
+        positions, chosen = asked.batch(self._rows, examples.size, self._draws, self._step, lap)
+        keys = {**(keys or {}), **({KEY: Stream.DROPOUT} if problem.needs_keys else {})}
+        for name, stream in keys.items():
+            uniforms = self._draws.uniforms((len(examples),), stream, self._step)
+            examples = examples.beside(name, uniforms)
+        self._step += 1
+        return examples if positions is None else examples.take(positions), chosen
 
     def _noise(
         self, asked: Asked, x: Tensor, problem: Problem, normals: Tensor | None = None

@@ -36,6 +36,8 @@ class Vectors(NamedTuple):
     """Whether each is, (..., n)."""
 
 
+_HELD = 12.0
+"""Forms, and temporaries of the same size, in which a vector of another shape is held."""
 _Rule = Callable[[Problem, Query, Points, Examples], Vectors]
 """What each example adds to an answer, at the points that are asked about."""
 
@@ -108,9 +110,18 @@ def clip_each(manifold: Manifold, x: Tensor, vectors: Tensor, clip: float | None
 
 # -- the sum of those that have one --------------------------------------------------------------
 def sum_of_good(
-    rule: _Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
+    rule: _Rule,
+    problem: Problem,
+    query: Query,
+    points: Points,
+    examples: Examples,
+    weights: Tensor,
+    size: int | None = None,
 ) -> Tensor:
     """Sums over the examples that have a finite vector, shape ``(..., *point)`` of points[0].
+
+    A ``size`` is that of a rule whose vectors have another shape: (..., size). It holds each
+    vector in several forms, so its examples are computed in blocks.
 
     Computed and returned in float64, whatever the type of the points: a shorter type rounds what is
     released, never what noise is added to.
@@ -130,14 +141,14 @@ def sum_of_good(
     weights = weights.to(torch.float64)
     is_carried = len(points) > 1 and points[0].shape[-1] > SHARED_AMONG_THREADS
     is_apart = len(points) == 1 or (problem.manifold.carries_rows_apart and not is_carried)
-    if is_apart and keeps_rows_apart(problem):
+    if size is None and is_apart and keeps_rows_apart(problem):
         return _together(rule, problem, query, points, examples, weights)
     if weights.dim() == 1:
-        return _in_blocks(rule, problem, query, points, examples, weights)
-    each = [
-        _in_blocks(rule, problem, query, tuple(p[i] for p in points), examples.of_client(i), row)
-        for i, row in enumerate(weights)
-    ]
+        return _in_blocks(rule, problem, query, points, examples, weights, size)
+    each: list[Tensor] = []
+    for i, row in enumerate(weights):
+        own = tuple(p[i] for p in points)
+        each.append(_in_blocks(rule, problem, query, own, examples.of_client(i), row, size))
     return torch.stack(each)
 
 
@@ -171,12 +182,19 @@ def _together(
 
 
 def _in_blocks(
-    rule: _Rule, problem: Problem, query: Query, points: Points, examples: Examples, weights: Tensor
+    rule: _Rule,
+    problem: Problem,
+    query: Query,
+    points: Points,
+    examples: Examples,
+    weights: Tensor,
+    size: int | None,
 ) -> Tensor:
     """One client's, in blocks."""
     points = tuple(point.clone() for point in points)  # no place in a stack, but one of its own
     x = points[0]
-    total = torch.zeros_like(x)
+    total = torch.zeros_like(x) if size is None else x.new_zeros(size)
+    held = 0.0 if size is None else _HELD * size / x.numel()
     for point in points:
         if not bool(torch.isfinite(problem.manifold.norm(point, torch.zeros_like(point))).all()):
             return total
@@ -199,7 +217,7 @@ def _in_blocks(
     counted = weights.nonzero().squeeze(-1)
     alive = False
     name = (rule, query.form, query.clip is None, query.mechanism.l1_norm_clip is None)
-    for *_, found in in_blocks(problem, compute, name, points, examples, counted, attempt):
+    for *_, found in in_blocks(problem, compute, name, points, examples, counted, attempt, held):
         total = total + found
         alive = True
     if len(counted) and not alive:

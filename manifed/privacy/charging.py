@@ -16,7 +16,7 @@ from typing import Any
 from manifed.privacy.ledger import Entry, Ledger, Reserves, Settles, ledger_key
 from manifed.privacy.odometer import ORIGINS, Odometer
 from manifed.privacy.statement import Promise
-from manifed.privacy.tariff import encode
+from manifed.privacy.tariff import Terms, decode, encode
 
 
 class Account:
@@ -33,7 +33,8 @@ class Account:
     ) -> None:
         """``block`` rounds are reserved in one write, none beyond ``last_round`` or the budget.
 
-        Where cohorts are drawn and terms differ by round, a block has one round.
+        Where cohorts are drawn and terms differ by round, and where sums are opened, a block has
+        one round.
 
         Raises:
             ValueError: for a block of no round.
@@ -44,7 +45,7 @@ class Account:
         self._ledger = ledger
         self._last = last_round
         is_alone = promise.tariff.is_by_round and not promise.tariff.lengths
-        self._block = 1 if is_alone else block
+        self._block = 1 if is_alone or promise.realised is not None else block
         self.odometer = Odometer() if odometer is None else odometer
         self._is_free = not any(terms.updates or terms.aggregate for terms in promise.tariff.lines)
         self._population = promise.terms.population
@@ -69,10 +70,19 @@ class Account:
         is_ahead = self._before is not None and self._next <= server_round <= self._before.last
         return found - 1 if is_ahead else found
 
-    def charge(self, server_round: int, attempt: int, partitions: Iterable[int]) -> None:
+    def charge(
+        self,
+        server_round: int,
+        attempt: int,
+        partitions: Iterable[int],
+        offered: int | None = None,
+    ) -> None:
         """Pays for one attempt of a round; when it returns, its reservation is on disk.
 
-        Where nothing is released there is nothing to pay, and nothing is written.
+        Where sums are opened, that reserves the most that an attempt may cost, and an attempt that
+        ends before its sum is opened costs nothing. With ``offered``, of how many clients a sum of
+        ``partitions`` could be, it pays for the opening in place of the reservation. Where nothing
+        is released there is nothing to pay, and nothing is written.
 
         Raises:
             BudgetExhausted: when the budget does not pay another draw.
@@ -87,15 +97,21 @@ class Account:
         is_reserved = before is not None and (
             server_round == self._next <= before.last and attempt == before.attempt
         )
-        if not is_reserved:
+        if promise.realised is not None and offered is not None:
+            members = decode(cohort, self._population)
+            terms = promise.realised(server_round, (offered, len(members)))
+            self.write(self.reserving(server_round, server_round, attempt, cohort, terms))
+        elif not is_reserved:
             entry = self._entry(server_round, attempt, cohort)
             after = self.odometer.after(entry)
             passed = promise.check(after, server_round)
             if passed and not promise.passed_target(promise.made(self.odometer)):
                 logging.getLogger("manifed").warning("%s", passed)
             self.write(entry, after)
-        self._done.append(cohort)
-        self._next = server_round + 1
+        self._next = server_round
+        if promise.realised is None or offered is not None:
+            self._done.append(cohort)
+            self._next += 1
 
     def note_origins(self, server_round: int, origins: frozenset[str]) -> None:
         """Takes the origins of a round's noise, and writes them when they are new and priced."""
@@ -137,9 +153,16 @@ class Account:
         named = None if {*self._done} <= {self._before.cohort} else tuple(self._done)
         return Settles(upto=self._next - 1, cohorts=named)
 
-    def reserving(self, first: int, last: int, attempt: int, cohort: str | None = None) -> Entry:
+    def reserving(
+        self,
+        first: int,
+        last: int,
+        attempt: int,
+        cohort: str | None = None,
+        terms: Terms | None = None,
+    ) -> Entry:
         """Makes the reservation of these rounds for a cohort (None: for everybody)."""
-        terms = self._promise.tariff.of(first)
+        terms = terms or self._promise.tariff.of(first)
         plan = self._promise.tariff.plan
         cohort = encode(range(self._population)) if cohort is None else cohort
         return Entry(

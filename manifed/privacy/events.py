@@ -183,6 +183,7 @@ OF_MASKS = (
     ),
 )
 """Adversaries I to IV of DECOR, of messages under pairwise masks; the server eavesdrops."""
+COALITION = OF_MASKS[2]
 
 
 def named(name: str) -> Adversary:

@@ -6,7 +6,7 @@ the price of what is planned (`manifed.privacy.tariff`).
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -64,6 +64,9 @@ class Promise:
     """Whether the run prints numbers computed on all data."""
     claim: "Claim | None" = None
     """What a paper prints for it; shown and labelled."""
+    realised: Callable[[int, tuple[int, int]], Terms] | None = None
+    """What a round releases whose sum is opened, by how many clients could be in it and how many
+    are; None: that is not known only then."""
 
     def __post_init__(self) -> None:
         """Refuse terms that say nothing, or speak of another unit or relation than the promise.

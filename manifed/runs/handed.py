@@ -196,7 +196,7 @@ def side_of(
         examples, outs = zip(*(held.split(one, relation, seed) for one in examples), strict=True)
     clients = len(examples)
     return ClientSide(
-        ClientSetup(problem, setting.training, plan.client_mechanism, held),
+        ClientSetup(problem, plan.training, plan.client_mechanism, held),
         examples,
         shape,
         setting.source(),
