@@ -266,7 +266,7 @@ def _may_reserve(setting: Setting) -> bool:
 _FLOATING_POINT = {
     "single": "float64 normals, one a draw",
     "summed": "float64 normals, four summed a draw",
-    "exact": "none from the clip on: integers, discrete Gaussian noise (beside 1e-18) and their sum",
+    "exact": "none from the clip on: integers, discrete Gaussian noise (beside 1e-18), their sum",
 }
 _RELEASED = {
     "example-level": "every upload (to the server) and every broadcast model",
@@ -390,7 +390,9 @@ def promise_of(setting: Setting, sizes: Sizes) -> Promise:
             "neighboring_relation": privacy.neighboring_relation,
             "released": _released_text(setting, sizes),
             "mechanism": _mechanism_text(setting, tariff.lines[0]),
-            "floating_point": _FLOATING_POINT["exact" if privacy.trust else privacy.noise_precision],
+            "floating_point": _FLOATING_POINT[
+                "exact" if privacy.trust else privacy.noise_precision
+            ],
             **({} if kept is None else {"kept_noise": kept}),
         },
         has_oracle=setting.has_oracle(),

@@ -21,8 +21,8 @@ SERVER, ONE_NODE, _, EVERYBODY = OF_MASKS
 OF_SUM = (
     replace(
         COALITION,
-        text="nodes that collude, with the server if they like, and know their shares of the noise; "
-        "the noise of a target holds against them, whoever falls silent",
+        text="nodes that collude, with the server if they like, and know their own shares of the "
+        "noise; a target holds against them, whoever falls silent",
     ),
     replace(SERVER, text="the server, who sees every message, and every sum that was opened"),
     replace(ONE_NODE, text="any one other node, who knows its own share of the noise"),
@@ -46,6 +46,9 @@ def sealed(setting: Setting, sizes: "Sizes") -> Setting:
         return setting
     unit = setting.privacy.unit
     held = setting.held_out
+    cohort, clients = setting.federation.cohort, setting.federation.num_clients
+    if unit == "client":  # what a client holds says nothing of its weight
+        sizes = (1,) * clients
     sizes = sizes if held is None else tuple(map(held.trained_on, sizes))
     if unit == "example" and server.weighting == "uniform" and len(set(sizes)) > 1:
         raise ConfigError(
@@ -57,7 +60,7 @@ def sealed(setting: Setting, sizes: "Sizes") -> Setting:
         server_update=server,
         unit=unit,
         sizes=sizes,
-        cohort=setting.federation.cohort,
+        rates=cohort.probabilities or (cohort.rate(clients),) * clients,
         is_seeded=setting.privacy.noise_source == "seed",
         **trust.model_dump(exclude={"kind"}),
     )
@@ -87,7 +90,12 @@ def faults(setting: Setting) -> Iterator[str]:
             )
     else:
         asks = asked_of(training)
-        if len(asks) != 1 or asks[0].count != 1 or asks[0].form != "gradient" or training.has_memory:
+        if (
+            len(asks) != 1
+            or asks[0].count != 1
+            or asks[0].form != "gradient"
+            or training.has_memory
+        ):
             yield (
                 f"{where} and examples as units: expected one answer a round and no memory "
                 "(local_steps = 1), whose sum is all that is opened; use 'client-level' for more "

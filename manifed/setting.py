@@ -625,39 +625,42 @@ def _privacy_faults(setting: Setting) -> Iterator[str]:
         yield from faults(setting)
     elif privacy.kind == "client-level":
         yield from _client_level_faults(setting)
-    if privacy.kind == "client-level":
-        return
-    if privacy.kind == "correlated":
-        if not training.has_masks:
-            yield (
-                "privacy.kind: 'correlated' needs training that adds masks ('decor'), got "
-                f"training.kind = {training.kind!r}"
-            )
-        if privacy.unit == "client":
-            return
-    else:
-        noise = privacy.noise
-        if noise.kind == "published" and training.published_steps is None:
-            yield (
-                "privacy.noise.kind: 'published' is the formula of 'rsgd' and 'rsvrg', got "
-                f"training.kind = {training.kind!r}; use 'target' or 'multiplier'"
-            )
-        if privacy.l1_norm_clip and not training.draws_laplace:
-            yield (
-                "privacy.l1_norm_clip: Laplace noise is drawn by training.kind = "
-                f"'growing-samples', got {training.kind!r}; use l2_norm_clip"
-            )
-        if noise.kind == "target" and noise.adversary == "client-level":
-            yield (
-                "privacy.noise.adversary: 'client-level' needs privacy.kind = 'client-level', got "
-                "'example-level'"
-            )
-        if held is not None and noise.kind == "published" and held.noise_multiplier is None:
-            yield (
-                "evaluation.noise_multiplier: required with privacy.noise.kind = 'published', "
-                "which gives it no scale; set it"
-            )
-    yield from _sampling_faults(setting, privacy.neighboring_relation, privacy.l2_norm_clip)
+    if privacy.kind == "correlated" and not training.has_masks:
+        yield (
+            "privacy.kind: 'correlated' needs training that adds masks ('decor'), got "
+            f"training.kind = {training.kind!r}"
+        )
+    if privacy.kind == "example-level":
+        yield from _example_level_faults(setting, privacy)
+    if privacy.unit == "example":
+        yield from _sampling_faults(setting, privacy.neighboring_relation, privacy.l2_norm_clip)
+
+
+def _example_level_faults(setting: Setting, privacy: ExampleLevel) -> Iterator[str]:
+    """Noise that an algorithm or an evaluation gives no size."""
+    training = setting.training
+    held = setting.held_out
+    noise = privacy.noise
+    if noise.kind == "published" and training.published_steps is None:
+        yield (
+            "privacy.noise.kind: 'published' is the formula of 'rsgd' and 'rsvrg', got "
+            f"training.kind = {training.kind!r}; use 'target' or 'multiplier'"
+        )
+    if privacy.l1_norm_clip and not training.draws_laplace:
+        yield (
+            "privacy.l1_norm_clip: Laplace noise is drawn by training.kind = "
+            f"'growing-samples', got {training.kind!r}; use l2_norm_clip"
+        )
+    if noise.kind == "target" and noise.adversary == "client-level":
+        yield (
+            "privacy.noise.adversary: 'client-level' needs privacy.kind = 'client-level', got "
+            "'example-level'"
+        )
+    if held is not None and noise.kind == "published" and held.noise_multiplier is None:
+        yield (
+            "evaluation.noise_multiplier: required with privacy.noise.kind = 'published', "
+            "which gives it no scale; set it"
+        )
 
 
 def _client_level_faults(setting: Setting) -> Iterator[str]:

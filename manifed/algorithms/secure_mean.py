@@ -11,7 +11,6 @@ from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -151,7 +150,9 @@ class SecureMean(SecureNode):
         if phase == "send" and self.is_seeded:
             own = vars(self.server_update.down(state, self.inner.name)).values()
             members = state[_OURS + "members"].tolist()
-            return kind(*own, write(members), torch.zeros(0, secret_shares.BOX_BYTES, dtype=torch.uint8))
+            return kind(
+                *own, write(members), torch.zeros(0, secret_shares.BOX_BYTES, dtype=torch.uint8)
+            )
         now = self._attempt(state)
         if phase == "deal":
             common = [write(now.members), tensor_of(now.digest())]
@@ -187,49 +188,63 @@ class SecureMean(SecureNode):
         """Returns by name the nodes whose offers, boxes, signatures or shares are no good."""
         if self.is_seeded:
             return {}
-        came: Any = uploads
-        found = dict[int, str]()
-        pins = self._server_pins()
+        ((_, first), *more) = vars(uploads).items()
+        rows = dict(zip(partitions, more[0][1] if more else first, strict=True))
         if phase == "offer":
-            ctx = secret_shares.context(self.run, *state[_OURS + "now"].tolist())
-            offers = {i: bytes_of(row) for i, row in zip(partitions, came.offer, strict=True)}
-            for i, offer in offers.items():
-                if why := secret_shares.offer_fault(offer, ctx, i, pins and pins.get(i)):
-                    found[i] = why
-            twice = secret_shares.repeated(offers)
-            return dict.fromkeys(twice, "its keys are another node's too") | found
+            return self._bad_offers(state, rows)
         now = self._attempt(state)
-        near = now.asked.neighbours
-        if phase == "deal":
-            for i, flaws in zip(partitions, came.flaws, strict=True):
-                if some := _marked(flaws, near[i]):
-                    found[i] = f"it refuses the offers relayed as those of clients {some[:5]}"
-        if phase == "send":
-            said = {i: _marked(row, near[i]) for i, row in zip(partitions, came.unopened, strict=True)}
-            said = {i: some for i, some in said.items() if some}
-            for i, some in said.items():
-                found[i] = f"it cannot open the boxes of clients {some[:5]}"
-            for j in blamed(said, self.collusion) - {*said}:
-                found[j] = f"clients {[i for i in said if j in said[i]][:5]} cannot open its boxes"
-        if phase == "confirm" and pins is not None:
-            names = ("dealt", "alive")
-            statement = secret_shares.confirmation(
-                now.ctx, root_of(now.ctx, packed(now.members, self.clients), tensor_of(now.digest())),
-                bytes_of(digest_of(self.server_update.down(state, self.inner.name).point)),
-                *(bytes_of(packed(now.listed(name), self.clients)) for name in names),
-            )  # fmt: skip
-            for i, row in zip(partitions, came.by, strict=True):
-                if not secret_shares.is_signed(pins[i], statement, bytes_of(row)):
-                    found[i] = "it does not sign this list of survivors, these offers and model"
+        if phase == "confirm":
+            return self._bad_signatures(now, rows)
         if phase == "reveal":
-            alive = now.listed("alive")
-            dealt = now.listed("dealt")
-            for i, shares in zip(partitions, came.shares, strict=True):
-                for j, share in zip(near[i], shares, strict=False):
-                    if j in dealt and (
-                        why := secret_shares.share_fault(now.box(j, i), j in alive, bytes_of(share))
-                    ):
-                        found[i] = f"of client {j}'s secret {why}"
+            return self._bad_shares(now, rows)
+        marked = {i: _marked(row, now.asked.neighbours[i]) for i, row in rows.items()}
+        said = {i: some for i, some in marked.items() if some}
+        if phase == "deal":
+            what = "it refuses the offers relayed as those of clients"
+            return {i: f"{what} {some[:5]}" for i, some in said.items()}
+        found = {i: f"it cannot open the boxes of clients {some[:5]}" for i, some in said.items()}
+        for j in blamed(said, self.collusion) - {*said}:
+            found[j] = f"clients {[i for i in said if j in said[i]][:5]} cannot open its boxes"
+        return found
+
+    def _bad_offers(self, state: State, rows: Mapping[int, Tensor]) -> dict[int, str]:
+        pins = self._server_pins() or {}
+        ctx = secret_shares.context(self.run, *state[_OURS + "now"].tolist())
+        offers = {i: bytes_of(row) for i, row in rows.items()}
+        found = dict.fromkeys(secret_shares.repeated(offers), "its keys are another client's too")
+        for i, offer in offers.items():
+            if why := secret_shares.offer_fault(offer, ctx, i, pins.get(i)):
+                found[i] = why
+        return found
+
+    def _bad_signatures(self, now: _Attempt, rows: Mapping[int, Tensor]) -> dict[int, str]:
+        pins = self._server_pins()
+        if pins is None:  # clients have them, and look
+            return {}
+        members, dealt, alive = (
+            packed(some, self.clients)
+            for some in (now.members, now.listed("dealt"), now.listed("alive"))
+        )
+        root = root_of(now.ctx, members, tensor_of(now.digest()))
+        point = digest_of(self.server_update.down(now.state, self.inner.name).point)
+        said = secret_shares.confirmation(now.ctx, root, *map(bytes_of, (point, dealt, alive)))
+        return {
+            i: "it does not sign this list of survivors, these offers and this model"
+            for i, row in rows.items()
+            if not secret_shares.is_signed(pins[i], said, bytes_of(row))
+        }
+
+    @staticmethod
+    def _bad_shares(now: _Attempt, rows: Mapping[int, Tensor]) -> dict[int, str]:
+        alive, dealt = now.listed("alive"), now.listed("dealt")
+        found = dict[int, str]()
+        for i, shares in rows.items():
+            for j, share in zip(now.asked.neighbours[i], shares, strict=False):
+                if j not in dealt:
+                    continue
+                why = secret_shares.share_fault(now.box(j, i), j in alive, bytes_of(share))
+                if why is not None:
+                    found[i] = f"of client {j}'s secret {why}"
         return found
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
@@ -360,8 +375,7 @@ class SecureMean(SecureNode):
             assert self.mechanism is not None
             sizes = {n: self.queries(self.mechanism, n)[0].expected_size for n in {*self.sizes}}
             each = [sizes[n] for n in self.sizes]
-        rates = self.cohort.probabilities or (self.cohort.rate(self.clients),) * self.clients
-        expected = sum(rate * size for rate, size in zip(rates, each, strict=True))
+        expected = sum(rate * size for rate, size in zip(self.rates, each, strict=True))
         return max(expected - sum(each[i] for i in members if i not in alive), min(each))
 
     def _largest(self, coding: Coding, alive: Sequence[int]) -> float:

@@ -135,7 +135,9 @@ class SecureNode(SecureSum):
     def _offer(self, turn: _Turn) -> tuple[Any, State | None]:
         """Fresh keys."""
         source = turn.here.draws.source
-        secrets = Secrets(*(source.derive(b"secret %d of node %d\0" % (k, turn.node)).key for k in range(3)))
+        secrets = Secrets(
+            *(source.derive(b"secret %d of node %d\0" % (k, turn.node)).key for k in range(3))
+        )
         offered = secret_shares.offer(secrets, turn.ctx, turn.node, self._signing(turn.node))
         return tensor_of(offered), {"secrets": torch.stack([tensor_of(one) for one in secrets])}
 
@@ -179,9 +181,7 @@ class SecureNode(SecureSum):
         for place, (j, box) in enumerate(_rows(near, came.boxes).items()):
             if j not in dealt:
                 continue
-            made = secret_shares.opened(
-                turn.secrets, turn.node, j, offers[j], box, turn.ctx, root
-            )
+            made = secret_shares.opened(turn.secrets, turn.node, j, offers[j], box, turn.ctx, root)
             if made is None:
                 _log.error("Node %d cannot open the box relayed of node %d", turn.node, j)
                 unopened[place] = 1
@@ -336,7 +336,9 @@ class SecureNode(SecureSum):
         flat = u.reshape(*lead, coding.size)
         flat = clip_each(Euclidean(), flat, flat, coding.clip)
         named = after if after is None or isinstance(after, dict) else vars(after)
-        return coding.encode(flat, here.draws.uniforms((1,), Stream.ROUNDING, 0)[..., 0]), named or {}
+        return coding.encode(
+            flat, here.draws.uniforms((1,), Stream.ROUNDING, 0)[..., 0]
+        ), named or {}
 
 
 def _rows(nodes: Sequence[int], rows: Tensor) -> dict[int, bytes]:

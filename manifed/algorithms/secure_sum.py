@@ -41,12 +41,11 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Algorithm, Phase
 from manifed.algorithms.payloads import Payload
-from manifed.federation.cohorts import Cohort
 from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Query
 from manifed.privacy.committee import Committee, committee, degree
-from manifed.privacy.events import PrivacyUnit, Release, Unsampled
 from manifed.privacy.discrete import SMOOTHING
+from manifed.privacy.events import PrivacyUnit, Release, Unsampled
 from manifed.privacy.integers import SumNumbers, bound_of
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.secret_shares import BOX_BYTES, OFFER_BYTES, SHARE_BYTES, SIGNATURE_BYTES
@@ -145,7 +144,8 @@ class SecureSum(Algorithm):
     unit: PrivacyUnit
     sizes: tuple[int, ...]
     """The public N_i of every client, as trained on."""
-    cohort: Cohort
+    rates: tuple[float, ...]
+    """The probability that a client is in a cohort, for each."""
     max_dropped: float
     collusion: int
     pinned_keys: str | None = None
@@ -303,10 +303,9 @@ class SecureSum(Algorithm):
         offers = _bytes_payload(
             "Offers", members=width, digest=(HASH_BYTES,), offers=(most, OFFER_BYTES)
         )
+        begin = _bytes_payload("Begin", now=(1,))
         return (
-            phase(
-                "offer", _bytes_payload("Begin", now=(1,)), _bytes_payload("Offer", offer=(OFFER_BYTES,))
-            ),
+            phase("offer", begin, _bytes_payload("Offer", offer=(OFFER_BYTES,))),
             phase("deal", offers, _bytes_payload("Boxes", boxes=boxes, flaws=(most,))),
             send,
             *confirm,

@@ -80,6 +80,7 @@ class IntegerSum:
     def __call__(
         self, problem: Problem, query: Query, points: Points, examples: Examples
     ) -> Vectors:
+        """Returns the integers of each example, and whether they are of a finite vector."""
         (x,) = points
         manifold = problem.manifold
         at = x.unsqueeze(-1 - manifold.ndim)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from manifed.privacy.ledger import Entry, Ledger, Reserves, Settles, ledger_key
-from manifed.privacy.odometer import ORIGINS, Odometer
+from manifed.privacy.odometer import OFFERED, ORIGINS, Odometer
 from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import Terms, decode, encode
 
@@ -100,7 +100,8 @@ class Account:
         if promise.realised is not None and offered is not None:
             members = decode(cohort, self._population)
             terms = promise.realised(server_round, (offered, len(members)))
-            self.write(self.reserving(server_round, server_round, attempt, cohort, terms))
+            entry = self.reserving(server_round, server_round, attempt, cohort, terms)
+            self.write(entry.model_copy(update={"said": {OFFERED: offered}}))
         elif not is_reserved:
             entry = self._entry(server_round, attempt, cohort)
             after = self.odometer.after(entry)

@@ -25,6 +25,8 @@ from manifed.privacy.tariff import Terms, decode
 
 ORIGINS: Final = "noise_origins"
 """What an entry says of where the noise of a run came from."""
+OFFERED: Final = "offered"
+"""What an entry for a sum that is opened says: how many clients could be in it."""
 PLACE: Final = "place"
 """What an entry of a site's ledger says of the answer it pays for (manifed/site/account.py)."""
 LIMITS: Final = "limits"

@@ -39,8 +39,8 @@ from manifed.plan import Sizes, promise_of
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import AUTHENTICITY, Label, label_of, named
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Verified, ledger_key
-from manifed.privacy.odometer import Odometer
-from manifed.privacy.tariff import Terms
+from manifed.privacy.odometer import OFFERED, Odometer
+from manifed.privacy.tariff import Terms, decode
 from manifed.runs import checkpoint
 from manifed.runs.checkpoint import Checkpoint
 from manifed.runs.folder import FolderDamaged, RunFolder, check_regular
@@ -234,8 +234,9 @@ class _Charged:
     def __init__(self, *, is_by_round: bool) -> None:
         """``is_by_round``: whether the terms that a config asks for depend on the round."""
         self.odometer = Odometer()
-        self.found: dict[tuple[int, int, int], tuple[Terms, int]] = {}
-        """Terms and the first line with them, by their number and, where it matters, rounds."""
+        self.found: dict[tuple[Any, ...], tuple[Terms, int]] = {}
+        """Terms and the first line with them, by their number, where it matters rounds, and of a
+        sum that was opened how many clients could be in it and are."""
         self._is_by_round, self._number = is_by_round, 0
 
     def feed(self, entry: Entry) -> None:
@@ -245,7 +246,12 @@ class _Charged:
         paid, terms = entry.reserves, self.odometer.terms
         if paid and terms:
             first, last = (paid.first, paid.last) if self._is_by_round else (0, 0)
-            self.found.setdefault((self._number, first, last), (terms, entry.sequence + 1))
+            counts = None
+            if OFFERED in entry.said:
+                members = decode(paid.cohort, terms.population)
+                counts = (int(entry.said[OFFERED]), len(members))
+            place = (self._number, first, last, counts)
+            self.found.setdefault(place, (terms, entry.sequence + 1))
 
 
 def _unlike(path: Path, config: Experiment, manifest: _Manifest, charged: _Charged) -> list[str]:
@@ -262,9 +268,12 @@ def _unlike(path: Path, config: Experiment, manifest: _Manifest, charged: _Charg
         promise, why = None, str(error)
     if not promise:
         return [f"the ledger's terms were not compared with the config: {why}"]
-    for (_, first, end), (terms, line) in charged.found.items():
+    for (_, first, end, counts), (terms, line) in charged.found.items():
         for server_round in range(first, min(end, last) + 1):
-            if not _alike(_bare(terms), _bare(promise.tariff.of(server_round))):
+            meant = promise.tariff.of(server_round)
+            if counts is not None and promise.realised is not None:
+                meant = promise.realised(server_round, counts)
+            if not _alike(_bare(terms), _bare(meant)):
                 raise LedgerDamaged(
                     path, line, "was charged under other terms than those of the run's config"
                 )

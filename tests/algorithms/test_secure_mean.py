@@ -45,7 +45,10 @@ def setting_of(nodes, unit="example", rounds=1, cohort=None, replies=None, **tru
     )  # fmt: skip
     more = {} if cohort is None else {"cohort": cohort}
     federation = Federation(
-        num_clients=nodes, num_rounds=rounds, replies=replies or ReplyPolicy(min_fraction=0.1), **more
+        num_clients=nodes,
+        num_rounds=rounds,
+        replies=replies or ReplyPolicy(min_fraction=0.1),
+        **more,
     )
     update = RSGD(step_size=0.1, minibatch=Full())
     problem = PrincipalEigenvector()
@@ -53,13 +56,14 @@ def setting_of(nodes, unit="example", rounds=1, cohort=None, replies=None, **tru
 
 
 class Run:
-    """A round in this process, seen from everywhere: who sent which integers, and what was opened."""
+    """A round in this process: who sent which integers, and what was opened."""
 
     def __init__(self, setting, monkeypatch, *, silent=None):
         nodes = setting.federation.num_clients
         self.plan = plan(setting, (5,) * nodes)
-        torch.manual_seed(0)
-        shards = [Examples({"z": torch.randn(5, D, dtype=torch.float64)}) for _ in range(nodes)]
+        draws = torch.Generator().manual_seed(0)
+        rows = torch.randn(nodes, 5, D, dtype=torch.float64, generator=draws)
+        shards = [Examples({"z": own}) for own in rows]
         self.side = ClientSide(
             ClientSetup(setting.problem, self.plan.training, self.plan.client_mechanism),
             shards, (D,), setting.source(), num_examples=(5,) * nodes,
@@ -124,9 +128,7 @@ def test_a_sum_opens_to_the_integer_sum_of_who_sent(tmp_path, monkeypatch, unit,
     assert set(report.state) == {"x", "output"}
 
 
-def test_one_more_that_falls_silent_ends_the_round_before_anything_is_opened(
-    tmp_path, monkeypatch
-):
+def test_one_more_that_falls_silent_ends_the_round_before_anything_is_opened(tmp_path, monkeypatch):
     for phase in ("deal", "send"):
         run = Run(setting_of(10, max_dropped=3), monkeypatch, silent={phase: range(4)})
         with pytest.raises(RoundFailed, match="no sum is opened"):

@@ -288,8 +288,8 @@ class Other(tangent_mean.TangentMean):
 
 def test_a_server_update_of_another_package_gets_the_strategy_of_any(tmp_path):
     with job_of(config_of(), tmp_path) as job:
-        config = job.config.model_copy(update={"strategy": Other()})
-        assert type(strategy_of(replace(job, config=config))) is AnyUpdate
+        other = replace(job.plan, server_update=Other())
+        assert type(strategy_of(replace(job, plan=other))) is AnyUpdate
 
 
 def test_a_run_goes_through_the_strategy_that_it_is_given(tmp_path):
