@@ -176,6 +176,11 @@ class ClientUpdate(Frozen):
         return False
 
     @property
+    def tried(self) -> "ClientUpdate":
+        """The update that is tried before round 1; another one where this wraps it."""
+        return self
+
+    @property
     def memory_is_required(self) -> bool:
         """Whether no reply may leave before what the client remembers with it is kept."""
         return False
@@ -357,10 +362,15 @@ class ServerUpdate(Frozen):
         """Returns the payload of a phase: one for all clients, or a row for each."""
         return Point(state["x"])
 
+    @property
+    def tried_server(self) -> "ServerUpdate":
+        """The server update that is tried before round 1, with `ClientUpdate.tried`."""
+        return self
+
     def attempted(
         self, state: State, server_round: int, attempt: int, cohort: tuple[int, ...]
-    ) -> State:
-        """Returns the state of an attempt before its first exchange."""
+    ) -> State | None:
+        """Returns the state before an attempt's first exchange; None if nobody may be asked."""
         return state
 
     def opening(

@@ -122,10 +122,16 @@ class SecureMean(SecureNode):
     # -- an attempt --------------------------------------------------------------------------
     def attempted(
         self, state: State, server_round: int, attempt: int, cohort: tuple[int, ...]
-    ) -> State:
-        """Notes the attempt and who is asked."""
+    ) -> State | None:
+        """Notes the attempt and who is asked; None for a cohort that no sum is safe over."""
         now = torch.tensor([server_round, attempt])
-        return state | {_OURS + "now": now, _OURS + "members": torch.tensor(cohort)}
+        asked = torch.tensor(cohort)
+        made = {_OURS + "now": now, _OURS + "asked": asked, _OURS + "members": asked}
+        try:
+            self._attempt(made)
+        except ValueError:
+            return None
+        return state | made
 
     def _attempt(self, state: State) -> _Attempt:
         members = tuple(state[_OURS + "members"].tolist())
@@ -136,7 +142,8 @@ class SecureMean(SecureNode):
         self, state: State, phase: str, asked: tuple[int, ...]
     ) -> tuple[int, tuple[int, ...]] | None:
         """Returns how many offered, and who is in the sum that the next exchange opens."""
-        if phase != ("confirm" if self.pinned_keys and not self.is_seeded else "send"):
+        last = "confirm" if self.pinned_keys and not self.is_seeded else "send"
+        if phase != last or _OURS + "members" not in state:
             return None
         alive = tuple(state[_OURS + "alive"].tolist()) if phase == "confirm" else asked
         return len(state[_OURS + "members"]), alive
@@ -186,7 +193,7 @@ class SecureMean(SecureNode):
         self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
     ) -> Mapping[int, str]:
         """Returns by name the nodes whose offers, boxes, signatures or shares are no good."""
-        if self.is_seeded:
+        if self.is_seeded or not partitions:
             return {}
         ((_, first), *more) = vars(uploads).items()
         rows = dict(zip(partitions, more[0][1] if more else first, strict=True))
@@ -336,7 +343,9 @@ class SecureMean(SecureNode):
     def _stepped(self, state: State, total: Tensor, here: There) -> State:
         """The algorithm's own step along the mean that a sum of integers stands for."""
         own = {name: t for name, t in state.items() if not name.startswith(_OURS)}
-        members, alive = (state[_OURS + name].tolist() for name in ("members", "alive"))
+        asked, members, alive = (
+            state[_OURS + name].tolist() for name in ("asked", "members", "alive")
+        )
         coding = self.numbers.of(len(members), len(total))
         coords = coding.decode(coding.wrap(total.numpy()))
         if not float(coords.norm()) <= (largest := self._largest(coding, alive)):
@@ -344,7 +353,7 @@ class SecureMean(SecureNode):
                 f"Round {here.round}: expected a sum of norm at most {largest:.4g}, got "
                 f"{float(coords.norm()):.4g}: some client did not follow the exchanges"
             )
-        mean = coords / self._weight(members, alive)
+        mean = coords / self._weight(asked, alive)
         manifold, inner = here.manifold, self.inner
         down = self.server_update.down(own, inner.name)
         x, base = down.point, self.server_update.base(own, manifold)
@@ -365,7 +374,7 @@ class SecureMean(SecureNode):
         there = here._replace(exchange=inner.name, collected=collected)
         return self.server_update.server(own, next(iter(fields.values())), there)
 
-    def _weight(self, members: Sequence[int], alive: Sequence[int]) -> float:
+    def _weight(self, asked: Sequence[int], alive: Sequence[int]) -> float:
         """What a sum is divided by: the size that is expected, less that of who fell silent.
 
         It depends on no draw of a cohort, which the mean would show.
@@ -376,7 +385,7 @@ class SecureMean(SecureNode):
             sizes = {n: self.queries(self.mechanism, n)[0].expected_size for n in {*self.sizes}}
             each = [sizes[n] for n in self.sizes]
         expected = sum(rate * size for rate, size in zip(self.rates, each, strict=True))
-        return max(expected - sum(each[i] for i in members if i not in alive), min(each))
+        return max(expected - sum(each[i] for i in asked if i not in alive), min(each))
 
     def _largest(self, coding: Coding, alive: Sequence[int]) -> float:
         """The largest norm of a sum of honest uploads, with nine deviations of its noise."""

@@ -164,6 +164,16 @@ class SecureSum(Algorithm):
         return len(self.sizes)
 
     @property
+    def tried(self) -> Any:
+        """The algorithm's own client update."""
+        return self.client_update
+
+    @property
+    def tried_server(self) -> Any:
+        """The algorithm's own server update."""
+        return self.server_update
+
+    @property
     def inner(self) -> Phase:
         """The algorithm's one exchange."""
         (phase,) = self.client_update.phases

@@ -348,8 +348,12 @@ def try_update(name: str, side: ClientSide, server: ServerUpdate, x: Tensor) -> 
     Raises:
         ConfigError: ``name``, and what a part raised, or returned and should return.
     """
-    problem = side.setup.problem
-    training = side.setup.training
+    setup = side.setup
+    problem = setup.problem
+    training = setup.training.tried
+    if training is not setup.training:
+        setup = ClientSetup(problem, training, ExampleMechanism())
+        server = server.tried_server
     if any(one.aggregation == "none" for one in (*training.phases, *training.setup_phases)):
         return  # what it mixes takes every client
     try:
@@ -359,7 +363,7 @@ def try_update(name: str, side: ClientSide, server: ServerUpdate, x: Tensor) -> 
         for phase in training.phases:
             down = server.down(state, phase.name)
             up, memory, _ = run_update(
-                side.setup,
+                setup,
                 Seat(0, 1, 0, phase.name),
                 down.rows.take(0) if isinstance(down, PerClient) else down,
                 memory,

@@ -105,7 +105,7 @@ class Attempt(NamedTuple):
 
 def sent(now: Attempt) -> Down:
     """Returns the next downlink: the server update's payload, or the model to be evaluated."""
-    if now.phase is EVALUATE:
+    if now.phase is EVALUATE or not now.asked:
         return Point(now.plan.server_update.model(now.state, now.plan.manifold))
     down = now.plan.server_update.down(now.state, now.phase.name)
     if not isinstance(down, PerClient) or len(now.asked) == len(down.rows.point):
@@ -400,7 +400,9 @@ class Course:
         is_due = plan.evaluation is not None and plan.evaluation.is_due(number)
         phases = (*plan.phases, EVALUATE) if is_due else plan.phases
         state = plan.server_update.attempted(self.state, number, attempt, cohort)
-        return Attempt(plan, number, attempt, cohort, cohort, state, phases, phases[0])
+        asked = () if state is None else cohort
+        state = self.state if state is None else state
+        return Attempt(plan, number, attempt, cohort, asked, state, phases, phases[0])
 
     def _pay(self, now: Attempt, *opened: int) -> None:
         if now.server_round == 0:

@@ -329,7 +329,7 @@ class StackTransport:
 
         who = asked.partitions
         down = asked.down
-        if not isinstance(down, PerClient):
+        if who and not isinstance(down, PerClient):
             is_refused(who, down)
         elif who and is_refused(who, down.rows):
             found.clear()
