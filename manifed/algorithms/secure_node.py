@@ -107,8 +107,7 @@ class SecureNode(SecureSum):
         memory = dict(vars(here.memory))
         now = [here.round, here.draws.attempt]
         last = memory["stage"].tolist()
-        stages = [phase.name for phase in self.phases]
-        stage = stages.index(here.exchange)
+        stage = self.exchanges.index(here.exchange)
         if last[:2] >= now if stage == 0 else last != [*now, stage]:
             raise OutOfOrder(
                 f"Expected what follows {last} (round, attempt, exchange), got {here.exchange!r} "
@@ -119,7 +118,7 @@ class SecureNode(SecureSum):
         if stage == 0 or after is None:  # all but the algorithm's own memory is forgotten
             kept = {name: t for name, t in memory.items() if name.startswith(_ITS)}
             memory = {name: torch.zeros_like(t) for name, t in memory.items()} | kept
-        done = len(stages) if after is None else stage + 1
+        done = len(self.exchanges) if after is None else stage + 1
         return up, memory | (after or {}) | {"stage": torch.tensor([*now, done])}
 
     # -- one exchange each: the reply and what is remembered, None at the end of an attempt ------

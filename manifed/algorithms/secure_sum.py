@@ -31,7 +31,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -133,6 +133,12 @@ def root_of(ctx: bytes, members: Tensor, offers: Tensor) -> bytes:
     ).digest()
 
 
+@lru_cache(maxsize=16)
+def _run_of(update: "SecureSum") -> bytes:
+    said = json.dumps(update.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(said.encode()).digest()
+
+
 class SecureSum(Algorithm):
     """Base of `SecureMean`: what both sides know of the sum."""
 
@@ -182,8 +188,14 @@ class SecureSum(Algorithm):
     @property
     def run(self) -> bytes:
         """The identifier that keys, shares and signatures are bound to: all that the sum is of."""
-        said = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(said.encode()).digest()
+        return _run_of(self)
+
+    @property
+    def exchanges(self) -> tuple[str, ...]:
+        """The names of the exchanges of one attempt."""
+        if self.is_seeded:
+            return ("send",)
+        return ("offer", "deal", "send", *(("confirm",) if self.pinned_keys else ()), "reveal")
 
     # -- the numbers -------------------------------------------------------------------------
     def numbers_with(self, mechanism: ExampleMechanism) -> SumNumbers:

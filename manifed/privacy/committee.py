@@ -41,6 +41,11 @@ def committee(cohort: Sequence[int], dropped: int, colluding: int, seed: bytes) 
     Raises:
         ValueError: if so many may drop out or collude that no threshold protects the others.
     """
+    return _committee(tuple(cohort), dropped, colluding, seed)
+
+
+@lru_cache(maxsize=8)
+def _committee(cohort: tuple[int, ...], dropped: int, colluding: int, seed: bytes) -> Committee:
     n = len(cohort)
     k, threshold = _sizes(n, dropped, colluding)
     order = sorted(cohort, key=lambda i: hashlib.sha256(seed + i.to_bytes(4, "big")).digest())
