@@ -145,6 +145,37 @@ def ledger(
     print_json(found)
 
 
+def app(
+    path: Annotated[
+        Path | None,
+        Argument(help="Folder of a Flower app (default: this one). It is read, never imported."),
+    ] = None,
+    wrapper: Annotated[
+        str | None,
+        Option(
+            click_type=click.Choice(["fixed", "adaptive", "local", "opacus"]),
+            help="Price the settings that --set gives to this wrapper, without an app.",
+        ),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        Option("--set", metavar="NAME=VALUE", help="One setting, for example num_rounds=20."),
+    ] = None,
+) -> None:
+    """Price what the privacy settings of a Flower app really buy.
+
+    It prints epsilon for each adversary, and findings with a place and a remedy. The exit code is 1
+    if there is a finding.
+    """
+    from manifed.cli.app import audited
+
+    found = audited(path, wrapper, sets or ())
+    lines = [f"{one['code']} {one['place']}: {one['text']}" for one in found["findings"]]
+    answer(found, *lines, rows=found["prices"])
+    if lines:
+        raise Exit(1)
+
+
 def reconcile(
     run_dir: Annotated[Path, Argument(help="Run folder of the server.")],
     site_dir: Annotated[Path, Argument(help="Ledger folder of a site.")],

@@ -1,13 +1,12 @@
 """What the privacy settings of other libraries really buy, and events for dp_accounting.
 
 `Local`, `Fixed` and `Adaptive` are the settings of Flower 1.41's mod and wrappers, and of platforms
-that copy their formulas. Each says the noise multiplier that a round really has, as (zero-out, any
-two): the client's update is replaced by none, or by that of any other data.
+that copy their formulas. Neighbours are zero-out (a client's update is replaced by none) or any two
+(by that of any other data).
 
->>> zero_out, any_two = Local(
-...     clipping_norm=1.0, sensitivity=1e-4, epsilon=10.0, delta=1e-5).noise_multipliers
->>> print(f"{price(zero_out, 1, 1e-5):.3g} {price(any_two, 1, 1e-5):.3g}")
-2.13e+08 8.52e+08
+>>> settings = {"clipping_norm": 1.0, "sensitivity": 1e-4, "epsilon": 10.0, "delta": 1e-5}
+>>> {name: f"{spent:.3g}" for name, spent in Local(**settings).prices().items()}
+{'zero-out': '2.13e+08', 'any two': '8.52e+08'}
 """
 
 import math
@@ -15,8 +14,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from manifed.fields import Fraction, Frozen, NonNegative, Positive, PositiveCount, Probability
-from manifed.privacy.composition import NoValidBound
-from manifed.privacy.epsilon_bounds import epsilon
+from manifed.privacy.composition import NoValidBound, gaussian_epsilon
+from manifed.privacy.epsilon_bounds import least_multiplier
 from manifed.privacy.events import (
     EXTERNAL,
     SERVER,
@@ -35,8 +34,6 @@ from manifed.privacy.tariff import ClientReleases, Tariff, Terms
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-_Multipliers = tuple[float, float]
-
 
 def of_clients(z: float, sampling: Sampling, rounds: int = 1) -> Release:
     """Makes the release of whole clients under the relation that their sampling is priced by."""
@@ -50,39 +47,60 @@ def of_clients(z: float, sampling: Sampling, rounds: int = 1) -> Release:
     )
 
 
-def price(z: float, rounds: int, delta: float) -> float:
-    """Returns epsilon of so many unsampled rounds, under either relation."""
-    return epsilon([of_clients(z, Unsampled(), rounds)], delta)
+class Run(Frozen):
+    """The settings of a run, beside those of what adds its noise."""
+
+    num_rounds: PositiveCount = 1
+    delta: Fraction = 1e-5
+
+    @property
+    def mus(self) -> tuple[float, float]:
+        """What a client moves over the noise in one round: zero-out, and any two data sets."""
+        return math.inf, math.inf
+
+    def prices(self) -> dict[str, float]:
+        """Returns epsilon of all rounds by neighbours, against who knows the cohorts."""
+        made = zip(("zero-out", "any two"), self.mus, strict=True)
+        root = math.sqrt(self.num_rounds)
+        return {name: gaussian_epsilon(self.delta, mu=root * mu) for name, mu in made}
 
 
-class Local(Frozen):
+class Local(Run):
     """Flower's ``LocalDpMod``: noise of sensitivity sqrt(2 ln(1.25 / delta)) / epsilon."""
 
     clipping_norm: Positive
     sensitivity: Positive
     epsilon: Positive
-    delta: Fraction
 
     @property
-    def noise_multipliers(self) -> _Multipliers:
-        """That of one answer; the clip bounds what it reveals, whatever the sensitivity says."""
-        z = self.sensitivity * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
-        return z / self.clipping_norm, z / (2 * self.clipping_norm)
+    def mus(self) -> tuple[float, float]:
+        """By the clip, which bounds what an answer reveals, whatever the sensitivity says."""
+        noise = self.sensitivity * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+        return self.clipping_norm / noise, 2 * self.clipping_norm / noise
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The one that guard_mod needs for epsilon in all rounds together, any two data sets."""
+        root = math.sqrt(self.num_rounds)
+        return least_multiplier(
+            lambda z: gaussian_epsilon(self.delta, mu=root / (z or 1e-99)), self.epsilon
+        )
 
 
-class Fixed(Frozen):
+class Fixed(Run):
     """Flower's wrappers with fixed clipping: noise of z clip / m on a mean by weight."""
 
-    noise_multiplier: NonNegative
+    noise_multiplier: Positive
     num_sampled_clients: PositiveCount
+    clipping_norm: Positive = 1.0
     share: Probability = 1.0
     """The largest share of the weights that a client may have; 1: it states its weight itself."""
 
     @property
-    def noise_multipliers(self) -> _Multipliers:
-        """That of one round."""
-        z = self.noise_multiplier / (self.num_sampled_clients * self.share)
-        return z, z / 2
+    def mus(self) -> tuple[float, float]:
+        """By the share."""
+        mu = self.num_sampled_clients * self.share / self.noise_multiplier
+        return mu, 2 * mu
 
 
 class Adaptive(Fixed):
@@ -92,18 +110,20 @@ class Adaptive(Fixed):
     """None: m / 20."""
 
     @property
-    def noise_multipliers(self) -> _Multipliers:
-        """That of one round, of mean and count together: a client moves its count by 1."""
-        z, m, noise = self.noise_multiplier, self.num_sampled_clients, self.clipped_count_stddev
-        count = (noise or m / 20) ** -2
-        mean = ((z or math.inf) ** -2 - count / 4) * (m * self.share) ** 2
-        if mean <= 0:  # no noise, or what Flower refuses
-            return 0.0, 0.0
-        return (mean + count) ** -0.5, (4 * mean + count) ** -0.5
+    def mus(self) -> tuple[float, float]:
+        """Of mean and count together: a client moves the count by 1, Flower reckons with 1/2."""
+        m = self.num_sampled_clients
+        count = 1 / (self.clipped_count_stddev or m / 20)
+        rest = self.noise_multiplier**-2 - count**2 / 4
+        mean = m * self.share * math.sqrt(rest) if rest > 0 else math.inf  # which Flower refuses
+        return math.hypot(mean, count), math.hypot(2 * mean, count)
 
 
-class DPSGD(Frozen):
-    """DP-SGD that an app declares, such as Opacus's: priced, and not enforced."""
+class DPSGD(Run):
+    """DP-SGD that an app declares, such as Opacus's: priced, and not enforced.
+
+    Its rounds are those in which one client takes part.
+    """
 
     noise_multiplier: NonNegative
     sampling_probability: Probability
@@ -131,6 +151,12 @@ class DPSGD(Frozen):
         terms = Terms(population=population, updates=(update,), sampling=cohort)
         promise = Promise(Tariff((terms,)), rounds, (SERVER, EXTERNAL), delta)
         return promise.for_draws(rounds)
+
+    def prices(self) -> dict[str, float]:
+        """Returns epsilon of one example, against who knows the cohorts."""
+        promise = self.promise(1, Unsampled(), self.num_rounds, self.delta)
+        spent = promise.odometer(self.num_rounds).epsilon(SERVER, self.delta)
+        return {"one example, declared by the app, not enforced": spent}
 
 
 def declared(promise: Promise, odometer: Odometer) -> list[str]:
