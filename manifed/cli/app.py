@@ -75,7 +75,6 @@ _KINDS: dict[str, tuple[type[Local | Fixed | DPSGD], str, str, str]] = {
 """Settings, the name of the call, its positional arguments, and the codes of all of its kind."""
 _MEANS = {"FedAvg", "FedProx", "FedAvgM"}
 """Strategies whose step is the mean of the updates."""
-_Found = list[tuple[str, str, dict[str, Any]]]
 
 
 def audited(path: Path | None, kind: str | None, sets: Sequence[str]) -> dict[str, Any]:
@@ -85,32 +84,39 @@ def audited(path: Path | None, kind: str | None, sets: Sequence[str]) -> dict[st
         ConfigError: for a folder that is no app, settings that only a run tells, and wrong ones.
     """
     found, marks = ([(kind, "--wrapper", {})], {}) if kind else _read(path or Path())
-    rows = list[dict[str, Any]]()
+    wrappers: list[Any] = []
+    rows: list[Any] = []
     for name, place, said in found:
         model, _, _, codes = _KINDS[name]
         given = {key: value for key, value in said.items() if key in model.model_fields}
         with named_by(f"{place}: give --set NAME=VALUE", ConfigError):
             one = model(**given | parse_overrides("\n".join(sets)))
-        if "accountant" in said:  # which asks for equal weights and all replies
-            codes = codes.replace("W1 W3 W4", "")
+        if isinstance(one, Fixed) and said.get("accountant"):
+            codes = codes.replace("W1 W3 W4", "")  # it asks for equal weights and all replies
+            one = one.model_copy(update={"share": 1 / one.num_sampled_clients})
         if said.get("strategy", "FedAvg") in _MEANS:
             codes = codes.replace("W2", "")
         if isinstance(one, Local) and one.sensitivity >= 2 * one.clipping_norm:
             codes = codes.replace("L3", "")
         marks = dict.fromkeys(codes.split(), place) | marks
+        is_open = "W2" in codes or ("L4" in marks and name != "opacus")
+        wrappers.append(
+            {"place": place, "kind": name}
+            | one.model_dump(exclude_none=True)
+            | {"guard_noise_multiplier": one.noise_multiplier}
+        )
         for neighbours, spent in one.prices().items():
-            others = spent if {"L4", "W2"}.isdisjoint(marks) else inf
+            others = inf if is_open else spent
             server = inf if isinstance(one, Fixed) else others
-            says = one.epsilon if isinstance(one, Local) else None
-            at = {"place": place, "neighbours": neighbours, "app_says": says, "server": server}
-            rows.append(at | {"others": others, "guard_noise_multiplier": one.noise_multiplier})
+            at = {"place": place, "neighbours": neighbours}
+            rows.append(at | {"server": server, "who_sees_cohorts": others})
     beside = {*marks} - ({*marks} if "guard" in marks else {"L4", "W8"})
     codes = [code for code in CODES if code in (marks if rows else beside)]
     findings = [{"code": code, "place": marks[code], "text": CODES[code]} for code in codes]
-    return {"prices": rows, "findings": findings}
+    return {"wrappers": wrappers, "prices": rows, "findings": findings}
 
 
-def _read(folder: Path) -> tuple[_Found, dict[str, str]]:
+def _read(folder: Path) -> tuple[list[Any], dict[str, str]]:
     """The wrappers of an app with their settings, and the codes that names show."""
     nodes = list[tuple[str, ast.AST]]()
     with named_by(folder, OSError, SyntaxError, ValueError, RecursionError, KeyError):
@@ -121,6 +127,7 @@ def _read(folder: Path) -> tuple[_Found, dict[str, str]]:
             tree = ast.parse(file.read_bytes(), at)
             nodes += [(f"{at[1:]}:{getattr(node, 'lineno', 0)}", node) for node in ast.walk(tree)]
     said = defaultdict[str, set[str]](set)
+    said |= {f"'{key}'": {repr(one)} for key, one in config.items()}
     known = dict[str, str]()
     for _, node in nodes:
         match node:
@@ -128,26 +135,25 @@ def _read(folder: Path) -> tuple[_Found, dict[str, str]]:
                 ast.Assign(targets=[ast.Name(id=name)], value=given)
                 | ast.keyword(arg="num_rounds" as name, value=given)
             ):
-                said[name].add(ast.unparse(given))
+                text = ast.unparse(given)
+                said[name] |= {text} - {name} if "Privacy" not in text else set()
             case ast.alias(name=name, asname=str(other)):
                 known[other] = name
             case _:
                 pass
 
     def value(text: str, depth: int = 9) -> Any:
-        name = text.rpartition(".")[2]
-        texts = [one for one in said[name] if one != name and "Privacy" not in one]
-        if len(texts) == 1 and depth:
-            return value(texts[0], depth - 1)
-        if key := re.fullmatch(
-            r"(?:\w+\()?[\w.]*(?:\[|\.get\()'([^']+)'(?:, ([^)]+))?[\])]+", text
-        ):
-            return config[key[1]] if key[1] in config else value(key[2] or "None")
+        # a name, or context.run_config["key"], perhaps within float(...)
+        key = re.fullmatch(
+            r"(?:(?:int|float)\()?[\w.]*?(?:\[|\.get\()?('[^']+'|\w+)(?:, .*)?[\])]*", text
+        )
+        if key and depth and len(texts := said[key[1]]) == 1:
+            return value(*texts, depth=depth - 1)
         with suppress(ValueError, SyntaxError):
             return ast.literal_eval(text)
         return text if "server_" in text else text.partition("(")[0].rpartition(".")[2]
 
-    found: _Found = []
+    found: list[Any] = []
     marks = dict[str, str]()
     for place, node in nodes:
         if not isinstance(node, ast.Name | ast.Attribute | ast.Call):

@@ -170,8 +170,11 @@ def app(
     from manifed.cli.app import audited
 
     found = audited(path, wrapper, sets or ())
+    read = [
+        ", ".join(f"{name}={value}" for name, value in one.items()) for one in found["wrappers"]
+    ]
     lines = [f"{one['code']} {one['place']}: {one['text']}" for one in found["findings"]]
-    answer(found, *lines, rows=found["prices"])
+    answer(found, *read, *lines, rows=found["prices"])
     if lines:
         raise Exit(1)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from manifed.fields import Fraction, Frozen, NonNegative, Positive, PositiveCount, Probability
 from manifed.privacy.composition import NoValidBound, gaussian_epsilon
-from manifed.privacy.epsilon_bounds import least_multiplier
+from manifed.privacy.epsilon_bounds import epsilon, least_multiplier
 from manifed.privacy.events import (
     EXTERNAL,
     SERVER,
@@ -24,7 +24,6 @@ from manifed.privacy.events import (
     Release,
     SampledWithoutReplacement,
     Sampling,
-    Unsampled,
     repeated,
 )
 from manifed.privacy.odometer import Odometer
@@ -130,6 +129,18 @@ class DPSGD(Run):
     """Of one example in one step: the batch size over the number of examples."""
     steps_per_round: PositiveCount
 
+    @property
+    def release(self) -> Release:
+        """What one client releases in one round."""
+        return Release(
+            unit="example",
+            neighboring_relation="add-or-remove",
+            noise_multiplier=self.noise_multiplier,
+            sampling=PoissonSampled(sampling_probability=self.sampling_probability),
+            count=self.steps_per_round,
+            label="declared",
+        )
+
     def promise(self, population: int, cohort: Sampling, rounds: int, delta: float) -> Promise:
         """Makes the promise for examples; whole clients have another one, and another ledger.
 
@@ -139,23 +150,14 @@ class DPSGD(Run):
             rounds: number of rounds that are planned.
             delta: that of the statement.
         """
-        step = Release(
-            unit="example",
-            neighboring_relation="add-or-remove",
-            noise_multiplier=self.noise_multiplier,
-            sampling=PoissonSampled(sampling_probability=self.sampling_probability),
-            count=self.steps_per_round,
-            label="declared",
-        )
-        update = ClientReleases(partitions=tuple(range(population)), releases=(step,))
+        update = ClientReleases(partitions=tuple(range(population)), releases=(self.release,))
         terms = Terms(population=population, updates=(update,), sampling=cohort)
         promise = Promise(Tariff((terms,)), rounds, (SERVER, EXTERNAL), delta)
         return promise.for_draws(rounds)
 
     def prices(self) -> dict[str, float]:
         """Returns epsilon of one example, against who knows the cohorts."""
-        promise = self.promise(1, Unsampled(), self.num_rounds, self.delta)
-        spent = promise.odometer(self.num_rounds).epsilon(SERVER, self.delta)
+        spent = epsilon(repeated([self.release], self.num_rounds), self.delta)
         return {"one example, declared by the app, not enforced": spent}
 
 

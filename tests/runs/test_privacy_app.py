@@ -9,6 +9,7 @@ import pytest
 from manifed.cli.app import CODES
 from tests.command import invoke
 from tests.fresh import ROOT
+from tests.privacy.releases import cost, poisson
 
 PAGE = (ROOT / "docs" / "flower_privacy.md").read_text()
 
@@ -42,6 +43,7 @@ FIXED = "noise_multiplier={} num_sampled_clients={} share={}"
         ("fixed", FIXED.format(0.2, 5, 0.2), 5, 109.3, 344.5),
         ("fixed", FIXED.format(0.2, 5, 0.769), 5, 1107, 4062),
         ("fixed", FIXED.format(0.2, 5, 1), 5, 1800, 6726),
+        ("fixed", FIXED.format(2.4, 10, 0.1), 20, 9.166, 22.17),
         ("adaptive", FIXED.format(1, 20, 0.05), 100, 143.1, 284.4),
     ],
 )
@@ -49,12 +51,12 @@ def test_settings_cost_what_the_specification_says(wrapper, settings, rounds, ze
     done, found = priced("--wrapper", wrapper, sets=f"{settings} num_rounds={rounds}")
     assert done.exit_code == 1
     rows = {one["neighbours"]: one for one in found["prices"]}
-    spent = [rows["zero-out"]["others"], rows["any two"]["others"]]
+    spent = [rows["zero-out"]["who_sees_cohorts"], rows["any two"]["who_sees_cohorts"]]
     assert spent == pytest.approx([zero_out, any_two], rel=1e-3)
     server = {one["server"] for one in rows.values()}
     assert server == ({*spent} if wrapper == "local" else {"infinity"})
-    one = rows["any two"]
-    says = f"{one['app_says']:g}" if one["app_says"] else "-"
+    (one,) = found["wrappers"]
+    says = f"{one['epsilon']:g}" if wrapper == "local" else "-"
     numbers = [f"{n:.4g}" for n in (*spent, one["guard_noise_multiplier"])]
     assert f"| `{wrapper} {settings}` | {rounds} | {says} | {' | '.join(numbers)} |" in PAGE
 
@@ -64,6 +66,7 @@ def test_the_page_has_no_other_prices_and_every_code_with_what_the_command_says(
     assert len(re.findall(r"^\| `(?:local|fixed|adaptive) ", PAGE, re.M)) == len(
         parametrized.args[1]
     )
+    assert f"cost {cost(poisson(1.0, 0.02, 100)):.4g}" in PAGE
     for code, text in CODES.items():
         assert f"| {code} | {text} |" in PAGE
 
@@ -137,8 +140,10 @@ def test_what_an_app_has_is_found_at_its_line_and_nothing_is_imported(tmp_path, 
         code: f"apps/one.py:{line}" for code, line in (one.split(":") for one in expected.split())
     }
     assert done.exit_code == (1 if expected else 0), done.stderr
-    others = {one["others"] for one in found["prices"]}
+    others = [one["who_sees_cohorts"] for one in found["prices"]]
     assert ("infinity" in others) == (not {"L4", "W2"}.isdisjoint(codes))
+    if name == "an accountant":
+        assert others == pytest.approx([73.62, 222.98], rel=1e-3)
 
 
 def test_every_code_has_an_app():
@@ -155,11 +160,11 @@ def test_settings_are_read_where_they_stand_and_set_over_them(tmp_path):
             "local",
             sets=f"clipping_norm={clip} sensitivity=1 epsilon=10 num_rounds={rounds}",
         )
-        assert [one["others"] for one in found["prices"]] == [
-            one["others"] for one in same["prices"]
+        assert [one["who_sees_cohorts"] for one in found["prices"]] == [
+            one["who_sees_cohorts"] for one in same["prices"]
         ]
-        assert {one["app_says"] for one in found["prices"]} == {10}
-    assert math.isfinite(found["prices"][0]["others"])
+        assert {one["epsilon"] for one in found["wrappers"]} == {10}
+    assert math.isfinite(found["prices"][0]["who_sees_cohorts"])
 
 
 @pytest.mark.parametrize(
