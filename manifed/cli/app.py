@@ -83,7 +83,8 @@ def audited(path: Path | None, kind: str | None, sets: Sequence[str]) -> dict[st
     Raises:
         ConfigError: for a folder that is no app, settings that only a run tells, and wrong ones.
     """
-    found, marks = ([(kind, "--wrapper", {})], {}) if kind else _read(path or Path())
+    with named_by(path, RecursionError):
+        found, marks = ([(kind, "--wrapper", {})], {}) if kind else _read(path or Path())
     wrappers: list[Any] = []
     rows: list[Any] = []
     for name, place, said in found:
@@ -119,7 +120,9 @@ def audited(path: Path | None, kind: str | None, sets: Sequence[str]) -> dict[st
 def _read(folder: Path) -> tuple[list[Any], dict[str, str]]:
     """The wrappers of an app with their settings, and the codes that names show."""
     nodes = list[tuple[str, ast.AST]]()
-    with named_by(folder, OSError, SyntaxError, ValueError, RecursionError, KeyError):
+    with named_by(
+        f"{folder}: expected a readable Flower app", OSError, SyntaxError, ValueError, KeyError
+    ):
         config = read_toml(folder / "pyproject.toml")["tool"]["flwr"]["app"].get("config", {})
         for file in sorted(folder.rglob("*.py")):
             if "/." in (at := f"/{file.relative_to(folder)}"):

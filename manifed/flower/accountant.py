@@ -28,7 +28,7 @@ from manifed.privacy.events import (
 from manifed.privacy.foreign import of_clients
 from manifed.privacy.ledger import Entry, Ledger, Reserves, ledger_key
 from manifed.privacy.odometer import Odometer
-from manifed.privacy.tariff import Terms, encode
+from manifed.privacy.tariff import Terms
 
 _FINEST = 2500
 """How many values of delta `Accountant.get_delta` tells apart in a factor of ten: 0.1 % each."""
@@ -155,7 +155,7 @@ class Accountant:
         first = self.num_releases + 1
         return Entry(
             terms=Terms(population=n, aggregate=(release,)),
-            reserves=Reserves(first=first, last=first + count - 1, cohort=encode(range(n))),
+            reserves=Reserves(first=first, last=first + count - 1, cohort=f"0-{n - 1}"),
             said={"event": asdict(event), "count": count},
         )
 

@@ -171,6 +171,7 @@ def test_settings_are_read_where_they_stand_and_set_over_them(tmp_path):
     ("text", "words", "said"),
     [
         ("x = (\n", [], "was never closed"),
+        (f"f({'+'.join(['a'] * 3000)})", [], "maximum recursion depth"),
         (MOD.replace('"eps"', "name"), [], "apps/one.py:4: give --set NAME=VALUE: epsilon"),
         (MOD, ["--set", "epsilon=nan"], "epsilon: expected a finite number"),
         (MOD, ["--set", "clip=1"], "clip: expected no such field"),
