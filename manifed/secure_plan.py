@@ -5,17 +5,13 @@ Imported where ``privacy.trust`` is a secure sum alone.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from manifed.algorithms.algorithm import asked_of
 from manifed.algorithms.secure_mean import SecureMean
 from manifed.errors import ConfigError, named_by
 from manifed.privacy.events import COALITION, OF_MASKS
 from manifed.privacy.mechanism import ExampleMechanism, Noise
-from manifed.setting import Setting
-
-if TYPE_CHECKING:
-    from manifed.plan import Sizes
 
 SERVER, ONE_NODE, _, EVERYBODY = OF_MASKS
 OF_SUM = (
@@ -34,8 +30,8 @@ OF_SUM = (
 _ANY = ExampleMechanism(l2_norm_clip=1.0, noise=Noise(multiplier=1.0))
 
 
-def sealed(setting: Setting, sizes: "Sizes") -> Setting:
-    """Returns the setting whose algorithm is the secure mean of what it was.
+def sealed(setting: Any, sizes: tuple[int, ...]) -> Any:
+    """Returns the `manifed.setting.Setting` whose algorithm is the secure mean of what it was.
 
     Raises:
         ConfigError: sizes that the weights of the mean do not fit, or too few clients.
@@ -68,7 +64,7 @@ def sealed(setting: Setting, sizes: "Sizes") -> Setting:
     return replace(setting, training=made, strategy=None)
 
 
-def faults(setting: Setting) -> Iterator[str]:
+def faults(setting: Any) -> Iterator[str]:
     """Yields why a sum of these uploads cannot be opened, or would not say what is asked."""
     training, privacy = setting.training, setting.privacy
     where = f"privacy.trust: 'secure-sum' with training.kind = {training.kind!r}"

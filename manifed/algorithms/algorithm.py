@@ -336,6 +336,8 @@ class ServerUpdate(Frozen):
     """A client's weight in the mean, of an update without a field ``weights``."""
     judges_uploads: ClassVar[bool] = False
     """Whether the server refuses some uploads for their content (`refused`)."""
+    opens_sums: ClassVar[bool] = False
+    """Whether `attempted` and `opening` say anything."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **settings: Any) -> None:

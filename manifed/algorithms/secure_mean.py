@@ -91,6 +91,7 @@ class SecureMean(SecureNode):
     """An algorithm whose mean its clients open together, and nobody else learns more than it."""
 
     mean_weights = "uniform"
+    opens_sums = True
 
     # -- what is the algorithm's own ---------------------------------------------------------
     @property

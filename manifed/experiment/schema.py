@@ -304,6 +304,8 @@ def canonical(config: Experiment) -> str:
     table = config.model_dump(mode="json", exclude={"output", "engine", "description"})
     if isinstance(config.data, SiteData):
         del table["data"]["paths"]
+    if table["privacy"].get("trust", "") is None:  # hashes are those of before there was one
+        del table["privacy"]["trust"]
     if config.engine.dtype != "float64":  # alone of the engine it decides the trajectory
         table["dtype"] = config.engine.dtype
     if config.evaluation.kind == "public":

@@ -399,10 +399,11 @@ class Course:
         cohort = plan.cohort.draw(plan.num_clients, number, attempt, plan.source)
         is_due = plan.evaluation is not None and plan.evaluation.is_due(number)
         phases = (*plan.phases, EVALUATE) if is_due else plan.phases
+        now = Attempt(plan, number, attempt, cohort, cohort, self.state, phases, phases[0])
+        if not plan.server_update.opens_sums:
+            return now
         state = plan.server_update.attempted(self.state, number, attempt, cohort)
-        asked = () if state is None else cohort
-        state = self.state if state is None else state
-        return Attempt(plan, number, attempt, cohort, asked, state, phases, phases[0])
+        return now._replace(asked=()) if state is None else now._replace(state=state)
 
     def _pay(self, now: Attempt, *opened: int) -> None:
         if now.server_round == 0:
@@ -469,10 +470,11 @@ class Course:
         else:
             before = now.state
             now = _stepped(now, replies, aggregate)
-            opens = now.plan.server_update.opening(before, now.phase.name, now.asked)
-            if opens is not None:
-                offered, alive = opens
-                self._pay(now._replace(cohort=alive), offered)
+            if (update := now.plan.server_update).opens_sums:
+                opens = update.opening(before, now.phase.name, now.asked)
+                if opens is not None:
+                    offered, alive = opens
+                    self._pay(now._replace(cohort=alive), offered)
         index = now.index + 1
         if index < len(now.phases):
             self.now = now._replace(phase=now.phases[index], index=index)
