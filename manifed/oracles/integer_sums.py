@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manifed.manifolds.base import clipped
 from manifed.oracles.blocks import Points
-from manifed.oracles.minibatch import Query
+from manifed.oracles.minibatch import UNNOISED, Query
 from manifed.oracles.noisy_oracle import Oracle
 from manifed.oracles.sums import Vectors, sum_of_good
 from manifed.privacy.integers import Coding
@@ -67,7 +67,7 @@ class IntegerOracle(Oracle):
         rule = IntegerSum(self.coding)
         size = self.coding.size
         self.total = sum_of_good(rule, problem, asked.query, points, examples, chosen, size)
-        self._count(asked.query)
+        self.queries[label if asked.query.drawn is not None else label + UNNOISED] += 1
         return torch.zeros_like(points[0])
 
 
@@ -80,7 +80,7 @@ class IntegerSum:
     def __call__(
         self, problem: Problem, query: Query, points: Points, examples: Examples
     ) -> Vectors:
-        """Returns the integers of each example, and whether they are of a finite vector."""
+        """Returns the sums of integers at one point; not finite where an example's gradient is."""
         (x,) = points
         manifold = problem.manifold
         at = x.unsqueeze(-1 - manifold.ndim)

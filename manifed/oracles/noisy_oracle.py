@@ -207,7 +207,13 @@ class Oracle:
         query = asked.query
         manifold = problem.manifold
         x = points[0]
-        mean = self._mean(asked, points, problem)
+        examples, chosen = self._batch(asked, problem)
+        weights = chosen / asked.size.unsqueeze(-1)
+        rule = gradient_sum if len(points) == 1 else correction_sum
+        if query.clip is None and query.whole_clip is None:
+            mean = rule(problem, query, points, examples).sum(weights.to(x.dtype))
+        else:
+            mean = sum_of_good(rule, problem, query, points, examples, weights)
         if query.whole_clip is not None:
             mean = clip_each(manifold, x.to(torch.float64), mean, query.whole_clip)
         if masks is not None:
@@ -218,7 +224,7 @@ class Oracle:
                 f"Expected masks with the answer {label!r}, which is charged as masked with "
                 f"{query.mask_stddev:g}, got none"
             )
-        self._count(query)
+        self.queries[label if query.drawn is not None else label + UNNOISED] += 1
         if asked.stddev is None:
             return _narrowed(mean, x.dtype)
         noise = self._noise(asked, x, problem, normals)
@@ -333,21 +339,6 @@ class Oracle:
         return _narrowed(torch.where(slack <= 1.0, moved / (1 + slack), 0.0), x.dtype)
 
     # -- the parts ---------------------------------------------------------------------------
-    def _mean(self, asked: Asked, points: tuple[Tensor, ...], problem: Problem) -> Tensor:
-        """The sum over a fresh batch by the expected size, before noise and a clip of the whole."""
-        query = asked.query
-        examples, chosen = self._batch(asked, problem)
-        weights = chosen / asked.size.unsqueeze(-1)
-        rule = gradient_sum if len(points) == 1 else correction_sum
-        if query.clip is None and query.whole_clip is None:
-            vectors = rule(problem, query, points, examples)
-            return vectors.sum(weights.to(points[0].dtype))
-        return sum_of_good(rule, problem, query, points, examples, weights)
-
-    def _count(self, query: Query) -> None:
-        """Counts an answer, as un-noised where nothing is added to it."""
-        self.queries[query.label + (UNNOISED if query.drawn is None else "")] += 1
-
     def _batch(
         self, asked: Asked, problem: Problem, keys: Mapping[str, Stream] | None = None
     ) -> tuple[Examples, Tensor]:

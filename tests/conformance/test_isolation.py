@@ -5,6 +5,7 @@ record must have one value in shards of any size and order, beside a record that
 stack of clients, and with any number of threads.
 """
 
+import math
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,8 +16,10 @@ import torch
 from manifed.federation import stack
 from manifed.federation.held_out import judged
 from manifed.manifolds import SPD, Lorentz, Manifold, Sphere, Stiefel
+from manifed.oracles.integer_sums import SEED, IntegerSum
 from manifed.oracles.minibatch import Ask, Query
 from manifed.oracles.sums import correction_sum, gradient_sum, keeps_rows_apart, sum_of_good
+from manifed.privacy.integers import Coding
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LeastSquares, LinearModel
@@ -85,15 +88,21 @@ def cohorts(case, examples, points, counts):
 
 def assert_sums_alike(case, rule, query, sizes=FEW, counts=(3,)):
     problem, x, examples = case.made()
+    size = None
+    if rule is IntegerSum:  # which tell numbers apart by 2^-49 of the clip
+        size = math.prod(problem.manifold.coords_of(x))
+        rule = IntegerSum(Coding(1, size, 64, 2**50, 2**49, 16, CLIP, 1))
+        seeds = torch.rand(len(examples), generator=generator(1), dtype=torch.float64)
+        examples = examples.beside(SEED, seeds)
     spy = Spy(rule, empty_log(examples))
     coords = normals(0, *problem.manifold.coords_shape(x.shape))
     other = problem.manifold.retr(x, 0.1 * problem.manifold.from_coords(x, coords))
     points = (x, other) if rule is correction_sum else (x,)
     for own in shards_of(case, examples, sizes):
-        sum_of_good(spy, problem, query, points, own, torch.ones(len(own)).double())
+        sum_of_good(spy, problem, query, points, own, torch.ones(len(own)).double(), size)
     for cohort, each in cohorts(case, examples, points, counts):
         present = torch.arange(len(cohort)) < cohort.counts.unsqueeze(-1)
-        sum_of_good(spy, problem, query, tuple(each), cohort, present.double())
+        sum_of_good(spy, problem, query, tuple(each), cohort, present.double(), size)
     assert_alike(spy.seen)
 
 
@@ -131,6 +140,17 @@ def all_of(case, count):
 @of([c for c in CASES if not c.is_dear])
 def test_a_record_adds_the_same_bits_whatever_is_summed_with_it(case):
     assert_sums_alike(case, gradient_sum, query_of("gradient"))
+
+
+@of([c for c in CASES if c.name in {"pca", "kpca-stiefel", "mean-lorentz", "module-relu"}])
+def test_a_record_adds_the_same_integers_whatever_is_summed_with_it(case):
+    assert_sums_alike(case, IntegerSum, query_of("gradient"), (1, 7, 33), (2,))
+
+
+@pytest.mark.slow
+@of(CASES)
+def test_a_record_adds_the_same_integers_in_any_batch(case):
+    assert_sums_alike(case, IntegerSum, query_of("gradient"), (1, 3, 33, 65, 257), (1, 3))
 
 
 @pytest.mark.slow
