@@ -87,7 +87,7 @@ class SecureNode(SecureSum):
             sizes = {
                 "secrets": (3, KEY_BYTES), "root": (HASH_BYTES,), "seen": (HASH_BYTES,),
                 "members": (width,), "dealt": (width,), "alive": (width,),
-                "offers": (most, OFFER_BYTES), "shares": (most, 2 * SHARE_BYTES), _HAS_ITS: (),
+                "offers": (most, OFFER_BYTES), "shares": (most, 2 * SHARE_BYTES), _HAS_ITS: (1,),
             }  # fmt: skip
             found |= {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
             found["stage"] = torch.zeros(3, dtype=torch.int64)

@@ -71,10 +71,10 @@ def statement_of(privacy: Mapping[str, Any]) -> str:
     lines.append(f"  unit: one {privacy['unit']}; neighbours: {privacy['neighboring_relation']}")
     lines.append(f"  released: {privacy['released']}")
     lines.append(f"  noise: {privacy['mechanism']}")
-    lines.append(
-        f"  floating point: {privacy['floating_point']}; the bounds below assume exact Gaussians "
-        "(docs/deployment.md, platforms)"
-    )
+    floats = f"  floating point: {privacy['floating_point']}"
+    if "normals" in floats:
+        floats += "; the bounds below assume exact Gaussians (docs/deployment.md, platforms)"
+    lines.append(floats)
     for one in privacy["adversaries"]:
         remark = f" [{one['remark']}]" if one.get("remark") else ""
         price = f"({said(one['epsilon'])}, {one['delta']:g})-DP"
