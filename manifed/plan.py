@@ -78,6 +78,7 @@ def example_mechanism(setting: Setting, sizes: Sizes) -> ExampleMechanism:
         return _noised(privacy)
     rule = privacy.noise
     if rule.kind == "published":
+        assert privacy.kind == "example-level"
         return _noised(privacy, coefficient=_published(setting, privacy))
     if rule.kind == "multiplier":
         return _noised(privacy, multiplier=rule.noise_multiplier)

@@ -114,7 +114,7 @@ def faults(setting: Any) -> Iterator[str]:
         sealed(setting, (1,) * clients).training.numbers_with(_ANY).check(clients)
 
 
-def summed_text(training: SecureMean) -> str:
+def summed_text(training: Any) -> str:
     """Returns a statement's words on the noise of a sum, and on what hides its terms."""
     numbers, clients = training.numbers, training.clients
     coding = numbers.of(clients, 1)

@@ -151,7 +151,7 @@ class SecureMean(SecureNode):
 
     def down(self, state: State, phase: str) -> Down:
         """Returns the payload of an exchange, with a row for each node asked where they differ."""
-        kind = {one.name: one.down for one in self.phases}[phase]
+        kind: Any = {one.name: one.down for one in self.phases}[phase]
         if phase == "offer":
             return kind(torch.zeros(1, dtype=torch.uint8))
         write = partial(packed, count=self.clients)

@@ -320,14 +320,15 @@ class SecureNode(SecureSum):
         own = copy(oracle)  # whose answers are not noised, and stay here
         own.queries = Counter()
         try:
-            made = self.client_update.client(x, own, here)
+            made: Any = self.client_update.client(x, own, here)
             up, after = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-            (u,) = vars(up).values() if isinstance(up, Payload) else (up,)
+            u: Tensor = up.point if isinstance(up, Payload) else up
         except Exception as error:  # silence would show that its records do this
             _log.error("This client's update failed, so it sends zero: %s", described(error))
             u, after = torch.zeros_like(x), here.memory
         oracle.queries["upload"] += 1
-        u, base = u.detach().to(torch.float64), x.to(torch.float64)
+        u = u.detach().to(torch.float64)
+        base = x.to(torch.float64)
         manifold = self._manifold
         lead = x.shape[: x.dim() - manifold.ndim]
         if self.server_update.space == "tangent":

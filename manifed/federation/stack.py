@@ -329,9 +329,11 @@ class StackTransport:
 
         who = asked.partitions
         down = asked.down
-        if who and not isinstance(down, PerClient):
+        if not who:  # and what is sent to nobody may be of another phase
+            return found
+        if not isinstance(down, PerClient):
             is_refused(who, down)
-        elif who and is_refused(who, down.rows):
+        elif is_refused(who, down.rows):
             found.clear()
             for row, i in enumerate(who):
                 is_refused((i,), down.rows.take(row))
