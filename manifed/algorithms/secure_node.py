@@ -322,7 +322,7 @@ class SecureNode(SecureSum):
         try:
             made: Any = self.client_update.client(x, own, here)
             up, after = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-            u: Tensor = up.point if isinstance(up, Payload) else up
+            u: Any = up.point if isinstance(up, Payload) else up
         except Exception as error:  # silence would show that its records do this
             _log.error("This client's update failed, so it sends zero: %s", described(error))
             u, after = torch.zeros_like(x), here.memory
