@@ -1,25 +1,51 @@
 """A secure sum opens to the integer sum of its survivors, bit for bit, or not at all."""
 
+from dataclasses import replace
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.averaging import GeodesicAverage
+from manifed.algorithms.one_shot import LogEuclidean, NoisyGram, SecondMoment
+from manifed.algorithms.projected import Projected
+from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
+from manifed.algorithms.rsvrg import RSVRG
 from manifed.algorithms.secure_mean import SecureMean
 from manifed.algorithms.secure_node import SecureNode
+from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import RoundFailed
 from manifed.federation.client import ClientSetup, ClientSide
+from manifed.federation.cohorts import FixedSize, PoissonCohort
 from manifed.federation.exchange import ReplyPolicy
 from manifed.federation.rounds import Course, sent
 from manifed.federation.stack import StackTransport
-from manifed.manifolds.sphere import Sphere
-from manifed.oracles.minibatch import Full
+from manifed.manifolds import SPDLogEuclidean
+from manifed.oracles.minibatch import Full, Poisson, WithoutReplacement
 from manifed.plan import plan
-from manifed.privacy.charging import Account
+from manifed.privacy import discrete
+from manifed.privacy.charging import Account, opened
+from manifed.privacy.events import EXTERNAL
+from manifed.privacy.ledger import Ledger
+from manifed.privacy.odometer import Odometer
 from manifed.problems.examples import Examples
+from manifed.problems.frechet import FrechetMean
+from manifed.problems.linear import LeastSquares
 from manifed.problems.pca import PrincipalEigenvector
-from manifed.setting import ClientLevel, ExampleLevel, Federation, Multiplier, SecureSum, Setting
+from manifed.schedules import Geometric
+from manifed.secure_plan import OF_SUM
+from manifed.setting import (
+    ClientLevel,
+    ExampleLevel,
+    Federation,
+    Multiplier,
+    NoPrivacy,
+    SecureSum,
+    Setting,
+)
+from tests.tensors import normals
 
 D = 6
 
@@ -37,40 +63,56 @@ def keys_in(folder, nodes):
     return {"pinned_keys": str(folder / "pins"), "signing_keys": str(folder / "{node}.key")}
 
 
-def setting_of(nodes, unit="example", rounds=1, cohort=None, replies=None, **trust):
-    levels = {"example": ExampleLevel, "client": ClientLevel}
-    privacy = levels[unit](
-        l2_norm_clip=1.0, noise=Multiplier(noise_multiplier=2.0), delta=1e-3, noise_source="os",
+LEVELS = {"example": ExampleLevel, "client": ClientLevel}
+
+
+def setting_of(
+    nodes,
+    unit="example",
+    rounds=1,
+    *,
+    update=None,
+    problem=None,
+    server=None,
+    z=2.0,
+    source="os",
+    federation=None,
+    **trust,
+):
+    privacy = LEVELS[unit](
+        l2_norm_clip=1.0, noise=Multiplier(noise_multiplier=z), delta=1e-3, noise_source=source,
         trust=SecureSum(**{"collusion": 0, **trust}),
     )  # fmt: skip
-    more = {} if cohort is None else {"cohort": cohort}
-    federation = Federation(
-        num_clients=nodes,
-        num_rounds=rounds,
-        replies=replies or ReplyPolicy(min_fraction=0.1),
-        **more,
+    more = {"replies": ReplyPolicy(min_fraction=0.1), **(federation or {})}
+    federation = Federation(num_clients=nodes, num_rounds=rounds, **more)
+    update = update or RSGD(step_size=0.1, minibatch=Full())
+    problem = problem or PrincipalEigenvector()
+    return Setting(
+        federation, update, problem.manifold, strategy=server, privacy=privacy, problem=problem
     )
-    update = RSGD(step_size=0.1, minibatch=Full())
-    problem = PrincipalEigenvector()
-    return Setting(federation, update, problem.manifold, privacy=privacy, problem=problem)
+
+
+def shards_of(nodes, row=(D,), rows=5):
+    return [Examples({"z": normals(100 + i, rows, *row)}) for i in range(nodes)]
 
 
 class Run:
-    """A round in this process: who sent which integers, and what was opened."""
+    """A run in this process: who sent which integers, and what was opened."""
 
-    def __init__(self, setting, monkeypatch, *, silent=None):
+    def __init__(
+        self, setting, monkeypatch, *, silent=None, shards=None, x=None, ledger=None, sizes=None
+    ):
         nodes = setting.federation.num_clients
-        self.plan = plan(setting, (5,) * nodes)
-        draws = torch.Generator().manual_seed(0)
-        rows = torch.randn(nodes, 5, D, dtype=torch.float64, generator=draws)
-        shards = [Examples({"z": own}) for own in rows]
+        shards = shards or shards_of(nodes)
+        sizes = sizes or tuple(len(one) for one in shards)
+        self.plan = plan(setting, sizes)
+        x = setting.manifold.random(D, generator=torch.Generator().manual_seed(0)) if x is None else x
         self.side = ClientSide(
             ClientSetup(setting.problem, self.plan.training, self.plan.client_mechanism),
-            shards, (D,), setting.source(), num_examples=(5,) * nodes,
+            shards, tuple(x.shape), setting.source(), num_examples=sizes,
         )  # fmt: skip
         self.transport = StackTransport(self.side)
-        self.account = Account(self.plan.promise)
-        x = Sphere().random(D, generator=torch.Generator().manual_seed(0))
+        self.account = Account(self.plan.promise, ledger)
         self.course = Course(self.plan, self.plan.server_update.start(x), self.account.charge)
         self.silent = silent or {}
         self.integers, self.opened, self.downs, self.ups = {}, [], {}, {}
@@ -128,11 +170,283 @@ def test_a_sum_opens_to_the_integer_sum_of_who_sent(tmp_path, monkeypatch, unit,
     assert set(report.state) == {"x", "output"}
 
 
+def residues(total, bits):
+    return np.asarray(total).astype(f"i{bits // 8}")
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dropped", "z"),
+    [
+        (3, 1, 2.0), (4, 1, 4e-4), (7, 2, 2.0), (33, 11, 4e-4), pytest.param(64, 21, 2.0, marks=slow),
+        pytest.param(70, 3, 4e-4, marks=slow), pytest.param(100, 33, 2.0, marks=slow),
+    ],
+)  # fmt: skip
+def test_a_third_may_fall_silent_between_any_two_exchanges(
+    tmp_path, monkeypatch, nodes, dropped, z
+):
+    setting = setting_of(nodes, z=z, max_dropped=dropped, **keys_in(tmp_path, nodes))
+    gone = {"deal": range(dropped // 2), "send": range(dropped // 2, dropped), "reveal": [nodes - 1]}
+    run = Run(setting, monkeypatch, silent=gone)
+    run.round()
+    update = run.plan.server_update
+    bits = update.numbers.bits(D)
+    assert bits == (32 if z > 1 else 64)
+    assert (update.degree < nodes - 1) == (nodes == 70)
+    wanted = residues(run.sum_of(range(dropped, nodes)), bits)
+    assert np.array_equal(residues(run.opened[0], bits), wanted)
+    assert run.ups["send"].uploads.total.dtype == getattr(torch, f"int{bits}")
+
+
 def test_one_more_that_falls_silent_ends_the_round_before_anything_is_opened(tmp_path, monkeypatch):
     for phase in ("deal", "send"):
-        run = Run(setting_of(10, max_dropped=3), monkeypatch, silent={phase: range(4)})
+        path = tmp_path / phase
+        run = Run(
+            setting_of(10, max_dropped=3), monkeypatch, silent={phase: range(4)},
+            ledger=Ledger.create(path, {}),
+        )  # fmt: skip
         with pytest.raises(RoundFailed, match="no sum is opened"):
             run.round()
-        run.account.settle()
         assert not run.opened
-        assert run.account.odometer.rounds_counted == 0
+        assert counted(path).rounds_counted == 1, "until it is settled the reservation counts"
+        run.account.settle()
+        assert counted(path).rounds_counted == 0
+        assert counted(path).attempts(1) == 1, "a later run must not use its keys' names again"
+
+
+def counted(path):
+    """What the lines on disk say."""
+    found = Odometer()
+    Ledger.verify(path, feed=found.feed)
+    return found
+
+
+# -- what is charged ---------------------------------------------------------------------------
+@pytest.mark.parametrize("lost", [0, 3])
+def test_who_really_sent_is_charged_before_anybody_is_asked_to_open_it(tmp_path, monkeypatch, lost):
+    path = tmp_path / "ledger"
+    setting = setting_of(10, max_dropped=3, collusion=2, **keys_in(tmp_path, 10))
+    run = Run(setting, monkeypatch, silent={"send": range(lost)}, ledger=Ledger.create(path, {}))
+    run.course.opened()
+    floor = counted(path)
+    while run.course.opened().phase.name != "reveal":
+        run.exchange()
+    told = counted(path)
+    assert told.rounds_counted == 1
+    assert told.participations_by_client().tolist() == [0] * lost + [1] * (10 - lost)
+    ((_, releases),) = [one for one in told.terms.updates][:1] and [
+        (one.partitions, one.releases) for one in told.terms.updates
+    ]
+    (release,) = releases
+    coding = run.plan.server_update.numbers.of(10, D)
+    for said, honest in (
+        (release.noise_multiplier, 1), (release.to_server, 10 - lost),
+        (release.to_one, 9 - lost), (release.to_coalition, 8 - lost),
+    ):  # fmt: skip
+        assert coding.multiplier(honest) * (1 - 1e-6) < said <= coding.multiplier(honest)
+    for who in OF_SUM:
+        assert told.epsilon(who, 1e-3) <= floor.epsilon(who, 1e-3) * (1 + 1e-12)
+    server, coalition = OF_SUM[1], OF_SUM[0]
+    assert told.epsilon(server, 1e-3) < told.epsilon(coalition, 1e-3)
+    assert (told.epsilon(server, 1e-3) < 0.9 * floor.epsilon(server, 1e-3)) == (lost == 0)
+    run.exchange()
+    run.account.settle()
+    assert counted(path).coins(coalition) == told.coins(coalition)
+
+
+@pytest.mark.parametrize("collusion", [0, 1, 3])
+@pytest.mark.parametrize("dropped", [0, 0.25, 2])
+def test_what_is_reserved_is_the_most_that_any_cohort_may_cost(dropped, collusion):
+    trust = {"max_dropped": dropped, "collusion": collusion}
+    update = plan(setting_of(12, z=1.0, **trust), (5,) * 12).training
+    mechanism = update.mechanism
+    (floor,) = update.releases(mechanism, 5)
+    names = ("noise_multiplier", "to_server", "to_one", "to_coalition")
+    for offered in range(1, 13):
+        least = offered - update.numbers.dropped(offered)
+        if 2 * update.numbers.dropped(offered) + collusion >= offered or offered < 2:
+            continue
+        for sent_by in range(least, offered + 1):
+            counts = update.model_copy(update={"counts": (offered, sent_by)})
+            (real,) = counts.releases(mechanism, 5)
+            for name in names:
+                assert getattr(real, name) >= getattr(floor, name), (offered, sent_by, name)
+
+
+def test_nobody_who_knows_the_cohort_is_told_that_it_amplifies():
+    federation = {"cohort": FixedSize(cohort_size=5)}
+    few = plan(setting_of(10, "client", 5, federation=federation), (5,) * 10).promise
+    every = plan(setting_of(10, "client", 5), (5,) * 10).promise
+    assert few.adversaries == (*OF_SUM, EXTERNAL)
+    for who in OF_SUM[:2]:
+        assert few.planned_for(who) == every.planned_for(who)
+
+
+# -- retry and resume --------------------------------------------------------------------------
+def secrets_of(run):
+    """What every node keeps secret of the attempt under way."""
+    return {
+        bytes(row.numpy())
+        for stack in run.transport.stacks.values()
+        for row in stack.memory["secrets"]
+    }
+
+
+def test_nothing_of_an_attempt_is_used_again_in_a_retry_a_round_or_a_restart(
+    tmp_path, monkeypatch
+):
+    replies = {"replies": ReplyPolicy(on_failure="retry", max_attempts=3)}
+    setting = setting_of(5, rounds=2, federation=replies, **keys_in(tmp_path, 5))
+    path = tmp_path / "ledger"
+    run = Run(setting, monkeypatch, ledger=Ledger.create(path, {}))
+    seen, words = [], []
+    exchange = run.exchange
+
+    def watched():
+        now = run.course.opened()
+        where = (now.server_round, now.attempt, now.phase.name)
+        run.silent = {"send": [1]} if where[:2] == (1, 0) else {"reveal": [2]}
+        if where[:2] != (1, 1):
+            run.silent = {} if where[:2] != (1, 0) else run.silent
+        try:
+            return exchange()
+        finally:
+            if where[2] == "offer":
+                seen.append(secrets_of(run))
+            if where[2] == "send":
+                words.append(run.ups["send"].uploads.total)
+                words.append(torch.from_numpy(np.stack([*run.integers.values()])))
+            if where[2] == "reveal":
+                assert secrets_of(run) <= {bytes(32)} | seen[-1]
+
+    run.exchange = watched
+    run.course.one_round(watched)
+    assert len(seen) == 3
+    assert counted(path).attempts(1) == 3
+    assert counted(path).rounds_counted == 2, "the first attempt opened nothing, the second did"
+    run.course.one_round(watched)
+    again = Run(setting, monkeypatch)
+    again.exchange()
+    seen.append(secrets_of(again))
+    every = [secret for one in seen for secret in one]
+    assert all(len(one) == 15 for one in seen)
+    assert len({*every}) == len(every) == 15 * len(seen)
+    for one, other in combinations(words, 2):
+        assert not bool((one == other).all(-1).any())
+
+
+def test_a_run_that_goes_on_after_a_round_that_failed_uses_no_attempt_again(tmp_path, monkeypatch):
+    setting = setting_of(4)
+    path = tmp_path / "ledger"
+    run = Run(setting, monkeypatch, silent={"send": [0]})
+    with opened(path, run.plan.promise, last_round=1, header={}) as run.account:
+        run.course = Course(run.plan, run.course.state, run.account.charge)
+        with pytest.raises(RoundFailed, match="nothing is charged"):
+            run.round()
+    run.silent = {}
+    with opened(path, run.plan.promise, last_round=1, header={}, resumed_at=1) as account:
+        run.course = Course(run.plan, run.course.state, account.charge, attempts=account.attempts)
+        assert run.round().participants == (0, 1, 2, 3)
+    assert counted(path).rounds_counted == 1
+
+
+# -- algorithms --------------------------------------------------------------------------------
+def model_after(setting, monkeypatch, rounds, **data):
+    """The output after some rounds, with who was in the last one."""
+    run = Run(setting, monkeypatch, **data)
+    for _ in range(rounds):
+        report = run.round()
+    return run.plan.server_update.output(report.state, setting.manifold), run
+
+
+SPD = SPDLogEuclidean()
+MEAN = FrechetMean(manifold=SPD)
+LINEAR = LeastSquares()
+
+
+def spd_shards(nodes):
+    draws = torch.Generator().manual_seed(7)
+    return [Examples({"z": SPD.random(5, 3, 3, generator=draws)}) for _ in range(nodes)]
+
+
+def pairs(nodes):
+    return [
+        Examples({"feature": normals(i, 5, 4), "target": normals(50 + i, 5)}) for i in range(nodes)
+    ]
+
+
+EXAMPLES = {
+    "full": ({}, {}),
+    "scheduled": (
+        {"update": ScheduledRSGD(
+            step_size=0.1, minibatch=Full(),
+            noise_multipliers=Geometric(scale=1.0, ratio=0.9),
+        )}, {},
+    ),
+    "poisson": ({"update": RSGD(step_size=0.1, minibatch=Poisson(batch_size=2)), "source": "seed"}, {}),
+    "subsets": (
+        {"update": RSGD(step_size=0.1, minibatch=WithoutReplacement(batch_size=2)), "source": "seed"},
+        {},
+    ),
+    "momentum": ({"server": TangentMean(momentum=0.5, average=GeodesicAverage())}, {}),
+    "second-moment": ({"update": SecondMoment()}, {}),
+    "log-euclidean": (
+        {"update": LogEuclidean(), "problem": MEAN},
+        {"shards": spd_shards(4), "x": torch.eye(3, dtype=torch.float64)},
+    ),
+    "noisy-gram": (
+        {"update": NoisyGram(), "problem": LINEAR},
+        {"shards": pairs(4), "x": torch.zeros(4, dtype=torch.float64)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_without_its_noise_a_sum_of_examples_leads_where_plain_clipped_means_do(
+    monkeypatch, name
+):
+    parts, data = EXAMPLES[name]
+    rounds = 1 if "update" in parts and parts["update"].kind in (
+        "second-moment", "log-euclidean", "noisy-gram"
+    ) else 3  # fmt: skip
+    monkeypatch.setattr(discrete, "draw", lambda variance, size, words: np.zeros(size, np.int64))
+    setting = setting_of(4, rounds=rounds, **parts)
+    found, run = model_after(setting, monkeypatch, rounds, **data)
+    assert len(run.opened) == rounds
+    plain = replace(setting, privacy=NoPrivacy(l2_norm_clip=1.0))
+    wanted, _ = model_after(plain, monkeypatch, rounds, **data)
+    assert float((found - wanted).abs().max()) < 1e-4
+    assert float((found - run.plan.server_update.base(run.course.state, setting.manifold)).norm()) >= 0
+
+
+CLIENTS = {
+    "local-steps": {"update": RSGD(step_size=0.1, local_steps=3, minibatch=Full())},
+    "batches": {
+        "update": RSGD(step_size=0.1, local_steps=3, minibatch=Poisson(batch_size=2)),
+        "source": "seed",
+    },
+    "projected": {
+        "update": Projected(step_size=0.1, local_steps=2, minibatch=Full(), upload="plain")
+    },
+    "rsvrg": {"update": RSVRG(step_size=0.1, inner_steps=2, minibatch=Full())},
+    "momentum": {"server": TangentMean(momentum=0.5, average=GeodesicAverage())},
+    "fixed-cohorts": {"source": "seed", "federation": {"cohort": FixedSize(cohort_size=4)}},
+    "poisson-cohorts": {
+        "source": "seed", "federation": {"cohort": PoissonCohort(sampling_probability=0.6)},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_without_its_noise_a_sum_of_clients_leads_where_a_trusted_server_does(monkeypatch, name):
+    monkeypatch.setattr(discrete, "draw", lambda variance, size, words: np.zeros(size, np.int64))
+    setting = setting_of(6, "client", 3, **CLIENTS[name])
+    found, run = model_after(setting, monkeypatch, 3)
+    assert len(run.opened) == 3
+    trusted = setting.privacy.model_copy(
+        update={"trust": None, "noise": Multiplier(noise_multiplier=1e-9)}
+    )
+    wanted, _ = model_after(replace(setting, privacy=trusted), monkeypatch, 3)
+    assert float((found - wanted).abs().max()) < 1e-4
