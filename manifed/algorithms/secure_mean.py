@@ -197,7 +197,8 @@ class SecureMean(SecureNode):
         if self.is_seeded or not partitions:
             return {}
         ((_, first), *more) = vars(uploads).items()
-        rows = dict(zip(partitions, more[0][1] if more else first, strict=True))
+        judged = more[0][1] if more and phase != "reveal" else first
+        rows = dict(zip(partitions, judged, strict=True))
         if phase == "offer":
             return self._bad_offers(state, rows)
         now = self._attempt(state)
@@ -234,8 +235,8 @@ class SecureMean(SecureNode):
             for some in (now.members, now.listed("dealt"), now.listed("alive"))
         )
         root = root_of(now.ctx, members, tensor_of(now.digest()))
-        point = digest_of(self.server_update.down(now.state, self.inner.name).point)
-        said = secret_shares.confirmation(now.ctx, root, *map(bytes_of, (point, dealt, alive)))
+        sent = digest_of(*vars(self.server_update.down(now.state, self.inner.name)).values())
+        said = secret_shares.confirmation(now.ctx, root, *map(bytes_of, (sent, dealt, alive)))
         return {
             i: "it does not sign this list of survivors, these offers and this model"
             for i, row in rows.items()
@@ -272,7 +273,8 @@ class SecureMean(SecureNode):
                 raise RoundFailed(f"Round {here.round}: {few}") from None
             return state
         if name == "reveal":
-            revealed = dict(zip(seen.partitions, came.shares, strict=True))
+            rows = zip(came.shares, came.own, strict=True)
+            revealed = dict(zip(seen.partitions, rows, strict=True))
             return self._stepped(state, self._unmasked(self._attempt(state), revealed), here)
         if name == "confirm":
             if len(who) < (quorum := self._attempt(state).asked.quorum):
@@ -311,20 +313,22 @@ class SecureMean(SecureNode):
         except ValueError as error:
             raise RoundFailed(f"privacy.trust.pinned_keys: {error}") from None
 
-    def _unmasked(self, now: _Attempt, revealed: Mapping[int, Tensor]) -> Tensor:
+    def _unmasked(self, now: _Attempt, revealed: Mapping[int, tuple[Tensor, Tensor]]) -> Tensor:
         """The sum without the masks of survivors and of their pairs with who fell silent."""
         total = now.state[_OURS + "total"].numpy().copy()
         bits = self.numbers.bits(len(total))
         alive = now.listed("alive")
         for j in now.listed("dealt"):
-            holders = [i for i in now.asked.neighbours[j] if i in revealed]
+            # its own share was compared with nothing, so it comes last
+            holders = [i for i in (*now.asked.neighbours[j], j) if i in revealed]
             if len(holders) < now.asked.threshold:
                 raise RoundFailed(
                     f"Expected {now.asked.threshold} shares of client {j}'s secret, got "
                     f"{len(holders)}; the sum stays closed, and is paid for"
                 )
             shares = {
-                i: bytes_of(revealed[i][now.place(j, i)]) for i in holders[: now.asked.threshold]
+                i: bytes_of(revealed[i][1] if i == j else revealed[i][0][now.place(j, i)])
+                for i in holders[: now.asked.threshold]
             }
             offer = now.offer(j)
             is_own = secret_shares.is_seed if j in alive else secret_shares.is_pair_key
@@ -347,14 +351,15 @@ class SecureMean(SecureNode):
         asked, members, alive = (
             state[_OURS + name].tolist() for name in ("asked", "members", "alive")
         )
-        coding = self.numbers.of(len(members), len(total))
+        update = self.in_round(here.round)
+        coding = update.numbers.of(len(members), len(total))
         coords = coding.decode(coding.wrap(total.numpy()))
         if not float(coords.norm()) <= (largest := self._largest(coding, alive)):
             raise RoundFailed(
                 f"Round {here.round}: expected a sum of norm at most {largest:.4g}, got "
                 f"{float(coords.norm()):.4g}: some client did not follow the exchanges"
             )
-        mean = coords / self._weight(asked, alive)
+        mean = coords / update._weight(asked, alive)
         manifold, inner = here.manifold, self.inner
         down = self.server_update.down(own, inner.name)
         x, base = down.point, self.server_update.base(own, manifold)
@@ -363,7 +368,7 @@ class SecureMean(SecureNode):
             draws = Draws(NoiseSource.from_seed(0), 0, here.round)
             place = Here(manifold, inner.name, here.round, down, None, draws, inner.places)
             oracle: Any = _Opened(manifold, mean)
-            up = self.client_update.in_round(here.round).client(x, oracle, place)
+            up = update.client_update.client(x, oracle, place)
         elif self.server_update.space == "tangent":
             up = manifold.from_coords(base.to(mean), mean.reshape(manifold.coords_of(base)))
         if isinstance(up, Tensor):

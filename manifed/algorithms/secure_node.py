@@ -87,7 +87,8 @@ class SecureNode(SecureSum):
             sizes = {
                 "secrets": (3, KEY_BYTES), "root": (HASH_BYTES,), "seen": (HASH_BYTES,),
                 "members": (width,), "dealt": (width,), "alive": (width,),
-                "offers": (most, OFFER_BYTES), "shares": (most, 2 * SHARE_BYTES), _HAS_ITS: (1,),
+                "offers": (most, OFFER_BYTES), "shares": (most, 2 * SHARE_BYTES),
+                "own": (SHARE_BYTES,), _HAS_ITS: (1,),
             }  # fmt: skip
             found |= {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
             found["stage"] = torch.zeros(3, dtype=torch.int64)
@@ -156,13 +157,14 @@ class SecureNode(SecureSum):
         if bool(flaws.any()):
             return {"boxes": boxes, "flaws": flaws}, None
         root = root_of(turn.ctx, came.members, came.digest)
-        dealt, _ = secret_shares.deal(
+        dealt, own = secret_shares.deal(
             turn.secrets, turn.node, offers, turn.ctx, root, asked.threshold,
             _bytes_from(turn.here.draws),
         )  # fmt: skip
         for place, j in enumerate(near):
             boxes[place] = tensor_of(dealt[j])
         after = {"root": tensor_of(root), "members": came.members, "offers": came.offers}
+        after["own"] = tensor_of(own[:SHARE_BYTES])
         return {"boxes": boxes, "flaws": flaws}, after
 
     def _send(self, turn: _Turn, x: Tensor, oracle: Oracle) -> tuple[Any, State | None]:
@@ -196,7 +198,7 @@ class SecureNode(SecureSum):
         )
         with np.errstate(over="ignore"):  # a sum modulo 2^64 is one modulo 2^b
             masked = torch.from_numpy(coding.wrap(total + mask.astype(np.int64)))
-        after |= {"shares": shares, "dealt": came.members, "seen": digest_of(x)}
+        after |= {"shares": shares, "dealt": came.members, "seen": digest_of(*self._inner_of(came))}
         return {"total": masked, "unopened": unopened}, after
 
     def _confirm(self, turn: _Turn) -> tuple[Any, State | None]:
@@ -210,7 +212,10 @@ class SecureNode(SecureSum):
         return tensor_of(secret_shares.sign(signing, said)), after
 
     def _reveal(self, turn: _Turn) -> tuple[Any, State | None]:
-        """Of each neighbour a share: of its seed if it survived, else of its pair key."""
+        """Of each neighbour a share: of its seed if it survived, else of its pair key.
+
+        And of its own seed: it survived, so nobody is given its pair key.
+        """
         came: Any = turn.here.came
         memory = turn.memory
         alive = self._survivors(turn, came.alive)
@@ -235,7 +240,7 @@ class SecureNode(SecureSum):
             if j in dealt:
                 half = slice(SHARE_BYTES) if j in alive else slice(SHARE_BYTES, None)
                 shares[place] = memory["shares"][place, half]
-        return shares, None
+        return {"shares": shares, "own": memory["own"]}, None
 
     # -- what a node checks ------------------------------------------------------------------
     def _listed(
@@ -256,9 +261,13 @@ class SecureNode(SecureSum):
         asked = self.committee(turn.members, turn.ctx)
         alive = self._listed(turn, bits, asked.least, members_of(turn.memory["dealt"]))
         near = len(set(asked.neighbours[turn.node]) & set(alive))
-        if near < asked.threshold:
-            raise OutOfOrder(f"Expected {asked.threshold} neighbours to survive, got {near}")
+        if near + 1 < asked.threshold:
+            raise OutOfOrder(f"Expected {asked.threshold - 1} neighbours to survive, got {near}")
         return alive
+
+    def _inner_of(self, came: Any) -> list[Tensor]:
+        """What the algorithm itself was sent."""
+        return [vars(came)[name] for name in self.inner.down.names()]
 
     @staticmethod
     def _statement(turn: _Turn) -> bytes:
@@ -298,7 +307,7 @@ class SecureNode(SecureSum):
         if kept is not None and has_its is not None and not bool(has_its):
             kept = self.client_update.initial_memory(x)
         inner = self.inner
-        down = inner.down(*(vars(here.came)[name] for name in inner.down.names()))
+        down = inner.down(*self._inner_of(here.came))
         inside = here._replace(exchange=inner.name, came=down, memory=kept, places=inner.places)
         if self.unit == "example":
             asked = IntegerOracle.of(oracle, coding)

@@ -12,7 +12,8 @@ offer      nothing                             two public keys and a commitment,
 deal       who offered; neighbours' offers     a box of secret shares for every neighbour
 send       the algorithm's own; U1; boxes      the masked integers, or which boxes do not open
 confirm    U                                   a signature over U (only with pinned keys)
-reveal     U; a quorum of signatures           a share of each neighbour's seed, or of its pair key
+reveal     U; a quorum of signatures           a share of each neighbour's seed, or of its pair
+                                               key, and of its own seed
 =========  ==================================  ===================================================
 
 U1 are those who dealt, U those who sent. Keys, noise and masks are those of one attempt. Where the
@@ -117,10 +118,12 @@ def bytes_of(row: Tensor) -> bytes:
     return row.contiguous().numpy().tobytes()
 
 
-def digest_of(x: Tensor) -> Tensor:
-    """Returns the hash of a broadcast point, by which nodes know that all were sent the same."""
-    content = np.ascontiguousarray(x.detach().numpy().astype("<f8"))
-    return tensor_of(hashlib.sha256(content.tobytes()).digest())
+def digest_of(*sent: Tensor) -> Tensor:
+    """Returns the hash of what is broadcast, by which nodes know that all were sent the same."""
+    found = hashlib.sha256()
+    for one in sent:
+        found.update(np.ascontiguousarray(one.detach().numpy().astype("<f8")).tobytes())
+    return tensor_of(found.digest())
 
 
 def root_of(ctx: bytes, members: Tensor, offers: Tensor) -> bytes:
@@ -199,13 +202,21 @@ class SecureSum(Algorithm):
         return ("offer", "deal", "send", *(("confirm",) if self.pinned_keys else ()), "reveal")
 
     # -- the numbers -------------------------------------------------------------------------
+    def _multiplier(self, mechanism: ExampleMechanism) -> float:
+        """The noise multiplier of this round, which an algorithm may scale."""
+        if self.unit == "example" and self.is_scheduled:
+            (query,) = self.queries(mechanism, max(self.sizes))
+            mechanism = query.mechanism
+        return mechanism.noise.multiplier
+
     def numbers_with(self, mechanism: ExampleMechanism) -> SumNumbers:
         """Returns what fixes all integers of the sum, but for who takes part in it."""
+        z = self._multiplier(mechanism)
         return SumNumbers(
             unit=self.unit,
             neighboring_relation=mechanism.neighboring_relation,
             l2_norm_clip=mechanism.l2_norm_clip or 1.0,
-            multiplier=mechanism.noise.multiplier or 1.0,  # a search for it begins with none
+            multiplier=z or 1.0,  # a search for it begins with none
             max_dropped=self.max_dropped,
             collusion=self.collusion,
             most=sum(self.sizes) if self.unit == "example" else self.clients,
@@ -252,15 +263,18 @@ class SecureSum(Algorithm):
         Of h shares sized for h the multiplier is z. Others follow from sums of shares, less what
         the discrete law costs, which matters for fewer than h alone (`Coding.multiplier`).
         """
-        z = mechanism.noise.multiplier
+        z = self._multiplier(mechanism)
         numbers = self.numbers_with(mechanism)
         offered, sent = self.counts or (self.clients, self.clients - numbers.dropped(self.clients))
-        sized = numbers.honest(offered)
-        moved = numbers.sensitivity * bound_of(
-            32, numbers.most, z * numbers.sensitivity * math.sqrt(offered / sized)
-        )
+        fewest = offered  # the smallest sum protects least from a node that knows its own share
+        while self.counts is None and fewest > 2 and numbers.is_safe(fewest - 1):
+            fewest -= 1
 
-        def multiplier(honest: int) -> float:
+        def multiplier(honest: int, offered: int = offered) -> float:
+            sized = numbers.honest(offered)
+            moved = numbers.sensitivity * bound_of(
+                32, numbers.most, z * numbers.sensitivity * math.sqrt(offered / sized)
+            )
             honest = max(1, honest)
             square = z**2 * honest / sized - (honest < sized) * SMOOTHING / moved**2
             return math.sqrt(max(0.0, square)) * (1 - 1e-12)
@@ -275,7 +289,12 @@ class SecureSum(Algorithm):
                 neighboring_relation=mechanism.neighboring_relation,
                 noise_multiplier=multiplier(1),
                 to_server=multiplier(sent),
-                to_one=multiplier(sent - 1),
+                to_one=min(
+                    multiplier(sent - 1),
+                    multiplier(fewest - numbers.dropped(fewest) - 1, fewest)
+                    if self.counts is None
+                    else math.inf,
+                ),
                 to_coalition=multiplier(sent - self.collusion),
                 sampling=sampling,
                 label=label,
@@ -334,6 +353,6 @@ class SecureSum(Algorithm):
             *confirm,
             phase(
                 "reveal", _bytes_payload("Opening", alive=width, **signed),
-                _bytes_payload("Shares", shares=(most, SHARE_BYTES)),
+                _bytes_payload("Shares", shares=(most, SHARE_BYTES), own=(SHARE_BYTES,)),
             ),
         )  # fmt: skip

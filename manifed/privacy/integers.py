@@ -138,6 +138,10 @@ class SumNumbers(Frozen):
         """Returns h = n - D - c, the shares of noise that are unknown in the worst case."""
         return n - self.dropped(n) - self.collusion
 
+    def is_safe(self, n: int) -> bool:
+        """Returns whether `check` takes a sum over n nodes."""
+        return 2 * self.dropped(n) + self.collusion < n
+
     def check(self, n: int) -> None:
         """Refuses a sum over n nodes whose noise could not be guaranteed.
 
@@ -150,7 +154,7 @@ class SumNumbers(Frozen):
                 f"{self.max_dropped:g}"
             )
         dropped = self.dropped(n)
-        if 2 * dropped + self.collusion >= n:
+        if not self.is_safe(n):
             raise ConfigError(
                 f"max_dropped, collusion: expected 2 max_dropped + collusion < {n} nodes, got "
                 f"{dropped} and {self.collusion}; lower one of them, or ask more nodes"

@@ -60,6 +60,8 @@ class Odometer:
         self._now: int | None = None
         self._ranges: tuple[tuple[int, int, int], ...] = ()
         """(first round, last round, attempts) that were charged and are settled or lost."""
+        self._tried = 0, 0
+        """The last round that was reserved, and its attempts, which may have cost nothing."""
         self.planned: tuple[Terms, ...] = ()
         """Planned terms of the newest entry with them; () where all draws have one terms."""
         self.noise_origins: frozenset[str] = frozenset()
@@ -131,6 +133,7 @@ class Odometer:
             raise ValueError(f"Expected rounds first <= last, got {first} and {last}")
         cohort = decode(reserves.cohort, self._lines[self._now].terms.population)
         self._ranges = self.ranges
+        self._tried = first, reserves.attempt + 1
         self._open = (reserves, cohort, self._now)
         self._add(self._now, cohort, last - first + 1)
 
@@ -200,8 +203,10 @@ class Odometer:
         return np.asarray(sum(served, start=np.zeros(1, dtype=np.int64)))
 
     def attempts(self, server_round: int) -> int:
-        """Returns how often a round was charged."""
-        return max((n for low, high, n in self.ranges if low <= server_round <= high), default=0)
+        """Returns how often a round was charged, or reserved for a sum that was not opened."""
+        tried, times = self._tried
+        charged = [n for low, high, n in self.ranges if low <= server_round <= high]
+        return max([*charged, times * (server_round == tried)])
 
     def of_everybody(self) -> "Odometer":
         """Makes an odometer of these attempts as if every client had been in each."""

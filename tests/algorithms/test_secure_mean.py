@@ -45,7 +45,8 @@ from manifed.setting import (
     SecureSum,
     Setting,
 )
-from tests.tensors import normals
+from tests.federation.test_module_door import trained
+from tests.tensors import assert_near, normals
 
 D = 6
 
@@ -76,12 +77,13 @@ def setting_of(
     server=None,
     z=2.0,
     source="os",
+    relation="add-or-remove",
     federation=None,
     **trust,
 ):
     privacy = LEVELS[unit](
         l2_norm_clip=1.0, noise=Multiplier(noise_multiplier=z), delta=1e-3, noise_source=source,
-        trust=SecureSum(**{"collusion": 0, **trust}),
+        neighboring_relation=relation, trust=SecureSum(**{"collusion": 0, **trust}),
     )  # fmt: skip
     more = {"replies": ReplyPolicy(min_fraction=0.1), **(federation or {})}
     federation = Federation(num_clients=nodes, num_rounds=rounds, **more)
@@ -106,7 +108,11 @@ class Run:
         shards = shards or shards_of(nodes)
         sizes = sizes or tuple(len(one) for one in shards)
         self.plan = plan(setting, sizes)
-        x = setting.manifold.random(D, generator=torch.Generator().manual_seed(0)) if x is None else x
+        x = (
+            setting.manifold.random(D, generator=torch.Generator().manual_seed(0))
+            if x is None
+            else x
+        )
         self.side = ClientSide(
             ClientSetup(setting.problem, self.plan.training, self.plan.client_mechanism),
             shards, tuple(x.shape), setting.source(), num_examples=sizes,
@@ -180,21 +186,23 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "dropped", "z"),
     [
-        (3, 1, 2.0), (4, 1, 4e-4), (7, 2, 2.0), (33, 11, 4e-4), pytest.param(64, 21, 2.0, marks=slow),
-        pytest.param(70, 3, 4e-4, marks=slow), pytest.param(100, 33, 2.0, marks=slow),
+        (3, 1, 2.0), (4, 1, 4e-4), (7, 2, 2.0), (33, 11, 4e-4),
+        pytest.param(64, 21, 2.0, marks=slow), pytest.param(70, 3, 1e-3, marks=slow), pytest.param(100, 33, 2.0, marks=slow),
     ],
 )  # fmt: skip
 def test_a_third_may_fall_silent_between_any_two_exchanges(
     tmp_path, monkeypatch, nodes, dropped, z
 ):
     setting = setting_of(nodes, z=z, max_dropped=dropped, **keys_in(tmp_path, nodes))
-    gone = {"deal": range(dropped // 2), "send": range(dropped // 2, dropped), "reveal": [nodes - 1]}
+    gone = {"deal": range(dropped // 2), "send": range(dropped // 2, dropped)}
+    if nodes > 3:  # of two nodes both must help
+        gone |= {"reveal": [nodes - 1]}
     run = Run(setting, monkeypatch, silent=gone)
     run.round()
     update = run.plan.server_update
     bits = update.numbers.bits(D)
     assert bits == (32 if z > 1 else 64)
-    assert (update.degree < nodes - 1) == (nodes == 70)
+    assert (update.degree < nodes - 1) == (nodes > 64)
     wanted = residues(run.sum_of(range(dropped, nodes)), bits)
     assert np.array_equal(residues(run.opened[0], bits), wanted)
     assert run.ups["send"].uploads.total.dtype == getattr(torch, f"int{bits}")
@@ -236,10 +244,7 @@ def test_who_really_sent_is_charged_before_anybody_is_asked_to_open_it(tmp_path,
     told = counted(path)
     assert told.rounds_counted == 1
     assert told.participations_by_client().tolist() == [0] * lost + [1] * (10 - lost)
-    ((_, releases),) = [one for one in told.terms.updates][:1] and [
-        (one.partitions, one.releases) for one in told.terms.updates
-    ]
-    (release,) = releases
+    ((release,),) = [one.releases for one in told.terms.updates]
     coding = run.plan.server_update.numbers.of(10, D)
     for said, honest in (
         (release.noise_multiplier, 1), (release.to_server, 10 - lost),
@@ -280,8 +285,10 @@ def test_nobody_who_knows_the_cohort_is_told_that_it_amplifies():
     few = plan(setting_of(10, "client", 5, federation=federation), (5,) * 10).promise
     every = plan(setting_of(10, "client", 5), (5,) * 10).promise
     assert few.adversaries == (*OF_SUM, EXTERNAL)
-    for who in OF_SUM[:2]:
-        assert few.planned_for(who) == every.planned_for(who)
+    for who in OF_SUM:
+        known, all_of_them = (p.odometer(5).epsilon(who, 1e-3) for p in (few, every))
+        assert known == pytest.approx(all_of_them, rel=1e-9)
+    assert few.odometer(5).epsilon(EXTERNAL, 1e-3) < few.odometer(5).epsilon(OF_SUM[1], 1e-3)
 
 
 # -- retry and resume --------------------------------------------------------------------------
@@ -294,9 +301,7 @@ def secrets_of(run):
     }
 
 
-def test_nothing_of_an_attempt_is_used_again_in_a_retry_a_round_or_a_restart(
-    tmp_path, monkeypatch
-):
+def test_nothing_of_an_attempt_is_used_again_in_a_retry_a_round_or_a_restart(tmp_path, monkeypatch):
     replies = {"replies": ReplyPolicy(on_failure="retry", max_attempts=3)}
     setting = setting_of(5, rounds=2, federation=replies, **keys_in(tmp_path, 5))
     path = tmp_path / "ledger"
@@ -334,7 +339,7 @@ def test_nothing_of_an_attempt_is_used_again_in_a_retry_a_round_or_a_restart(
     assert all(len(one) == 15 for one in seen)
     assert len({*every}) == len(every) == 15 * len(seen)
     for one, other in combinations(words, 2):
-        assert not bool((one == other).all(-1).any())
+        assert not bool((one[:, None] == other).any(-1).any())
 
 
 def test_a_run_that_goes_on_after_a_round_that_failed_uses_no_attempt_again(tmp_path, monkeypatch):
@@ -385,10 +390,12 @@ EXAMPLES = {
             noise_multipliers=Geometric(scale=1.0, ratio=0.9),
         )}, {},
     ),
-    "poisson": ({"update": RSGD(step_size=0.1, minibatch=Poisson(batch_size=2)), "source": "seed"}, {}),
+    "poisson": (
+        {"update": RSGD(step_size=0.1, minibatch=Poisson(batch_size=2)), "source": "seed"}, {},
+    ),
     "subsets": (
-        {"update": RSGD(step_size=0.1, minibatch=WithoutReplacement(batch_size=2)), "source": "seed"},
-        {},
+        {"update": RSGD(step_size=0.1, minibatch=WithoutReplacement(batch_size=2)),
+         "source": "seed", "relation": "replace-one"}, {},
     ),
     "momentum": ({"server": TangentMean(momentum=0.5, average=GeodesicAverage())}, {}),
     "second-moment": ({"update": SecondMoment()}, {}),
@@ -404,9 +411,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_without_its_noise_a_sum_of_examples_leads_where_plain_clipped_means_do(
-    monkeypatch, name
-):
+def test_without_its_noise_a_sum_of_examples_leads_where_plain_clipped_means_do(monkeypatch, name):
     parts, data = EXAMPLES[name]
     rounds = 1 if "update" in parts and parts["update"].kind in (
         "second-moment", "log-euclidean", "noisy-gram"
@@ -418,7 +423,6 @@ def test_without_its_noise_a_sum_of_examples_leads_where_plain_clipped_means_do(
     plain = replace(setting, privacy=NoPrivacy(l2_norm_clip=1.0))
     wanted, _ = model_after(plain, monkeypatch, rounds, **data)
     assert float((found - wanted).abs().max()) < 1e-4
-    assert float((found - run.plan.server_update.base(run.course.state, setting.manifold)).norm()) >= 0
 
 
 CLIENTS = {
@@ -450,3 +454,37 @@ def test_without_its_noise_a_sum_of_clients_leads_where_a_trusted_server_does(mo
     )
     wanted, _ = model_after(replace(setting, privacy=trusted), monkeypatch, 3)
     assert float((found - wanted).abs().max()) < 1e-4
+
+
+def test_a_module_is_fitted_by_sums(monkeypatch):
+    monkeypatch.setattr(discrete, "draw", lambda variance, size, words: np.zeros(size, np.int64))
+    parts = {"noise": Multiplier(noise_multiplier=1.0), "delta": 1e-4, "noise_source": "seed"}
+    hidden = ExampleLevel(l2_norm_clip=1.0, trust=SecureSum(collusion=0), **parts)
+    found = trained(privacy=hidden)
+    plain = trained(privacy=NoPrivacy(l2_norm_clip=1.0))
+    assert_near(found.model, plain.model, 1e-4)
+    assert "discrete Gaussian" in found.text
+
+
+def test_noise_that_is_scheduled_is_added_and_charged_round_by_round(tmp_path, monkeypatch):
+    drawn, draw = [], discrete.draw
+    monkeypatch.setattr(discrete, "draw", lambda v, *more: drawn.append(v) or draw(v, *more))
+    schedule = Geometric(scale=1.0, ratio=0.5)
+    update = ScheduledRSGD(step_size=0.1, minibatch=Full(), noise_multipliers=schedule)
+    setting = setting_of(4, rounds=2, update=update)
+    path = tmp_path / "ledger"
+    run = Run(setting, monkeypatch, ledger=Ledger.create(path, {}))
+    charged = []
+    for z in (2.0, 1.0):
+        run.round()
+        ((release,),) = [one.releases for one in counted(path).terms.updates]
+        charged.append(release.to_server)
+        coding = replace_z(run.plan.server_update.numbers, z).of(4, D)
+        assert {*drawn} == {coding.variance}
+        assert coding.multiplier(4) == pytest.approx(release.to_server, rel=1e-6)
+        drawn.clear()
+    assert charged == pytest.approx([2.0, 1.0])
+
+
+def replace_z(numbers, z):
+    return numbers.model_copy(update={"multiplier": z})
