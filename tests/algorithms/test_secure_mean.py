@@ -187,7 +187,8 @@ slow = pytest.mark.slow
     ("nodes", "dropped", "z"),
     [
         (3, 1, 2.0), (4, 1, 4e-4), (7, 2, 2.0), (33, 11, 4e-4),
-        pytest.param(64, 21, 2.0, marks=slow), pytest.param(70, 3, 1e-3, marks=slow), pytest.param(100, 33, 2.0, marks=slow),
+        pytest.param(64, 21, 2.0, marks=slow), pytest.param(70, 3, 1e-3, marks=slow),
+        pytest.param(100, 33, 2.0, marks=slow),
     ],
 )  # fmt: skip
 def test_a_third_may_fall_silent_between_any_two_exchanges(
