@@ -89,6 +89,7 @@ def little_memory(more):
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits address space")
 def test_ten_thousand_nodes_on_a_ring_take_a_round_in_little_memory(monkeypatch):
     """A matrix of all pairs of nodes would take 800 MB."""

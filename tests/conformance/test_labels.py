@@ -166,6 +166,7 @@ def test_every_file_with_an_epsilon_has_its_label_before_it(source, label, runs,
     assert {SEEDED: "SEEDED RUN", RELEASE: "RELEASE: "}[label] in page
 
 
+@pytest.mark.slow
 def test_a_table_of_a_sweep_has_a_column_of_labels(tmp_path):
     both = ["--set", 'privacy.noise_source="seed","os"']
     words = ["sweep", QUICKSTART, *WORDS, *both, "--json"]

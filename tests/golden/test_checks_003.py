@@ -58,6 +58,7 @@ def test_printed_poincare_noise_is_half_of_what_is_accounted():
     assert root["corrected"] == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.slow
 def test_rates_of_the_calibrated_noise_are_claim_5s_where_the_full_gradient_rules():
     exponents = accounting.rates(1.0, 0.01, 0.1)
     assert exponents["m S"] == pytest.approx(0.5, abs=0.05)

@@ -129,6 +129,7 @@ def test_claim_4_admits_claim_5s_order_only_for_large_data(epsilon, needed):
         assert (limit >= order) is holds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second", "fresh", "under"),
     [(1.0, 1.0, 9.53, 1.05), (1.0, 0.1, 1.53, 1.65), (1.0, 0.01, 0.988, 8.9)],

@@ -64,6 +64,7 @@ def test_another_module_that_is_missing_keeps_its_own_error():
         import_module("no_such_module")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "program"),
     [
@@ -89,6 +90,7 @@ def test_the_command_without_typer_ends_in_one_line(tmp_path):
     assert (code, out, err) == (2, "", f"error: typer {HOW.format('cli')}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "sets"),
     [

@@ -172,6 +172,7 @@ def test_labels_name_curves_and_a_pdf_has_a_page_for_each_figure(tmp_path):
     assert len(re.findall(rb"/Type /Page\b", pdf.read_bytes())) == len(SHOWN)
 
 
+@pytest.mark.slow
 def test_what_takes_long_to_import_is_imported_only_when_used():
     used = "manifed.cli.main, manifed.runs.report, manifed.runs.progress"
     run = (
