@@ -48,6 +48,12 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
     ways = {"client-level": _of_server, "correlated": _of_masks, "example-level": _of_examples}
     if (kind := config.privacy.kind) not in ways:
         raise ConfigError("privacy.kind: nothing to audit, got 'none'")
+    if config.privacy.trust is not None:
+        raise ConfigError(
+            "privacy.trust: the audit of a config attacks uploads and the server's noised mean, "
+            "got 'secure-sum', where nobody sees an upload and noise is added in shares; "
+            "tests/attacks/test_secure_sum.py attacks the sums that are opened"
+        )
     source = NoiseSource.from_seed(config.federation.seed)
     return [Audited(config.name, one, trials, how) for one, how in ways[kind](config, source)]
 

@@ -45,7 +45,7 @@ from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full
-from manifed.plan import example_mechanism
+from manifed.plan import example_mechanism, summed
 from manifed.schedules import Geometric
 
 
@@ -341,6 +341,8 @@ def _noise(
     mechanism = example_mechanism(once, sizes)
     (release,) = training.releases(mechanism, sizes[0])
     total = sum(sizes)
-    return release.noise_multiplier, math.sqrt(
-        sum((size / total * training.queries(mechanism, size)[0].stddev) ** 2 for size in sizes)
-    )
+    each = [size / total * training.queries(mechanism, size)[0].stddev for size in sizes]
+    spread = math.sqrt(sum(one**2 for one in each))
+    if once.privacy.trust is not None:  # each client adds a share of one noise
+        spread /= math.sqrt(summed(once, sizes).training.numbers.honest(len(sizes)))
+    return release.noise_multiplier, spread
