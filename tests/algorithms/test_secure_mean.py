@@ -139,13 +139,21 @@ class Run:
     def exchange(self):
         now = self.course.opened()
         phase = now.phase.name
-        asked = self.course.asked(sent(now))
+        asked = self.relayed(self.course.asked(sent(now)))
         self.downs[phase] = asked.down
-        came = self.transport.exchange(asked)
+        came = self.replied(self.transport.exchange(asked))
         lost = {i: "silent" for name, who in self.silent.items() if name == phase for i in who}
         came = came.without({i: why for i, why in lost.items() if i in came.partitions})
         self.ups[phase] = came
         return self.course.moved(self.course.judged(came))
+
+    def relayed(self, asked):
+        """What nodes are sent; a test may change it."""
+        return asked
+
+    def replied(self, came):
+        """What nodes reply; a test may change it."""
+        return came
 
     def round(self):
         return self.course.one_round(self.exchange)
