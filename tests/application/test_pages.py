@@ -91,3 +91,13 @@ def test_the_page_on_files_runs_as_printed(clone, monkeypatch):
 def test_every_tutorial_is_tested():
     others = {"own_manifold", "own_algorithm"}
     assert {path.stem for path in TUTORIALS.glob("*.md")} == set(PAGES) | others
+
+
+def test_the_page_on_secure_sums_runs_as_printed(capsys):
+    page = (ROOT / "docs" / "secure_sum.md").read_text()
+    first, second = (text for language, text in FENCE.findall(page) if language == "python")
+    exec(first, {})  # noqa: S102
+    exec(second, {})  # noqa: S102
+    met, private, public = capsys.readouterr().out.splitlines()
+    assert met == "True"
+    assert [len(line.split()[-1]) for line in (private, public)] == [64, 64]
