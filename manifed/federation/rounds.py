@@ -96,6 +96,9 @@ class Attempt(NamedTuple):
     failures: Mapping[int, Failure] = MappingProxyType({})
     held_out: tuple[Tensor, int] | None = None
     """What hold-outs said: the sum of what so many clients sent."""
+    is_opening: bool = False
+    """Whether the next exchange opens a sum, which is paid for and needs no more replies than it
+    takes."""
 
     @property
     def draws(self) -> ServerDraws:
@@ -201,7 +204,7 @@ def _enough(now: Attempt, replies: Replies) -> Replies:
             for t in vars(replies.uploads).values()
         ]
         return replies._replace(partitions=now.asked, uploads=type(replies.uploads)(*whole))
-    if not (now.asked and replies.failures):
+    if not (now.asked and replies.failures) or (now.is_opening and replies.partitions):
         return replies
     if why := plan.policy.refusal(replies, len(now.cohort), needs_everyone=plan.needs_everyone):
         lost = {**now.failures, **replies.failures}
@@ -475,6 +478,7 @@ class Course:
                 if opens is not None:
                     offered, alive = opens
                     self._pay(now._replace(cohort=alive), offered)
+                    now = now._replace(is_opening=True)
         index = now.index + 1
         if index < len(now.phases):
             self.now = now._replace(phase=now.phases[index], index=index)
@@ -505,4 +509,5 @@ class Course:
                 self.now = None
                 if not 0 < self._tried < self.plan.policy.attempts:
                     raise
-                log.warning("Round %d failed and is paid for: %s", self.round, failure)
+                is_paid = "" if self.plan.promise.realised else " and is paid for"
+                log.warning("Round %d failed%s: %s", self.round, is_paid, failure)

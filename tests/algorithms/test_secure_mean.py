@@ -321,7 +321,7 @@ def test_nothing_of_an_attempt_is_used_again_in_a_retry_a_round_or_a_restart(tmp
 
     monkeypatch.setattr(discrete, "draw", drawn)
     run = Run(setting, monkeypatch, ledger=Ledger.create(path, {}))
-    gone = {(1, 0): {"send": [1]}, (1, 1): {"reveal": [2]}}
+    gone = {(1, 0): {"send": [1]}, (1, 1): {"reveal": range(4)}, (2, 0): {"reveal": [2]}}
 
     def watched(run=run, exchange=run.exchange):
         now = run.course.opened()
@@ -341,6 +341,7 @@ def test_nothing_of_an_attempt_is_used_again_in_a_retry_a_round_or_a_restart(tmp
     assert counted(path).attempts(1) == 3
     assert counted(path).rounds_counted == 2, "the first attempt opened nothing, the second did"
     run.course.one_round(watched)
+    assert counted(path).attempts(2) == 1, "the others are enough to open what is paid for"
     again = Run(setting, monkeypatch)
     while again.course.opened().phase.name != "reveal":
         again.exchange()
@@ -367,6 +368,22 @@ def test_a_run_that_goes_on_after_a_round_that_failed_uses_no_attempt_again(tmp_
         run.course = Course(run.plan, run.course.state, account.charge, attempts=account.attempts)
         assert run.round().participants == (0, 1, 2, 3)
     assert counted(path).rounds_counted == 1
+
+
+def test_nobody_is_asked_for_a_sum_of_too_few_and_nothing_is_charged(tmp_path, monkeypatch):
+    cohort = {"cohort": PoissonCohort(sampling_probability=0.01), "seed": 5}
+    path = tmp_path / "ledger"
+    run = Run(
+        setting_of(10, rounds=2, max_dropped=0.3, federation=cohort), monkeypatch,
+        ledger=Ledger.create(path, {}),
+    )  # fmt: skip
+    before = run.course.state
+    for _ in range(2):
+        assert run.round().participants == ()
+    run.account.settle()
+    assert torch.equal(run.course.state["x"], before["x"])
+    assert counted(path).rounds_counted == 0
+    assert not run.integers
 
 
 # -- algorithms --------------------------------------------------------------------------------
@@ -396,6 +413,13 @@ def pairs(nodes):
 
 EXAMPLES = {
     "full": ({}, {}),
+    "unequal": ({}, {"shards": [*shards_of(2, rows=3), *shards_of(2, rows=7)]}),
+    "one-silent": ({"max_dropped": 1}, {
+        "silent": {"send": [1]}, "shards": [*shards_of(2, rows=3), *shards_of(2, rows=7)],
+    }),
+    "records-that-are-no-numbers": ({}, {"shards": [
+        *shards_of(3), Examples({"z": torch.full((5, D), torch.inf, dtype=torch.float64)}),
+    ]}),
     "scheduled": (
         {"update": ScheduledRSGD(
             step_size=0.1, minibatch=Full(),
@@ -433,6 +457,8 @@ def test_without_its_noise_a_sum_of_examples_leads_where_plain_clipped_means_do(
     found, run = model_after(setting, monkeypatch, rounds, **data)
     assert len(run.opened) == rounds
     plain = replace(setting, privacy=NoPrivacy(l2_norm_clip=1.0))
+    if "silent" in data:
+        data = {**data, "silent": {"train": data["silent"]["send"]}}
     wanted, _ = model_after(plain, monkeypatch, rounds, **data)
     assert float((found - wanted).abs().max()) < 1e-4
 
