@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from manifed.federation.held_out import PrivateEvaluation
     from manifed.oracles.minibatch import Ask
     from manifed.runs.fit import Result, Round, federate, fit, fit_module
-    from manifed.setting import ClientLevel, ExampleLevel, Multiplier, Target
+    from manifed.setting import ClientLevel, ExampleLevel, Multiplier, SecureSum, Target
 
     __version__: str
 
@@ -29,6 +29,7 @@ __all__ = [
     "ReplyPolicy",
     "Result",
     "Round",
+    "SecureSum",
     "Target",
     "algorithms",
     "callbacks",
@@ -53,7 +54,7 @@ _get, _ = lazily(
         "oracles.minibatch": ["Ask"],
         "problems": (),
         "runs.fit": ["Result", "Round", "federate", "fit", "fit_module"],
-        "setting": ["ClientLevel", "ExampleLevel", "Multiplier", "Target"],
+        "setting": ["ClientLevel", "ExampleLevel", "Multiplier", "SecureSum", "Target"],
     },
 )
 

@@ -46,7 +46,7 @@ def tensors_to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Makes an ArrayRecord with one entry a tensor; C order, dtype kept."""
     record = ArrayRecord()
     for name, tensor in tensors.items():
-        record[name] = Array(np.ascontiguousarray(tensor.detach().cpu().numpy()))
+        record[name] = Array(np.asarray(tensor.detach().cpu().numpy(), order="C"))
     return record
 
 
@@ -207,13 +207,13 @@ def read_tensors(
     if set(content) != {HEADER, PAYLOAD}:
         raise BadMessage(f"Expected the records {[HEADER, PAYLOAD]} alone, got {_names(content)}")
     layout = layout_of(kind, tuple(shape), dtype)
-    if tuple(record) != tuple(layout):
+    if set(record) != set(layout):
         raise BadMessage(
             f"Expected the arrays {tuple(layout)} of {kind.__name__}, got {_names(record)}"
         )
     tensors: dict[str, Tensor] = {}
-    for name, array in record.items():
-        said = _declared(name, array)
+    for name in layout:
+        said = _declared(name, array := record[name])
         wanted = str(layout[name][1]).removeprefix("torch.")
         if said != (_DTYPES[wanted], layout[name][0]):
             raise BadMessage(

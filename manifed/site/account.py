@@ -5,7 +5,8 @@ with one client, number 0: whoever's data these are. Each line says too which ru
 attempt and phase it pays for, so that no address is answered twice, also after a restart.
 
 The price is that of the adversary who sees every answer: no cohort draw amplifies it, because the
-server knows who takes part. Nothing here depends on a record, so a refusal says nothing of any.
+server knows who takes part. Of a secure sum it is the floor, against nodes that collude with the
+server. Nothing here depends on a record, so a refusal says nothing of any.
 
 An auditor compares it with the server's ledger (`compared`). The server charges a client before it
 sends a message; the site charges itself before it answers one. So every answer of the site must
@@ -22,7 +23,7 @@ from typing import Any
 
 from manifed.errors import ConfigError
 from manifed.privacy.composition import NoValidBound
-from manifed.privacy.events import SERVER, Releases, label_of
+from manifed.privacy.events import COALITION, Releases, label_of
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves, ledger_key
 from manifed.privacy.odometer import LIMITS, PLACE, Odometer
 from manifed.privacy.tariff import ClientReleases, Terms, decode
@@ -112,7 +113,7 @@ class SiteAccount:
     @property
     def spent(self) -> float:
         """Returns epsilon of all that was charged, at the site's delta."""
-        return self._odometer.epsilon(SERVER, self.limits.delta)
+        return self._odometer.epsilon(COALITION, self.limits.delta)
 
     @property
     def label(self) -> str:
@@ -126,10 +127,10 @@ class SiteAccount:
         """The last line on disk, an anchor to keep elsewhere."""
         return self._ledger.head
 
-    def charge(self, place: Place, releases: Releases, *, is_first: bool) -> None:
+    def charge(self, place: Place, releases: Releases) -> None:
         """Pays for one answer; when it returns, its line is on disk.
 
-        ``releases`` are those of a whole round, paid with the first of its phases.
+        ``releases`` are those of a whole round, paid with one of its phases; () with the others.
 
         Raises:
             Refused: answered before, out of order, beyond the limits, or a disk that refuses;
@@ -145,13 +146,13 @@ class SiteAccount:
                 "nothing is answered twice"
             )
         follows = last is not None and place.position == (*last[:2], last[2] + 1)
-        if not is_first and not follows:
+        if place.phase and not follows:
             raise Refused(
                 f"phase {place.phase} of round {place.server_round}, attempt {place.attempt}: "
                 "expected the earlier phases of the round first"
             )
         entry = Entry(said={PLACE: asdict(place)})
-        if is_first and releases:
+        if releases:
             terms = Terms(
                 population=1, updates=(ClientReleases(partitions=(0,), releases=releases),)
             )
@@ -162,7 +163,7 @@ class SiteAccount:
                 reserves=Reserves(first=now, last=now, attempt=place.attempt, cohort="0"),
             )
             try:
-                after = self._odometer.after(entry).epsilon(SERVER, self.limits.delta)
+                after = self._odometer.after(entry).epsilon(COALITION, self.limits.delta)
             except NoValidBound as refusal:
                 raise Refused(
                     f"this answer cannot be priced with the earlier ones: {refusal}"
@@ -240,14 +241,14 @@ def compared(server: Path, site: Path, run: str | None = None) -> _Agreement:
             f"{len(partitions)} clients"
         )
     (partition,) = partitions
-    asked = {
-        (now, paid.attempt): releases
-        for entry, terms in entries
-        if (paid := entry.reserves) is not None and terms is not None
-        if partition in decode(paid.cohort, terms.population)
-        for releases in _releases(terms, partition)
-        for now in range(paid.first, paid.last + 1)
-    }
+    asked = dict[_Round, Releases]()
+    for entry, terms in entries:
+        paid = entry.reserves
+        if paid is None or terms is None or partition not in decode(paid.cohort, terms.population):
+            continue
+        for releases in _releases(terms, partition):
+            for now in range(paid.first, paid.last + 1):  # of a sum the floor: what it cost follows
+                asked.setdefault((now, paid.attempt), releases)
     alike = {now for now, said in answered.items() if said == [asked.get(now)]}
     mine = set(answered)
     theirs = set(asked)

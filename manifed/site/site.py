@@ -139,11 +139,12 @@ class Site:
             layout = phase.down.layout(node.point_shape, node.dtype)
             down = read_tensors(frame.body(most_bytes(layout.values())))
             with self._turn:
-                pay = partial(self.account.charge, place, releases, is_first=place.phase == 0)
+                pay = partial(self.account.charge, place, releases)
                 kept = self._memory.read(place.series, node.partition)
                 made = answer(node, question.header, partial(_read, down), kept, pay)
                 if made.kept is not None:
-                    self._memory.write(place.series, node.partition, made.kept)
+                    lasts = node.setup.training.memory_is_required
+                    self._memory.write(place.series, node.partition, made.kept, lasts=lasts)
                 return frame_of(Update(made.noise_origin), made.up.tensors())
         except Silent:
             raise
@@ -191,10 +192,10 @@ class Site:
         path = wanted.data
         is_of_files = config.setting.is_at_sites
         privacy = config.privacy
-        if privacy.kind != "example-level":
+        if privacy.kind != "example-level" and privacy.trust is None:
             raise Refused(
-                "privacy.kind: expected 'example-level', where the site adds the noise that "
-                f"protects its examples, got {privacy.kind!r}"
+                "privacy.kind: expected 'example-level' or a secure sum, where the site adds noise "
+                f"that protects its examples, got {privacy.kind!r}"
             )
         if privacy.noise_source != "os" and not wanted.is_rehearsal:
             raise Refused(
@@ -225,7 +226,7 @@ class Site:
         Raises:
             Refused: a round or phase that the experiment does not have.
         """
-        training = config.training
+        training, is_sum = node.setup.training, config.privacy.trust is not None
         now = header.server_round
         phases = training.phases if now else training.setup_phases
         names = [phase.name for phase in phases]
@@ -236,15 +237,16 @@ class Site:
                 f"round {now}, phase {header.phase!r}: expected rounds up to "
                 f"{config.federation.num_rounds} and one of the phases {names}"
             )
-        source = config.privacy.kind == "example-level" and config.privacy.noise_source
-        seed = config.federation.seed if source == "seed" else None
+        seed = config.federation.seed if config.privacy.noise_source == "seed" else None
         index = names.index(header.phase)
         place = Place(question.run, node.digest, node.partition, now, header.attempt, index, seed)
-        if now == 0:  # no record is used before round 1: the client update sees to it
+        # No record is used before round 1: the client update sees to it. Of a sum no more than keys
+        # leaves before its integers do.
+        if now == 0 or header.phase != ("send" if is_sum else names[0]):
             return place, ()
         releases = node.setup.releases(now, node.num_examples)
         for release in releases:
-            if release.is_masked:
+            if release.is_masked and not is_sum:
                 raise Refused(
                     f"the release {release.label!r}: expected independent noise of the site, got "
                     "noise that depends on masks of other sites"

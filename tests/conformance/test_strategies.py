@@ -28,6 +28,7 @@ from strategies.any_update import AnyUpdate
 from strategies.control_variates import ControlVariates
 from strategies.gossip import Gossip
 from strategies.projection_mean import ProjectionMean
+from strategies.secure_mean import SecureMean
 from strategies.tangent_mean import TangentMean
 from tests.algorithms.gossip_runs import grid_of
 from tests.fresh import QUICKSTART, ROOT
@@ -43,6 +44,9 @@ MASKED = (
     "privacy={kind='correlated',unit='client',l2_norm_clip=1.0,delta=1e-3,noise_stddev=1.0,"
     "mask_stddev=5.0,noise_source='seed'}"
 )
+SUM = ("strategy={kind='tangent-mean',weights='num-examples'}",
+       "privacy.trust={kind='secure-sum',collusion=0}")  # fmt: skip
+SUMS = ("training={kind='projected',step_size=0.1,local_steps=2,upload='plain'}", CLIENT, SUM[1])
 SOME = "federation.cohort={kind='fixed-size',cohort_size=2}"
 COINS = "federation.cohort={kind='poisson',sampling_probability=0.5}"
 RETRY = "federation.replies={on_failure='retry'}"
@@ -70,6 +74,8 @@ CASES = {
         ProjectionMean,
         (CLIENT, "training={kind='projected',step_size=0.1,local_steps=2,upload='plain'}"),
     ),
+    "secure mean, examples": (SecureMean, (*SUM, RETRY)),
+    "secure mean, clients": (SecureMean, SUMS),
     "gossip": (Gossip, (*FLAT, PUBLIC, RING)),
     "gossip, examples": (Gossip, (*FLAT, RING, RETRY)),
     "gossip, keys first": (
@@ -120,6 +126,14 @@ def assert_alike(found, expected):
             assert torch.equal(mine.state[field], tensor), field
 
 
+def by_flower(job):
+    """What comes of Flower's own loop."""
+    theirs = strategy_of(job)
+    start = tensors_to_record({"x": initial_point(job.config)})
+    count = 3 * len(job.plan.phases) + len(job.plan.setup_phases)
+    return theirs, Strategy.start(theirs, grid_of(job.config), start, num_rounds=count)
+
+
 def assert_one_round_by_either_driver(name, folder):
     """The reports of the strategy and of the round function, in memory; and Flower's own loop."""
     kind, sets = CASES[name]
@@ -129,10 +143,7 @@ def assert_one_round_by_either_driver(name, folder):
         assert type(made) is kind
         assert_alike(found, in_memory(job))
     with job_of(config, folder / "again") as job:
-        theirs = strategy_of(job)
-        start = tensors_to_record({"x": initial_point(config)})
-        count = 3 * len(job.plan.phases) + len(job.plan.setup_phases)
-        ran = Strategy.start(theirs, grid_of(config), start, num_rounds=count)
+        theirs, ran = by_flower(job)
         assert torch.equal(
             tensors_from_record(ran.arrays)["x"], tensors_from_record(made.arrays())["x"]
         )
@@ -151,7 +162,26 @@ def test_a_strategy_gives_the_bits_of_the_round_function(name, folder):
     assert_one_round_by_either_driver(name, folder)
 
 
-@pytest.mark.parametrize("kind", [AnyUpdate, ControlVariates, Gossip, ProjectionMean, TangentMean])
+@pytest.mark.parametrize("sets", [SUM, SUMS])
+def test_a_sum_is_released_by_either_driver(sets, folder):
+    config = config_of(*sets, "privacy.noise_source=os")
+    said = []
+    with job_of(config, folder) as job:
+        said.append(rounds_of(job)[0].statement())
+    with job_of(config, folder / "again") as job:
+        made, ran = by_flower(job)
+        said.append(made.statement())
+        assert len(ran.train_metrics_clientapp) == 3
+        assert job.account.odometer.rounds_counted == 3
+    assert said[0] == said[1]
+    assert said[0]["label"] == "release"
+    names = [one["name"] for one in said[0]["adversaries"]]
+    assert names == ["coalition", "server", "one-node", "everybody"]
+
+
+@pytest.mark.parametrize(
+    "kind", [AnyUpdate, ControlVariates, Gossip, ProjectionMean, SecureMean, TangentMean]
+)
 @pytest.mark.parametrize("method", ["configure_train", "aggregate_train", "aggregate"])
 def test_a_strategy_without_one_of_its_methods_fails(kind, method, folder, monkeypatch):
     assert method in vars(kind)

@@ -31,6 +31,7 @@ PRIVATE = {
     "kind": "example-level", "l2_norm_clip": 1.0, "delta": 1e-3,
     "noise": {"kind": "multiplier", "noise_multiplier": 2.0},
 }  # fmt: skip
+SUMMED = PRIVATE | {"trust": {"kind": "secure-sum", "collusion": 0}}
 RSGD = {"kind": "rsgd", "step_size": 0.05, "local_steps": 2, "minibatch": {"kind": "full"}}
 PROJECTED = {"kind": "projected", "step_size": 1e-3, "local_steps": 2}
 SOME = {"cohort": {"kind": "fixed-size", "cohort_size": 7}}
@@ -79,6 +80,8 @@ CASES = {
         LINES, RSGD, PRIVATE | {"kind": "client-level"},
         {"cohort": {"kind": "poisson", "sampling_probability": 0.5}},
     ),
+    "a sum that nobody opens": (FRAMES, {**FAR, "local_steps": 1}, SUMMED),
+    "a sum of clients": (FRAMES, FAR, SUMMED | {"kind": "client-level"}),
     "what hold-outs say": (HELD_OUT, RSGD, PRIVATE),
     "gossip": (LINES, {"kind": "gossip", "graph": {"kind": "ring"}, "step_size": 0.02}),
 }  # fmt: skip

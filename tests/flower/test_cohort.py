@@ -49,6 +49,21 @@ def test_a_one_shot_release_of_a_frame_runs_alike_on_both_paths(tmp_path):
     assert one.manifest()["privacy"] == two.manifest()["privacy"]
 
 
+@pytest.mark.parametrize("source", ["seed", "os"])
+def test_a_sum_that_nobody_opens_runs_alike_on_both_paths(tmp_path, source):
+    file = ROOT / "configs" / "examples" / "secure_sum.toml"
+    if source == "seed":
+        one, two = alike(tmp_path, file)
+        assert torch.equal(*[folder.load_tensors("model")["x"] for folder in (one, two)])
+        return
+    said = []
+    for way in ("messages", "cohort"):
+        sets = (*SETS, "privacy.noise_source=os", f"engine.execution={way}")
+        said.append(launch(Request(str(file), sets, out=tmp_path / way)).manifest())
+    assert [one["privacy"]["label"] for one in said] == ["release"] * 2
+    assert said[0]["privacy"] == said[1]["privacy"]
+
+
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_uploads():
     side = client_side(parse(CASES["least_squares_d10"](8, 3)))

@@ -34,6 +34,7 @@ CLASSES = (
     "manifed.problems.problem:ProblemSource",
     "manifed.flower.strategies.any_update:AnyUpdate",
     "manifed.flower.strategies.control_variates:ControlVariates",
+    "manifed.flower.strategies.secure_mean:SecureMean",
     "manifed.flower.strategies.gossip:Gossip",
     "manifed.flower.strategies.projection_mean:ProjectionMean",
     "manifed.flower.strategies.tangent_mean:TangentMean",

@@ -106,7 +106,7 @@ def test_seeded_noise_is_drawn_once_whatever_run_or_config_the_question_names(tm
 
 def test_a_round_of_several_phases_is_paid_with_the_first_and_goes_through_them_in_order(tmp_path):
     def charge(account, phase, now=1):
-        account.charge(Place("7", "a" * 64, 0, now, 0, phase), (ROUND,), is_first=phase == 0)
+        account.charge(Place("7", "a" * 64, 0, now, 0, phase), () if phase else (ROUND,))
 
     folder = tmp_path / "site"
     limits = Limits(price(2) + 1e-9, DELTA)

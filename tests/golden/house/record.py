@@ -196,8 +196,9 @@ def read(kind):
     return json.loads((HERE / f"{kind}.json").read_text())
 
 
-def write(kind, found):
-    """Write a recording of this folder, one entry a line."""
+def write(kind, found, only):
+    """Write a recording of this folder, one entry a line; other configs' stay where some are."""
+    found = read(kind) | found if only else found
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in found.items()]
     (HERE / f"{kind}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -233,14 +234,14 @@ def main():
     if given.what in ("models", "all"):
         found = models(engines, given.only)
         if given.write:
-            write("models", {"machine": machine(), **found})
+            write("models", {"machine": machine(), **found}, given.only)
         else:
             differ += differing_models(found)
     if given.what in ("refusals", "prices", "all"):
         if given.write:
             refusals, prices = everything_said(given.only)
-            write("refusals", refusals)
-            write("prices", prices)
+            write("refusals", refusals, given.only)
+            write("prices", prices, given.only)
         else:
             differ += differing_words(given.only, given.what)
     print(*differ, sep="\n")
