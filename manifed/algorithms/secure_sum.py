@@ -33,7 +33,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
 from functools import cache, lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -301,7 +301,7 @@ class SecureSum(Algorithm):
             ),
         )
 
-    def in_round(self, server_round: int) -> "SecureSum":
+    def in_round(self, server_round: int) -> Self:
         """Returns the update as it is run in one round."""
         inner = self.client_update.in_round(server_round)
         return self.model_copy(update={"client_update": inner})

@@ -100,6 +100,8 @@ class Account:
         if promise.realised is not None and offered is not None:
             members = decode(cohort, self._population)
             terms = promise.realised(server_round, (offered, len(members)))
+            planned = promise.tariff.of(server_round).planned_draws  # an outsider pays for all
+            terms = terms.model_copy(update={"planned_draws": planned})
             entry = self.reserving(server_round, server_round, attempt, cohort, terms)
             self.write(entry.model_copy(update={"said": {OFFERED: offered}}))
         elif not is_reserved:

@@ -296,7 +296,13 @@ def test_nobody_who_knows_the_cohort_is_told_that_it_amplifies():
     for who in OF_SUM:
         known, all_of_them = (p.odometer(5).epsilon(who, 1e-3) for p in (few, every))
         assert known == pytest.approx(all_of_them, rel=1e-9)
-    assert few.odometer(5).epsilon(EXTERNAL, 1e-3) < few.odometer(5).epsilon(OF_SUM[1], 1e-3)
+    outside = few.odometer(5).epsilon(EXTERNAL, 1e-3)
+    assert outside < few.odometer(5).epsilon(OF_SUM[1], 1e-3)
+    account = Account(few)
+    for r in (1, 2):
+        account.charge(r, 0, range(5))
+        account.charge(r, 0, range(5), 5)
+        assert account.odometer.epsilon(EXTERNAL, 1e-3) == pytest.approx(outside, rel=1e-9)
 
 
 # -- retry and resume --------------------------------------------------------------------------
