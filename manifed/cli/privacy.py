@@ -392,3 +392,122 @@ def secldp(
         f"{rounds} rounds, delta {delta:g}:",
         rows=[{"adversary": name} | total for name, total in totals.items()],
     )
+
+
+def secure_sum(
+    nodes: Annotated[int, Option(min=2, max=10**5, help="Number of nodes, n.")],
+    rounds: Annotated[int, Option(min=1, max=_MOST, help="Number of rounds, T.")],
+    epsilon: Annotated[
+        float, Option(click_type=_POSITIVE, help="Epsilon of all rounds against the coalition.")
+    ],
+    delta: _Delta = 1e-5,
+    examples: Annotated[
+        int | None, Option(min=1, max=_MOST, help="Examples of all nodes, unless --client-level.")
+    ] = None,
+    dropped: Annotated[
+        float,
+        Option(
+            click_type=_Number(0, math.inf, max_open=True),
+            help="Nodes that may fall silent in a round: a number, or below 1 a share.",
+        ),
+    ] = 0.0,
+    collusion: Annotated[int, Option(min=0, help="Number of colluding nodes, c.")] = 0,
+    dimension: Annotated[int, Option(min=1, max=_MOST, help="Integers of an upload, d.")] = 64,
+    client_level: Annotated[bool, Option("--client-level", help="Protect every client.")] = False,
+    replace_one: Annotated[
+        bool, Option("--replace-one", help="Neighbours differ in one unit, none is missing.")
+    ] = False,
+) -> None:
+    """Plan sums that nobody opens alone.
+
+    It prints the noise multiplier z, the integers (b bits, norm B, variance sigma^2 a node), the
+    bytes of a node by exchange (points in float64, keys pinned), and epsilon by adversary.
+    """
+    from bisect import bisect_left
+
+    import torch
+
+    from manifed.algorithms.rsgd import RSGD
+    from manifed.algorithms.secure_mean import SecureMean
+    from manifed.algorithms.tangent_mean import TangentMean
+    from manifed.manifolds.euclidean import Euclidean
+    from manifed.privacy import epsilon_bounds
+    from manifed.privacy.events import Release
+    from manifed.privacy.mechanism import ExampleMechanism, Noise
+
+    if not client_level and (examples or 0) < nodes:
+        raise ConfigError(
+            f"--examples: expected at least --nodes = {nodes} without --client-level, got "
+            f"{examples}"
+        )
+    relation = "replace-one" if replace_one else "add-or-remove"
+
+    def price(multiplier: float) -> float:
+        release = Release(
+            unit="example", neighboring_relation=relation, noise_multiplier=multiplier, count=rounds
+        )
+        return epsilon_bounds.epsilon([release], delta)
+
+    z = bisect_left(range(10**15), x=True, key=lambda step: price(step / 1e9) <= epsilon) / 1e9
+    if price(z) > epsilon:
+        raise ConfigError(f"--epsilon: {epsilon:g} takes a noise multiplier over 1e6; raise it")
+    with named_by("--dropped, --collusion, --epsilon", ValueError):
+        made = SecureMean(
+            client_update=RSGD(step_size=1.0),
+            server_update=TangentMean(),
+            unit="client" if client_level else "example",
+            sizes=(1 if client_level else (examples or 0) - nodes + 1, *[1] * (nodes - 1)),
+            rates=(1.0,) * nodes,
+            max_dropped=dropped,
+            collusion=collusion,
+            pinned_keys="/",
+            signing_keys="/",
+            is_seeded=False,
+            mechanism=ExampleMechanism(
+                l2_norm_clip=1.0, neighboring_relation=relation, noise=Noise(multiplier=z)
+            ),
+        )
+        made._manifold = Euclidean()
+        numbers = made.numbers
+        coding = numbers.of(nodes, dimension)
+        phases = made.phases
+    silent = numbers.dropped(nodes)
+    known = {"coalition": collusion, "server": 0, "one-node": 1, "everybody": nodes - 1}
+
+    def against(name: str, gone: int) -> float:
+        return price(coding.multiplier(max(1, nodes - gone - known[name])))
+
+    exchanges = {
+        phase.name: {
+            way: sum(
+                math.prod(size) * dtype.itemsize
+                for size, dtype in kind.layout((dimension,), torch.float64).values()
+            )
+            for way, kind in (("down", phase.down), ("up", phase.up))
+        }
+        for phase in phases
+    }
+    prices = [
+        {
+            "adversary": name,
+            "epsilon": against(name, 0),
+            "epsilon_with_silent_nodes": against(name, silent),
+        }
+        for name in known
+    ]
+    facts = {
+        "bits": coding.bits,
+        "bound": coding.bound,
+        "variance": coding.variance,
+        "delta": delta,
+    }
+    answer(
+        {"noise_multiplier": z, **facts, "silent": silent, "neighbours": made.degree,
+         "bytes": exchanges, "adversaries": prices},
+        f"noise multiplier {z:.8g}; integers of {coding.bits} bits and of norm at most "
+        f"{coding.bound}; a share of variance {coding.variance} from each node",
+        "bytes of a node down and up: "
+        + ", ".join(f"{k} {one['down']} and {one['up']}" for k, one in exchanges.items()),
+        f"epsilon of {rounds} rounds at delta {delta:g}, with nobody and with {silent} silent:",
+        rows=prices,
+    )  # fmt: skip

@@ -80,6 +80,8 @@ def places(runs, tmp_path):
                                          "--delta", "1e-5"]),
         ("privacy", "secldp"): (PLANNED, ["privacy", "secldp", *masks, "--rounds", 3,
                                           "--delta", "1e-5"]),
+        ("privacy", "secure-sum"): (PLANNED, ["privacy", "secure-sum", "--nodes", 6, "--rounds", 2,
+                                              "--epsilon", 1, "--client-level"]),
         ("privacy", "series"): (PLANNED, ["privacy", "series", schedules, "--rounds", 9]),
         ("privacy", "statement"): (SEEDED, ["privacy", "statement", QUICKSTART, *WORDS]),
         ("report",): (SEEDED, ["report", tmp_path / "seed", "--out", tmp_path / "page"]),
