@@ -19,21 +19,21 @@ from manifed.privacy.foreign import DPSGD, Adaptive, Fixed, Local
 
 CODES = {
     "L1": "sqrt(2 ln(1.25 / delta)) / epsilon is proved below epsilon 1 and buys less above some 8",
-    "L2": "epsilon is of one round and rounds add up; guard_mod has a ledger and a limit",
-    "L3": "any two data sets differ by twice the clip, sensitivity is less; use guard_mod",
+    "L2": "epsilon is of one round and rounds add up; keep a ledger with a limit at the node",
+    "L3": "any two data sets differ by twice the clip, sensitivity is less; set 2 clipping_norm",
     "L4": "0-d arrays are not clipped, nor noised by a mod: epsilon is infinite; reshape to (1,)",
-    "L5": "integer arrays or an unchanged model raise, NaN passes the clip; guard takes zero",
-    "W1": "a weight is the client's word and may be all of it; guard ignores it (else set share)",
-    "W2": "noise comes after a strategy whose step is no mean: no bound; guard noises before it",
-    "W3": "fewer replies each count more under the same noise; guard divides by a public number",
-    "W4": "a replaced client moves the mean by twice the clip: half the multiplier; guard doubles",
-    "W5": "the clip moves away from its quantile; use guard(adaptive=AdaptiveClip(...))",
+    "L5": "integer arrays or an unchanged model raise, NaN passes the clip; send zeros for them",
+    "W1": "a weight is the client's word and may be all of it; weigh alike (else set share)",
+    "W2": "noise comes after a strategy whose step is no mean: no bound; noise the mean before it",
+    "W3": "fewer replies each count more under the same noise; divide by a public number",
+    "W4": "a replaced client moves the mean by twice the clip: half the multiplier; double it",
+    "W5": "the clip moves away from its quantile; use a fixed one, or ClientLevel(adaptive=...)",
     "W6": "a client's bit moves by 1, the split of noise assumes 1/2; use AdaptiveClip of manifed",
-    "W7": "the clip is the client's word, its norm the server's; guard clips at the server",
-    "W8": "a seed of global generators predicts noise and cohorts; guard draws from the system",
-    "M1": "metrics and num-examples leave without noise; guard drops them",
-    "M2": "BatchNorm's statistics are data and eat the clip; use GroupNorm, or guard(frozen=...)",
-    "O1": "an engine made in each fit tells that fit's epsilon; use guard(declares=DPSGD(...))",
+    "W7": "the clip is the client's word, its norm the server's; clip at the server too",
+    "W8": "a seed of global generators predicts noise and cohorts; draw them from the system",
+    "M1": "metrics and num-examples leave without noise; drop them",
+    "M2": "BatchNorm's statistics are data and eat the clip; use GroupNorm",
+    "O1": "an engine made in each fit tells that fit's epsilon; price all fits together",
     "R1": "Renyi bounds are not tight; use manifed.flower.accountant.Accountant",
 }
 """What each finding says and what to do."""
@@ -41,7 +41,6 @@ _MARKS = {
     "L4": r"\w*BatchNorm\w*|(Parameter|register_buffer|ArrayRecord)\(.*"
     r"((tensor|array|float\d+)\(-?[\d.]|(zeros|ones|empty|randn?)\((\(\)|\[\])).*",
     "M1": "MetricRecord",
-    "guard": r"guard(_mod)?\(.*",
     "M2": r"\w*BatchNorm\w*",
     "O1": "PrivacyEngine",
     "R1": r"R[dD][pP]Accountant",
@@ -104,14 +103,14 @@ def audited(path: Path | None, kind: str | None, sets: Sequence[str]) -> dict[st
         wrappers.append(
             {"place": place, "kind": name}
             | one.model_dump(exclude_none=True)
-            | {"guard_noise_multiplier": one.noise_multiplier}
+            | {"needed_noise_multiplier": one.noise_multiplier}
         )
         for neighbours, spent in one.prices().items():
             others = inf if is_open else spent
             server = inf if isinstance(one, Fixed) else others
             at = {"place": place, "neighbours": neighbours}
             rows.append(at | {"server": server, "who_sees_cohorts": others})
-    beside = {*marks} - ({*marks} if "guard" in marks else {"L4", "W8"})
+    beside = {*marks} - {"L4", "W8"}
     codes = [code for code in CODES if code in (marks if rows else beside)]
     findings = [{"code": code, "place": marks[code], "text": CODES[code]} for code in codes]
     return {"wrappers": wrappers, "prices": rows, "findings": findings}

@@ -79,7 +79,7 @@ class Local(Run):
 
     @property
     def noise_multiplier(self) -> float:
-        """The one that guard_mod needs for epsilon in all rounds together, any two data sets."""
+        """The one that epsilon in all rounds together needs, for any two data sets."""
         root = math.sqrt(self.num_rounds)
         return least_multiplier(
             lambda z: gaussian_epsilon(self.delta, mu=root / (z or 1e-99)), self.epsilon

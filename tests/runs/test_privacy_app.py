@@ -57,7 +57,7 @@ def test_settings_cost_what_the_specification_says(wrapper, settings, rounds, ze
     assert server == ({*spent} if wrapper == "local" else {"infinity"})
     (one,) = found["wrappers"]
     says = f"{one['epsilon']:g}" if wrapper == "local" else "-"
-    numbers = [f"{n:.4g}" for n in (*spent, one["guard_noise_multiplier"])]
+    numbers = [f"{n:.4g}" for n in (*spent, one["needed_noise_multiplier"])]
     assert f"| `{wrapper} {settings}` | {rounds} | {says} | {' | '.join(numbers)} |" in PAGE
 
 
@@ -117,7 +117,6 @@ APPS = {
         "O1:2",
     ),
     "BatchNorm": ("net = nn.BatchNorm2d(3)\n" + REPLY, "M1:3 M2:2"),
-    "guarded": ("strategy = guard(FedAvg(), population=9)\n" + REPLY, ""),
     "no names": ("x = 1\n", ""),
 }  # fmt: skip
 
