@@ -344,5 +344,6 @@ def _noise(
     each = [size / total * training.queries(mechanism, size)[0].stddev for size in sizes]
     spread = math.sqrt(sum(one**2 for one in each))
     if once.privacy.trust is not None:  # each client adds a share of one noise
-        spread /= math.sqrt(summed(once, sizes).training.numbers.honest(len(sizes)))
+        inside: Any = summed(once, sizes).training
+        spread /= math.sqrt(inside.numbers.honest(len(sizes)))
     return release.noise_multiplier, spread
