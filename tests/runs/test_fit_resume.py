@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import manifed
+from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
-from manifed.federation.cohorts import FixedSize
+from manifed.federation.cohorts import Everyone, FixedSize
 from manifed.federation.stack import StackTransport
 from manifed.manifolds import Euclidean
+from manifed.privacy.statement import audit_ledger
 from manifed.problems import FrechetMean
 from manifed.runs.checkpoint import Pace
 from manifed.runs.folder import RunFolder
@@ -25,6 +27,14 @@ FILES = {
     "ledger.jsonl", "ledger.jsonl.head", "checkpoint.safetensors", "metrics.csv",
     "model.safetensors", "statement.json",
 }  # fmt: skip
+CLOSED = ("offer", "deal", "send")
+"""The exchanges of a secure sum that tell nothing yet."""
+SUMS = {
+    "privacy": PRIVATE.model_copy(
+        update={"noise_source": "os", "trust": manifed.SecureSum(max_dropped=1, collusion=1)}
+    ),
+    "shards": points(5), "algorithm": RSGD(step_size=0.2), "cohort": Everyone(),
+}  # fmt: skip
 write = os.write
 
 
@@ -38,7 +48,7 @@ def witness(say):
 
     class Witness(StackTransport):
         def exchange(self, asked):
-            for i in asked.partitions:
+            for i in () if asked.header.phase in CLOSED else asked.partitions:
                 say(f"{asked.header.server_round} {asked.header.attempt} {i}\n".encode())
             return super().exchange(asked)
 
@@ -185,3 +195,24 @@ def test_what_is_no_unfinished_fit_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^evaluate: expected names like test_loss, got a, b"):
         fitted(resume=tmp_path / "new", evaluate=lambda x: {"a, b": 1.0})
     assert not (tmp_path / "new").exists()
+
+
+def spent(folder):
+    """Epsilon against the coalition."""
+    told = audit_ledger(folder / "fit" / "ledger.jsonl", 1e-3)["adversaries"]
+    return {one["name"]: one["epsilon"] for one in told}["coalition"]
+
+
+def test_the_ledger_of_a_killed_fit_tells_of_every_sum_that_was_opened(tmp_path):
+    code, released, names = part(tmp_path / "whole", None, **SUMS)
+    assert (code, len(released)) == (0, 5 * ROUNDS)
+    whole = spent(tmp_path / "whole")
+    for number, crash in enumerate([*crashes_of(names)][::37]):
+        folder = tmp_path / str(number)
+        for now in (crash, None):
+            _, released, _ = part(folder, now, **SUMS)
+            assert len(released) == len({*released})
+            ledger = folder / "fit" / "ledger.jsonl"
+            assert not released or under_reported(ledger, {*released}) == [], crash
+        assert {r for r, _, _ in released} == {1, 2, 3}
+        assert spent(folder) >= whole, crash
