@@ -168,17 +168,17 @@ OF_MASKS = (
     SERVER,
     Adversary(
         "one-node",
-        "any one other node, who sees every message and knows its own masks",
+        "any one other node, who sees every message and knows its own masks or noise",
         knows="one",
     ),
     Adversary(
         "coalition",
-        "nodes that collude, with the server if they like, and know all their masks",
+        "nodes that collude, with the server if they like, and know their masks or noise",
         knows="coalition",
     ),
     Adversary(
         "everybody",
-        "everybody else together: masks hide nothing, a node's own noise is what protects it",
+        "everybody else together: a node's own noise is what protects it",
         knows="everything",
     ),
 )

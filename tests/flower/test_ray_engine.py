@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from app import deployment
 from benchmarks.engines_agree import compare_engines
@@ -23,6 +24,7 @@ from tests.tensors import assert_near
 
 EVALUATED = "evaluation={kind='private',hold_out=0.25,loss_range=[-1.0,0.0]}"
 QUIET = ()
+FEW = "federation.num_rounds=1"
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
@@ -57,6 +59,23 @@ def test_a_module_of_a_package_outside_has_one_trajectory_on_every_engine(tmp_pa
     found = compare_engines(str(config), sets, ("inline", "ray", "deployment"))
     assert found["engines"] == ["inline", "ray", "deployment"]
     assert found["max_difference"] <= 1e-10
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_secure_sum_is_rehearsed_to_the_bit_and_released(tmp_path):
+    config = str(QUICKSTART.parent / "examples" / "secure_sum.toml")
+    ran = [
+        launch(Request(config, (FEW, sets), engine, out=tmp_path / str(number), plain=True))
+        for number, (engine, sets) in enumerate((
+            ("inline", "privacy.noise_source=seed"), ("ray", "privacy.noise_source=seed"),
+            ("ray", "privacy.noise_source=os"),
+        ))
+    ]  # fmt: skip
+    rehearsed, again, _ = (folder.load_tensors("model")["x"] for folder in ran)
+    assert torch.equal(rehearsed, again)
+    said = [folder.manifest()["privacy"] for folder in ran]
+    assert said[2]["label"] == "release"
+    assert said[2]["adversaries"] == said[0]["adversaries"]
 
 
 @pytest.mark.usefixtures("leaves_nothing")
