@@ -10,6 +10,7 @@ from manifed.cli.launch import Request, launch
 from manifed.experiment.assembly import client_side
 from manifed.experiment.load import parse, save
 from manifed.federation.exchange import Asked, Header
+from manifed.flower.records import tensors_from_record, tensors_to_record
 from tests.conformance.federated_loop import stacked
 from tests.fresh import ROOT
 from tests.tensors import assert_near
@@ -62,6 +63,11 @@ def test_a_sum_that_nobody_opens_runs_alike_on_both_paths(tmp_path, source):
         said.append(launch(Request(str(file), sets, out=tmp_path / way)).manifest())
     assert [one["privacy"]["label"] for one in said] == ["release"] * 2
     assert said[0]["privacy"] == said[1]["privacy"]
+
+
+def test_a_number_in_a_sum_s_memory_stays_one_in_a_record():
+    found = tensors_from_record(tensors_to_record({"one": torch.tensor(1.0)}))
+    assert found["one"].shape == ()
 
 
 @pytest.mark.gpu
