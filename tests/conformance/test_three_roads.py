@@ -23,6 +23,7 @@ from manifed.problems.module_checks import NotPrivate
 from manifed.problems.synthetic import StreamData
 from manifed.setting import Setting
 from strategies.any_update import AnyUpdate
+from strategies.secure_mean import SecureMean
 from tests.fresh import ROOT
 
 RECORDED = ROOT / "tests" / "golden" / "house"
@@ -32,6 +33,7 @@ PLACES = (
     "evaluation",
     "federation.num_examples",
     "federation.partition",
+    "federation.reserve_rounds",
     "NotPrivate",
 )
 """What a fit and a strategy have no word for: data, devices and how models are judged."""
@@ -89,7 +91,8 @@ def strategy(config, found):
     training = config.training
     own = training if isinstance(training, ServerUpdate) else TangentMean()
     is_seeded = getattr(config.privacy, "noise_source", "seed") == "seed"
-    return AnyUpdate(
+    kind = AnyUpdate if config.privacy.trust is None else SecureMean
+    return kind(
         setting.manifold,
         training,
         config.strategy or own,
