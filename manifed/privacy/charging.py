@@ -102,8 +102,7 @@ class Account:
             terms = promise.realised(server_round, (offered, len(members)))
             planned = promise.tariff.of(server_round).planned_draws  # an outsider pays for all
             terms = terms.model_copy(update={"planned_draws": planned})
-            entry = self.reserving(server_round, server_round, attempt, cohort, terms)
-            self.write(entry.model_copy(update={"said": {OFFERED: offered}}))
+            self.write(self.reserving(server_round, server_round, attempt, cohort, terms, offered))
         elif not is_reserved:
             entry = self._entry(server_round, attempt, cohort)
             after = self.odometer.after(entry)
@@ -163,6 +162,7 @@ class Account:
         attempt: int,
         cohort: str | None = None,
         terms: Terms | None = None,
+        offered: int = 0,
     ) -> Entry:
         """Makes the reservation of these rounds for a cohort (None: for everybody)."""
         terms = terms or self._promise.tariff.of(first)
@@ -173,6 +173,7 @@ class Account:
             terms=None if terms == self._written else terms,
             planned=None if plan == self.odometer.planned else plan,
             reserves=Reserves(first=first, last=last, attempt=attempt, cohort=cohort),
+            said={} if self._promise.realised is None else {OFFERED: offered},
         )
 
     def _entry(self, first: int, attempt: int, cohort: str) -> Entry:

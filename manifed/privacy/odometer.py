@@ -26,7 +26,7 @@ from manifed.privacy.tariff import Terms, decode
 ORIGINS: Final = "noise_origins"
 """What an entry says of where the noise of a run came from."""
 OFFERED: Final = "offered"
-"""What an entry for a sum that is opened says: how many clients could be in it."""
+"""What an entry for a sum says: how many clients could be in it; 0 before that is known."""
 PLACE: Final = "place"
 """What an entry of a site's ledger says of the answer it pays for (manifed/site/account.py)."""
 LIMITS: Final = "limits"
@@ -61,7 +61,7 @@ class Odometer:
         self._ranges: tuple[tuple[int, int, int], ...] = ()
         """(first round, last round, attempts) that were charged and are settled or lost."""
         self._tried = 0, 0
-        """The last round that was reserved, and its attempts, which may have cost nothing."""
+        """The last round of a sum, and its attempts, which may have opened and cost nothing."""
         self.planned: tuple[Terms, ...] = ()
         """Planned terms of the newest entry with them; () where all draws have one terms."""
         self.noise_origins: frozenset[str] = frozenset()
@@ -85,6 +85,8 @@ class Odometer:
             self.planned = entry.planned
         if entry.reserves is not None:
             self._reserve(entry.reserves)
+            if OFFERED in entry.said:
+                self._tried = entry.reserves.first, entry.reserves.attempt + 1
         self.noise_origins |= set(map(str, entry.said.get(ORIGINS, ())))
         if PLACE in entry.said:
             self.noise_origins |= {"os" if entry.said[PLACE].get("seed") is None else "seed"}
@@ -133,7 +135,6 @@ class Odometer:
             raise ValueError(f"Expected rounds first <= last, got {first} and {last}")
         cohort = decode(reserves.cohort, self._lines[self._now].terms.population)
         self._ranges = self.ranges
-        self._tried = first, reserves.attempt + 1
         self._open = (reserves, cohort, self._now)
         self._add(self._now, cohort, last - first + 1)
 

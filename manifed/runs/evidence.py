@@ -247,7 +247,7 @@ class _Charged:
         if paid and terms:
             first, last = (paid.first, paid.last) if self._is_by_round else (0, 0)
             counts = None
-            if OFFERED in entry.said:
+            if entry.said.get(OFFERED):
                 members = decode(paid.cohort, terms.population)
                 counts = (int(entry.said[OFFERED]), len(members))
             place = (self._number, first, last, counts)
