@@ -104,6 +104,12 @@ def faults(setting: Any) -> Iterator[str]:
                 "federation.num_examples: required with privacy.trust = 'secure-sum' and examples "
                 "as units, because the scale of all integers depends on it; list every N_i"
             )
+    adversary = getattr(privacy.noise, "adversary", "server")
+    if adversary != "server":
+        yield (
+            "privacy.noise.adversary: expected none with privacy.trust = 'secure-sum', where a "
+            f"target holds against nodes that collude with the server, got {adversary!r}; remove it"
+        )
     if (setting.federation.reserve_rounds or 1) > 1:
         yield (
             "federation.reserve_rounds: expected none with privacy.trust = 'secure-sum', whose "

@@ -12,6 +12,10 @@ from scipy import stats
 
 from manifed.algorithms.secure_mean import SecureMean
 from manifed.algorithms.secure_node import SecureNode
+from manifed.audit.bound import find_all
+from manifed.audit.of_config import attacks_of
+from manifed.errors import ConfigError
+from manifed.experiment.load import parse
 from manifed.privacy import discrete
 from tests.algorithms.test_secure_mean import Run, keys_in, setting_of, shards_of
 
@@ -170,3 +174,48 @@ def test_a_sum_stays_under_a_mask_until_it_is_opened(monkeypatch):
     run.round()
     counts = np.bincount(masked[0].view(np.uint8), minlength=256)
     assert stats.chisquare(counts).pvalue > ALARM
+
+
+# -- the audit of a config -----------------------------------------------------------------------
+def audited(unit, **privacy):
+    """Verdicts against everybody who sees the sums of six clients in one or two rounds."""
+    config = parse(
+        {
+            "name": "sum",
+            "problem": {"kind": "principal-eigenvector"},
+            "data": {"kind": "synthetic-pca", "num_clients": NODES, "rows": 12, "dimension": 6},
+            "federation": {"num_clients": NODES, "num_rounds": 2,
+                           "partition": {"kind": "natural"}},
+            "training": {"kind": "rsgd", "step_size": 0.1, "minibatch": {"kind": "full"}},
+            "privacy": {"kind": unit, "l2_norm_clip": 0.5, "delta": 1e-5, "noise_source": "seed",
+                        "noise": {"kind": "multiplier", "noise_multiplier": 0.8},
+                        "trust": {"kind": "secure-sum", "max_dropped": 1, "collusion": 2},
+                        **privacy},
+        }
+    )  # fmt: skip
+    return list(find_all(attacks_of(config, 1000)))
+
+
+@pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
+@pytest.mark.parametrize("unit", ["example-level", "client-level"])
+def test_the_audit_of_a_config_attacks_the_sums_that_are_opened(unit, relation):
+    found = audited(unit, neighboring_relation=relation)
+    assert [one.attack.rsplit("seen by ")[-1] for one in found] == [
+        "the server", "one other node", "2 nodes that collude",
+    ]  # fmt: skip
+    for one in found:
+        assert not one.is_violated
+        assert one.power > 0.25
+
+
+@pytest.mark.parametrize("unit", ["example-level", "client-level"])
+def test_the_audit_of_a_config_sees_noise_that_falls_short(unit, monkeypatch):
+    draw = discrete.draw
+    monkeypatch.setattr(discrete, "draw", lambda v, *more: draw(v // 16, *more))
+    assert all(one.is_violated for one in audited(unit))
+
+
+def test_a_target_holds_against_the_coalition_and_nobody_else_can_be_named():
+    noise = {"kind": "target", "epsilon": 1.0, "delta": 1e-5, "adversary": "external"}
+    with pytest.raises(ConfigError, match="privacy.noise.adversary: expected none .* 'external'"):
+        audited("example-level", noise=noise)
