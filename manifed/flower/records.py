@@ -109,6 +109,18 @@ def _decoded(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ..
     )
 
 
+def float_array(name: str, array: Array, shape: tuple[int, ...]) -> Tensor:
+    """Reads an array of floating-point numbers and of this shape, before anything is allocated.
+
+    Raises:
+        BadMessage: it is another one, or its bytes are not what it declares.
+    """
+    dtype, declared = _declared(name[:60], array)
+    if dtype.kind != "f" or declared != shape:
+        raise BadMessage(f"Expected floats of shape {shape}, got {dtype} of {shown(declared)}")
+    return _decoded(name[:60], array, dtype, declared)
+
+
 @lru_cache(maxsize=64)
 def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"]) -> bytes:
     """What numpy writes before the numbers of such an array."""
@@ -272,7 +284,7 @@ class MessageTransport:
 
         Of several replies of one client the first readable one counts.
         """
-        by_node = _answers_by_node(messages, answers)
+        by_node = answers_by_node(messages, answers)
         uploads: dict[int, dict[str, Tensor]] = {}
         failures: dict[int, Failure] = {}
         origins: set[str] = set()
@@ -325,7 +337,7 @@ def _read(
         return Failure("unusable", f"not readable: {type(error).__name__}: {error}")
 
 
-def _answers_by_node(
+def answers_by_node(
     messages: Sequence[Message], answers: Iterable[Message]
 ) -> dict[int, list[Message]]:
     """The answers to ``messages`` by the node that was asked, in the order they came.

@@ -161,6 +161,11 @@ CLIENT_LEVEL = Adversary(
     "aggregate",
     sees_cohorts=False,
 )
+CLIENT_LEVEL_COHORTS = Adversary(
+    "client-level-cohorts",
+    "an outsider who also sees which clients took part; the server is trusted",
+    "aggregate",
+)
 ADVERSARIES = (SERVER, EXTERNAL, CLIENT_LEVEL)
 """Adversaries of a star: all that configs and ledgers can name."""
 

@@ -1,0 +1,558 @@
+"""Client-level privacy for any Flower strategy whose step is a function of an unweighted mean.
+
+    strategy = guard(FedAvg(fraction_evaluate=0.0), population=100, clients_per_round=20, clip=1.0,
+                     noise_multiplier=1.0, delta=1e-5, max_epsilon=8.0, ledger="ledger.jsonl")
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=50)
+
+The strategy inside sees no client's reply. It is handed one reply that is made here: the arrays
+that were sent, plus the noised mean of all clipped updates. What it does with that is
+post-processing.
+
+Guarantees, whatever clients reply: a client moves the un-noised mean by at most clip / m
+(1 + 1e-9) under add-or-remove (its update is replaced by none) and by twice that under
+replace-one, where m is the public, expected size of the cohort; Gaussian noise of that size times
+the multiplier is added once; the line that pays for a round is on disk before its messages are
+handed out; no round is begun that the budget does not pay.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from torch import Tensor
+
+from manifed.errors import BudgetExhausted, ConfigError, short
+from manifed.federation.cohorts import Everyone, FixedSize, PoissonCohort
+from manifed.federation.plan import ServerDraws
+from manifed.flower.grids import OwnGrid
+from manifed.flower.records import answers_by_node, float_array
+from manifed.manifolds.euclidean import Euclidean
+from manifed.privacy.charging import Account, opened
+from manifed.privacy.epsilon_bounds import least_multiplier
+from manifed.privacy.events import CLIENT_LEVEL, CLIENT_LEVEL_COHORTS, Sampling, Unsampled
+from manifed.privacy.foreign import of_clients
+from manifed.privacy.ledger import Ledger, ledger_key
+from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism
+from manifed.privacy.odometer import Odometer
+from manifed.privacy.random_numbers import NoiseSource
+from manifed.privacy.statement import Budget, Promise
+from manifed.privacy.tariff import Tariff, Terms
+from manifed.runs.statement import statement_of
+from manifed.setting import Target
+
+CohortRule = Literal["all", "fixed-size", "poisson", "own"]
+_NEEDS_UPDATES = ("Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg", "QFedAvg")
+_STATISTICS = ("*running_mean", "*running_var", "*num_batches_tracked")
+_FLOATS = ("float16", "float32", "float64")
+_log = logging.getLogger("manifed")
+
+
+class _View(OwnGrid):
+    """What the strategy inside sees of the grid: the nodes that it may ask."""
+
+    def __init__(self, grid: Grid, nodes: list[int]) -> None:
+        super().__init__(grid.run)
+        self._nodes = nodes
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Returns the nodes of this round's cohort."""
+        return list(self._nodes)
+
+    def _refused(self, *_: Any, **__: Any) -> Any:
+        raise ConfigError(
+            "strategy: expected one that sends nothing itself, got one that uses the grid; guard "
+            "hands out its messages"
+        )
+
+    push_messages = pull_messages = send_and_receive = _refused
+
+
+class Guarded(Strategy):
+    """A Flower strategy around another one, which sees noised means alone; made by `guard`."""
+
+    _sent: tuple[list[Message], dict[str, Array], dict[int, int]] | None = None
+    """Messages, arrays and partitions by node, of the round that waits for replies."""
+    _roster: tuple[int, ...] = ()
+    """The nodes, by partition."""
+
+    def __init__(
+        self,
+        inner: Strategy,
+        mechanism: ClientMechanism,
+        cohort: Everyone | FixedSize | PoissonCohort | None,
+        promise: Promise,
+        account: Any,
+        source: NoiseSource,
+        frozen: tuple[str, ...],
+        size: float,
+    ) -> None:
+        """As `guard` makes them; ``account`` is a context of `charging.opened`, ``size`` is m."""
+        self.inner = inner
+        self._size = size
+        self._mechanism, self._cohort, self._promise = mechanism, cohort, promise
+        self._held = account
+        self._account: Account = account.__enter__()
+        self._source = source
+        self._frozen = frozen
+        self._clip = mechanism.l2_norm_clip
+        self.zeroed: tuple[str, ...] = ()
+        """Why replies of the last round counted as zero. It is about clients: do not publish it."""
+
+    # -- what is said ------------------------------------------------------------------------
+    @property
+    def odometer(self) -> Odometer:
+        """What was charged."""
+        return self._account.odometer
+
+    def statement(self) -> dict[str, Any]:
+        """Returns the privacy statement of what was charged so far, as data."""
+        said = self._promise.statement(self.odometer)
+        return said | {
+            "notes": [
+                "no promise against the server, which sees every update",
+                "a client that fails, is late or sends no update of the model counts as an update "
+                "of zero; the expected size of the cohort is public",
+                "a client is one node: somebody with two nodes has half of the protection",
+                "num-examples and metrics of clients are ignored",
+                "not covered: evaluate_fn, logs of this server, timing, and which nodes there are",
+            ]
+        }
+
+    @property
+    def text(self) -> str:
+        """Returns the statement as text."""
+        return statement_of(self.statement())
+
+    def payable(self, rounds: int) -> int:
+        """Returns how many of so many rounds more the budget pays."""
+        done = self.odometer.rounds_counted
+        return sum(self._promise.pays((done + k,)) for k in range(1, rounds + 1))
+
+    def close(self) -> None:
+        """Writes the end of the ledger and releases its lock."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.__exit__(None, None, None)
+
+    # -- Flower's strategy -------------------------------------------------------------------
+    def start(
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *more: Any, **named: Any
+    ) -> Result:
+        """Runs as Flower's own loop does, for the rounds that the budget pays.
+
+        Raises:
+            BudgetExhausted: it pays none.
+        """
+        paid = self.payable(num_rounds)
+        if not paid:
+            raise BudgetExhausted("max_epsilon: expected a budget that pays a round more; raise it")
+        if paid < num_rounds:
+            _log.warning("max_epsilon pays %d of %d rounds; the run ends there", paid, num_rounds)
+        return super().start(grid, initial_arrays, paid, *more, **named)
+
+    def summary(self) -> None:
+        """Logs what the strategy inside logs."""
+        self.inner.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draws and pays for a cohort, then returns the messages that the strategy inside makes.
+
+        Returns none where the budget does not pay the round.
+
+        Raises:
+            ConfigError: for arrays that cannot be noised, another number of nodes than the
+                population, and a strategy that asks others than the cohort.
+        """
+        self._sent = None
+        if not self._roster:
+            self._roster = self._awaited(grid)
+            self._check_arrays(arrays)
+        number = self.odometer.covered + 1
+        everybody = range(len(self._roster))
+        drawn = everybody
+        if self._cohort is not None:
+            drawn = self._cohort.draw(len(self._roster), number, 0, self._source)
+        view = _View(grid, [self._roster[i] for i in drawn])
+        messages = list(self._asked(server_round, arrays, config, view))
+        partitions = {self._roster[i]: i for i in drawn}
+        sent = self._checked(messages, arrays, partitions)
+        try:
+            self._account.charge(number, 0, sorted(partitions[n] for n in partitions))
+        except BudgetExhausted as spent:
+            _log.warning("%s", spent)
+            return []
+        self._sent = messages, sent, partitions
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Releases the noised mean of updates, and returns what the strategy inside makes of it.
+
+        The metrics hold the epsilon so far, against the first adversary of the statement.
+        """
+        came = list(replies)
+        if self._sent is None:
+            return None, None
+        messages, sent, partitions = self._sent
+        self._sent = None
+        named = {name: a.numpy() for name, a in sent.items() if not self._is_frozen(name)}
+        start = {name: a.astype(np.float64) for name, a in named.items()}
+        by_node = answers_by_node(messages, came)
+        updates = list[Tensor]()
+        why = list[str]()
+        for node in partitions:
+            try:
+                (reply, *_) = by_node[node]
+                updates.append(_update(reply, start, set(sent)))
+            except Exception as error:  # whatever it makes a check do, it counts as zero
+                why.append(f"node {node}: {type(error).__name__}: {error}"[:200])
+        self.zeroed = tuple(why)
+        if why:
+            level = logging.WARNING if not updates else logging.INFO
+            _log.log(level, "%d of %d replies count as zero", len(why), len(partitions))
+        size = sum(a.size for a in start.values())
+        stacked = torch.stack(updates) if updates else torch.zeros(0, size, dtype=torch.float64)
+        number = self.odometer.covered
+        mean, self._clip = self._mechanism.noised_mean(
+            stacked,
+            torch.zeros(size, dtype=torch.float64),
+            Euclidean(),
+            ServerDraws(self._source, number, 0).normals,
+            expected_cohort=self._size,
+            l2_norm_clip=self._clip,
+        )
+        self._account.note_origins(number, frozenset({self._source.origin}))
+        content = self._one_reply(messages, sent, start, mean.numpy())
+        made, metrics = self.inner.aggregate_train(server_round, [content])
+        if made is not None:
+            made = ArrayRecord(
+                {
+                    name: sent[name]
+                    if self._is_frozen(name)
+                    else Array(np.asarray(array.numpy(), dtype=sent[name].dtype))
+                    for name, array in made.items()
+                }
+            )
+        metrics = metrics or MetricRecord()
+        metrics["epsilon"] = float(self._promise.headline(self.odometer) or 0.0)
+        return made, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Returns no messages: metrics of clients are not noised."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Returns nothing."""
+        return None
+
+    # -- parts -------------------------------------------------------------------------------
+    def _awaited(self, grid: Grid) -> tuple[int, ...]:
+        """The nodes, once all of the population are connected."""
+        population = self._promise.terms.population
+        while len(nodes := sorted(grid.get_node_ids())) < population:
+            _log.info("Waiting for nodes: %d of %d are connected", len(nodes), population)
+            time.sleep(1.0)
+        if len(nodes) > population:
+            raise ConfigError(
+                f"population: expected as many as there are nodes, {len(nodes)}, got {population}"
+            )
+        return tuple(nodes)
+
+    def _is_frozen(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self._frozen)
+
+    def _check_arrays(self, arrays: ArrayRecord) -> None:
+        """Refuse arrays that are no parameters, and a model with none that are."""
+        free = {name: array for name, array in arrays.items() if not self._is_frozen(name)}
+        wrong = [
+            name
+            for name, array in free.items()
+            if array.dtype not in _FLOATS or any(fnmatchcase(name, p) for p in _STATISTICS)
+        ]
+        if wrong:
+            raise ConfigError(
+                f"arrays: expected floating-point parameters, got {', '.join(wrong)[:200]}, which "
+                "are statistics of clients' data or counts; keep the server's by "
+                "frozen=('*running_*', '*num_batches_tracked'), or use GroupNorm"
+            )
+        if not any(math.prod(array.shape) for array in free.values()):
+            raise ConfigError("arrays: expected some that are trained, got none")
+
+    def _asked(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, view: _View
+    ) -> Iterable[Message]:
+        """The messages of the strategy inside."""
+        try:
+            return self.inner.configure_train(server_round, arrays, config, view)
+        except ValueError as error:
+            raise ConfigError(
+                f"strategy: expected one that asks the cohort that guard drew, got {error}; give "
+                "cohort='own' and let it draw"
+            ) from error
+
+    def _checked(
+        self, messages: list[Message], arrays: ArrayRecord, partitions: dict[int, int]
+    ) -> dict[str, Array]:
+        """The arrays that all messages hold; ``partitions`` keeps who is asked alone."""
+        nodes = [message.metadata.dst_node_id for message in messages]
+        is_own = self._cohort is None
+        if len({*nodes}) < len(nodes) or {*nodes} - {*partitions}:
+            raise ConfigError(
+                "strategy: expected one message for each node of the cohort that guard drew, got "
+                f"messages for {short(nodes)}; give cohort='own' and let it draw"
+            )
+        if not is_own and len(nodes) < len(partitions):
+            _log.warning("The strategy asks %d of %d clients", len(nodes), len(partitions))
+        first = None
+        for message in messages:
+            records = list(message.content.array_records.values())
+            if message.metadata.message_type != MessageType.TRAIN or len(records) != 1:
+                raise ConfigError(
+                    "strategy: expected training messages with one array record each, got "
+                    f"{short(message.metadata.message_type)} with {len(records)}"
+                )
+            (record,) = records
+            first = first or record
+            if record is not first and dict(record) != dict(first):
+                raise ConfigError(
+                    "strategy: expected the same arrays for every client, got others for node "
+                    f"{message.metadata.dst_node_id}"
+                )
+        if is_own:
+            for node in [*partitions]:
+                if node not in nodes:
+                    del partitions[node]
+        return dict(first or arrays)
+
+    def _one_reply(
+        self,
+        messages: list[Message],
+        sent: Mapping[str, Array],
+        start: Mapping[str, np.ndarray[Any, Any]],
+        mean: np.ndarray[Any, Any],
+    ) -> Message:
+        """What the strategy inside is handed in place of all replies."""
+        new = dict(sent)
+        first = 0
+        for name, before in start.items():
+            step = mean[first : first + before.size].reshape(before.shape)
+            new[name] = Array(np.asarray(before + step, dtype=sent[name].dtype))
+            first += before.size
+        key = getattr(self.inner, "arrayrecord_key", "arrays")
+        if messages:
+            key = next(iter(messages[0].content.array_records))
+        weight = getattr(self.inner, "weighted_by_key", "num-examples")
+        content = RecordDict({key: ArrayRecord(new), "metrics": MetricRecord({weight: 1.0})})
+        return Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
+
+
+def guard(
+    strategy: Strategy,
+    *,
+    population: int,
+    clip: float,
+    delta: float,
+    ledger: str | Path,
+    noise_multiplier: float | None = None,
+    noise: Target | None = None,
+    rounds: int | None = None,
+    max_epsilon: float | None = None,
+    cohort: CohortRule | None = None,
+    clients_per_round: int | None = None,
+    evaluate: Literal["skip"] | None = None,
+    frozen: tuple[str, ...] = (),
+    adaptive: AdaptiveClip | None = None,
+    resume: bool = False,
+    source: NoiseSource | None = None,
+) -> Guarded:
+    """Wraps a Flower strategy so that every round is clipped, noised, paid for and stated.
+
+    Args:
+        strategy: unchanged; FedAvg and all that step along its mean.
+        population: the number of nodes; one node is one client.
+        clip: bound of the L2 norm of a client's update, over all arrays together.
+        delta: of every epsilon that is stated.
+        ledger: file to create, or with ``resume`` to go on with.
+        noise_multiplier: noise over what one client moves the mean by.
+        noise: in its place, what ``rounds`` rounds may cost; its adversary sees every model.
+        rounds: of ``noise``.
+        max_epsilon: no round is begun that would cost more; None: any is.
+        cohort: "fixed-size" and "poisson" are drawn here, from coins that nobody sees; "all" asks
+            every client; "own" leaves the draw to the strategy, and nothing is amplified. None:
+            "fixed-size", or "all" where everybody is asked.
+        clients_per_round: expected size of a cohort; None: as many as FedAvg would take.
+        evaluate: "skip" for a strategy that would ask clients for metrics.
+        frozen: patterns of the names of arrays that clients do not change, such as
+            "*running_mean".
+        adaptive: a clip that follows a private quantile.
+        resume: whether the ledger is there already; all that it holds is spent.
+        source: a seeded one in tests; None: the operating system's.
+
+    Raises:
+        ConfigError: for a strategy whose step is no function of a mean, and for numbers that do not
+            go together; nothing was written.
+        LedgerDamaged: as `Ledger.recover`.
+    """
+    _check_strategy(strategy, evaluate)
+    if isinstance(strategy, FedAvg):
+        least = max(int(population * strategy.fraction_train), strategy.min_train_nodes)
+        clients_per_round = clients_per_round or least
+    if clients_per_round is None:
+        raise ConfigError("clients_per_round: required with a strategy that is no FedAvg")
+    size = clients_per_round
+    if not 1 <= size <= population:
+        raise ConfigError(f"clients_per_round: expected 1 to population = {population}, got {size}")
+    if not 0 < delta < 1 / population:
+        raise ConfigError(f"delta: expected 0 < delta < 1 / population, got {short(delta)}")
+    cohort = cohort or ("all" if size == population else "fixed-size")
+    rules: dict[str, Any] = {
+        "all": Everyone(),
+        "fixed-size": FixedSize(cohort_size=size),
+        "poisson": PoissonCohort(sampling_probability=size / population),
+        "own": None,
+    }
+    if cohort not in rules:
+        raise ConfigError(f"cohort: expected one of {list(rules)}, got {short(cohort)}")
+    rule = rules[cohort]
+    size = population if cohort == "all" else size
+    sampling: Sampling = Unsampled() if rule is None else rule.sampling(population)
+    if (noise is None) == (noise_multiplier is None) or (noise is None) != (rounds is None):
+        raise ConfigError(
+            "noise: expected either noise_multiplier, or noise and rounds, got "
+            f"{short(noise_multiplier)}, {short(noise)} and {short(rounds)}"
+        )
+
+    def promised(z: float) -> Promise:
+        terms = Terms(
+            population=population, sampling=sampling, aggregate=(of_clients(z, sampling),)
+        )
+        return Promise(Tariff((terms,)), 1, (CLIENT_LEVEL, CLIENT_LEVEL_COHORTS), delta)
+
+    if noise is not None:
+        assert rounds is not None
+        drawn = rounds
+        noise_multiplier = least_multiplier(
+            lambda z: promised(z).tariff.ahead(CLIENT_LEVEL, (drawn,), noise.delta), noise.epsilon
+        )
+    assert noise_multiplier is not None
+    release = of_clients(noise_multiplier, sampling)
+    mechanism = ClientMechanism(
+        l2_norm_clip=clip,
+        noise_multiplier=noise_multiplier,
+        neighboring_relation=release.neighboring_relation,
+        adaptive=adaptive,
+    )
+    source = source or NoiseSource.from_os()
+    facts = {
+        "kind": "client-level",
+        "noise_source": source.origin,
+        "unit": "client",
+        "neighboring_relation": release.neighboring_relation,
+        "released": "every model, a function of the noised means of clipped updates",
+        "mechanism": f"Gaussian of deviation {mechanism.stddev(size):.4g} on each coordinate of a "
+        f"mean over {size} clients (cohort {cohort!r}), noise multiplier {noise_multiplier:.5g}, "
+        f"clip {clip:g}",
+        "floating_point": "normals and sums in float64",
+    }
+    promise = replace(promised(noise_multiplier), facts=facts)
+    if max_epsilon is not None:
+        budget = Budget(max_epsilon, delta, CLIENT_LEVEL, "max_epsilon", "raise it for more rounds")
+        promise = replace(promise, budget=budget)
+        if not promise.pays((1,)):
+            raise ConfigError(
+                f"max_epsilon: expected at least {promise.cost(budget, (1,)):.4g}, the price of "
+                f"one round, got {max_epsilon:g}; raise it or the noise"
+            )
+    path = Path(ledger)
+    header = {"guard": {"terms": promise.terms.model_dump(mode="json"), "clip": clip}}
+    resumed_at = _next_round(path, header) if resume else None
+    if not resume and path.exists():
+        raise ConfigError(f"ledger: expected a file that is not there yet, got {path}; resume=True")
+    account = opened(path, promise, last_round=2**24 - 1, header=header, resumed_at=resumed_at)
+    if isinstance(strategy, FedAvg) and rule is not None:
+        strategy = copy(strategy)  # it is shown the cohort alone, and asks all of it
+        strategy.fraction_train, strategy.min_train_nodes, strategy.min_available_nodes = 1.0, 0, 0
+    return Guarded(strategy, mechanism, rule, promise, account, source, frozen, float(size))
+
+
+def _check_strategy(strategy: Strategy, evaluate: str | None) -> None:
+    """Refuse strategies that one noised mean cannot serve, or that ask for more than it."""
+    names = [one.__name__ for one in type(strategy).__mro__]
+    name = names[0]
+    if found := [n for n in names if n in _NEEDS_UPDATES or n.startswith("FedXgb")]:
+        raise ConfigError(
+            f"strategy: {found[0]} needs each client's own update; guard shows it one noised mean"
+        )
+    if any(n.startswith("DifferentialPrivacy") for n in names):
+        raise ConfigError(f"strategy: {name} noises already; hand guard the strategy inside")
+    if type(strategy).start is not Strategy.start:
+        raise ConfigError(f"strategy: {name} overrides start(), which guard replaces")
+    if evaluate not in (None, "skip"):
+        raise ConfigError(f"evaluate: expected 'skip', got {short(evaluate)}")
+    if getattr(strategy, "fraction_evaluate", 0.0) > 0 and evaluate is None:
+        raise ConfigError(
+            "strategy.fraction_evaluate: clients' metrics are not noised; set it to 0, or give "
+            "evaluate='skip'"
+        )
+    rules = (getattr(strategy, f"{what}_metrics_aggr_fn", None) for what in ("train", "evaluate"))
+    if any(getattr(one, "__module__", "flwr.").split(".")[0] != "flwr" for one in rules if one):
+        raise ConfigError(
+            "strategy: its own metrics_aggr_fn would see nothing but one weight of 1; remove it"
+        )
+
+
+def _next_round(path: Path, header: Mapping[str, Any]) -> int:
+    """The first round that a ledger of these terms has not paid for."""
+    if not path.exists():
+        raise ConfigError(f"ledger: expected the file of the run to resume, got no {path}")
+    spent = Odometer()
+    found = Ledger.verify(path, key=ledger_key(), feed=spent.feed)
+    if found.header.get("guard") != header["guard"]:
+        raise ConfigError(
+            f"ledger: expected one with the terms of this guard, got {path}, which has others; "
+            "resume with the same population, cohort, clip and noise"
+        )
+    return spent.covered + 1
+
+
+def _update(reply: Message, start: Mapping[str, np.ndarray[Any, Any]], names: set[str]) -> Tensor:
+    """The change that a reply makes to the arrays, flat in float64; ValueError for any other."""
+    if reply.has_error():
+        raise ValueError(f"error {reply.error.code}")
+    (record,) = reply.content.array_records.values()
+    if set(record) != names:
+        raise ValueError(f"expected the arrays {short(sorted(names))}")
+    parts = [
+        (float_array(name, record[name], before.shape).to(torch.float64) - torch.from_numpy(before))
+        for name, before in start.items()
+    ]
+    flat = torch.cat([part.flatten() for part in parts])
+    if not bool(torch.isfinite(flat).all()):
+        raise ValueError("expected finite entries")
+    return flat
