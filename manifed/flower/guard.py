@@ -16,12 +16,10 @@ handed out; no round is begun that the budget does not pay.
 """
 
 import logging
-import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,29 +38,30 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from torch import Tensor
 
+from manifed.audit.attacks import ClientAttack
+from manifed.audit.bound import Audited, Verdict, find
 from manifed.errors import BudgetExhausted, ConfigError, short
 from manifed.federation.cohorts import Everyone, FixedSize, PoissonCohort
 from manifed.federation.plan import ServerDraws
 from manifed.flower.grids import OwnGrid
-from manifed.flower.records import answers_by_node, float_array
+from manifed.flower.records import answers_by_node
+from manifed.flower.updates import moved, trained, update_of
 from manifed.manifolds.euclidean import Euclidean
 from manifed.privacy.charging import Account, opened
 from manifed.privacy.epsilon_bounds import least_multiplier
 from manifed.privacy.events import CLIENT_LEVEL, CLIENT_LEVEL_COHORTS, Sampling, Unsampled
-from manifed.privacy.foreign import of_clients
-from manifed.privacy.ledger import Ledger, ledger_key
+from manifed.privacy.foreign import DPSGD, declared, of_clients
 from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.random_numbers import NoiseSource
-from manifed.privacy.statement import Budget, Promise
+from manifed.privacy.statement import Budget, Promise, next_round
 from manifed.privacy.tariff import Tariff, Terms
 from manifed.runs.statement import statement_of
 from manifed.setting import Target
 
 CohortRule = Literal["all", "fixed-size", "poisson", "own"]
 _NEEDS_UPDATES = ("Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg", "QFedAvg")
-_STATISTICS = ("*running_mean", "*running_var", "*num_batches_tracked")
-_FLOATS = ("float16", "float32", "float64")
+_LAST = 2**24 - 1
 _log = logging.getLogger("manifed")
 
 
@@ -104,8 +103,10 @@ class Guarded(Strategy):
         source: NoiseSource,
         frozen: tuple[str, ...],
         size: float,
+        declared: tuple[Promise, Any] | None,
     ) -> None:
         """As `guard` makes them; ``account`` is a context of `charging.opened`, ``size`` is m."""
+        self._declared = declared and (declared[0], declared[1].__enter__(), declared[1])
         self.inner = inner
         self._size = size
         self._mechanism, self._cohort, self._promise = mechanism, cohort, promise
@@ -126,6 +127,7 @@ class Guarded(Strategy):
     def statement(self) -> dict[str, Any]:
         """Returns the privacy statement of what was charged so far, as data."""
         said = self._promise.statement(self.odometer)
+        second = self._declared
         return said | {
             "notes": [
                 "no promise against the server, which sees every update",
@@ -134,8 +136,25 @@ class Guarded(Strategy):
                 "a client is one node: somebody with two nodes has half of the protection",
                 "num-examples and metrics of clients are ignored",
                 "not covered: evaluate_fn, logs of this server, timing, and which nodes there are",
+                *([] if second is None else declared(second[0], second[1].odometer)),
             ]
         }
+
+    def audit(self, trials: int = 2000) -> Verdict:
+        """Attacks one round of this mean by a canary client that uploads ten clips or nothing.
+
+        Raises:
+            ConfigError: for cohorts of a fixed size and a strategy's own, which it does not attack.
+        """
+        if not isinstance(self._cohort, Everyone | PoissonCohort):
+            raise ConfigError("cohort: the audit attacks 'all' and 'poisson', got another one")
+        point = torch.zeros(8, dtype=torch.float64)
+        population = self._promise.terms.population
+        attack = ClientAttack(
+            NoiseSource.from_os(), self._mechanism, self._cohort, Euclidean(), point, "tangent",
+            population,
+        )  # fmt: skip
+        return find(Audited("guard", attack, trials, "a canary client; one round"))
 
     @property
     def text(self) -> str:
@@ -152,6 +171,8 @@ class Guarded(Strategy):
         held, self._held = self._held, None
         if held is not None:
             held.__exit__(None, None, None)
+            if self._declared is not None:
+                self._declared[2].__exit__(None, None, None)
 
     # -- Flower's strategy -------------------------------------------------------------------
     def start(
@@ -187,7 +208,7 @@ class Guarded(Strategy):
         self._sent = None
         if not self._roster:
             self._roster = self._awaited(grid)
-            self._check_arrays(arrays)
+            trained(arrays, self._frozen)
         number = self.odometer.covered + 1
         everybody = range(len(self._roster))
         drawn = everybody
@@ -197,8 +218,11 @@ class Guarded(Strategy):
         messages = list(self._asked(server_round, arrays, config, view))
         partitions = {self._roster[i]: i for i in drawn}
         sent = self._checked(messages, arrays, partitions)
+        asked = sorted(partitions.values())
         try:
-            self._account.charge(number, 0, sorted(partitions[n] for n in partitions))
+            self._account.charge(number, 0, asked)
+            if self._declared is not None:
+                self._declared[1].charge(number, 0, asked)
         except BudgetExhausted as spent:
             _log.warning("%s", spent)
             return []
@@ -217,15 +241,14 @@ class Guarded(Strategy):
             return None, None
         messages, sent, partitions = self._sent
         self._sent = None
-        named = {name: a.numpy() for name, a in sent.items() if not self._is_frozen(name)}
-        start = {name: a.astype(np.float64) for name, a in named.items()}
+        start = trained(sent, self._frozen)
         by_node = answers_by_node(messages, came)
         updates = list[Tensor]()
         why = list[str]()
         for node in partitions:
             try:
                 (reply, *_) = by_node[node]
-                updates.append(_update(reply, start, set(sent)))
+                updates.append(update_of(reply, start, sent))
             except Exception as error:  # whatever it makes a check do, it counts as zero
                 why.append(f"node {node}: {type(error).__name__}: {error}"[:200])
         self.zeroed = tuple(why)
@@ -244,13 +267,13 @@ class Guarded(Strategy):
             l2_norm_clip=self._clip,
         )
         self._account.note_origins(number, frozenset({self._source.origin}))
-        content = self._one_reply(messages, sent, start, mean.numpy())
-        made, metrics = self.inner.aggregate_train(server_round, [content])
+        only = self._one_reply(messages, moved(sent, start, mean))
+        made, metrics = self.inner.aggregate_train(server_round, [only])
         if made is not None:
             made = ArrayRecord(
                 {
                     name: sent[name]
-                    if self._is_frozen(name)
+                    if name not in start
                     else Array(np.asarray(array.numpy(), dtype=sent[name].dtype))
                     for name, array in made.items()
                 }
@@ -283,26 +306,6 @@ class Guarded(Strategy):
                 f"population: expected as many as there are nodes, {len(nodes)}, got {population}"
             )
         return tuple(nodes)
-
-    def _is_frozen(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self._frozen)
-
-    def _check_arrays(self, arrays: ArrayRecord) -> None:
-        """Refuse arrays that are no parameters, and a model with none that are."""
-        free = {name: array for name, array in arrays.items() if not self._is_frozen(name)}
-        wrong = [
-            name
-            for name, array in free.items()
-            if array.dtype not in _FLOATS or any(fnmatchcase(name, p) for p in _STATISTICS)
-        ]
-        if wrong:
-            raise ConfigError(
-                f"arrays: expected floating-point parameters, got {', '.join(wrong)[:200]}, which "
-                "are statistics of clients' data or counts; keep the server's by "
-                "frozen=('*running_*', '*num_batches_tracked'), or use GroupNorm"
-            )
-        if not any(math.prod(array.shape) for array in free.values()):
-            raise ConfigError("arrays: expected some that are trained, got none")
 
     def _asked(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, view: _View
@@ -350,25 +353,13 @@ class Guarded(Strategy):
                     del partitions[node]
         return dict(first or arrays)
 
-    def _one_reply(
-        self,
-        messages: list[Message],
-        sent: Mapping[str, Array],
-        start: Mapping[str, np.ndarray[Any, Any]],
-        mean: np.ndarray[Any, Any],
-    ) -> Message:
+    def _one_reply(self, messages: list[Message], new: ArrayRecord) -> Message:
         """What the strategy inside is handed in place of all replies."""
-        new = dict(sent)
-        first = 0
-        for name, before in start.items():
-            step = mean[first : first + before.size].reshape(before.shape)
-            new[name] = Array(np.asarray(before + step, dtype=sent[name].dtype))
-            first += before.size
         key = getattr(self.inner, "arrayrecord_key", "arrays")
         if messages:
             key = next(iter(messages[0].content.array_records))
         weight = getattr(self.inner, "weighted_by_key", "num-examples")
-        content = RecordDict({key: ArrayRecord(new), "metrics": MetricRecord({weight: 1.0})})
+        content = RecordDict({key: new, "metrics": MetricRecord({weight: 1.0})})
         return Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
 
 
@@ -388,6 +379,7 @@ def guard(
     evaluate: Literal["skip"] | None = None,
     frozen: tuple[str, ...] = (),
     adaptive: AdaptiveClip | None = None,
+    declares: DPSGD | None = None,
     resume: bool = False,
     source: NoiseSource | None = None,
 ) -> Guarded:
@@ -411,6 +403,8 @@ def guard(
         frozen: patterns of the names of arrays that clients do not change, such as
             "*running_mean".
         adaptive: a clip that follows a private quantile.
+        declares: the DP-SGD that clients say they run, such as Opacus's: priced in a second ledger,
+            ``ledger`` with ".declared" behind its name, stated as declared, and not enforced.
         resume: whether the ledger is there already; all that it holds is spent.
         source: a seeded one in tests; None: the operating system's.
 
@@ -420,14 +414,7 @@ def guard(
         LedgerDamaged: as `Ledger.recover`.
     """
     _check_strategy(strategy, evaluate)
-    if isinstance(strategy, FedAvg):
-        least = max(int(population * strategy.fraction_train), strategy.min_train_nodes)
-        clients_per_round = clients_per_round or least
-    if clients_per_round is None:
-        raise ConfigError("clients_per_round: required with a strategy that is no FedAvg")
-    size = clients_per_round
-    if not 1 <= size <= population:
-        raise ConfigError(f"clients_per_round: expected 1 to population = {population}, got {size}")
+    size = _cohort_size(strategy, clients_per_round, population)
     if not 0 < delta < 1 / population:
         raise ConfigError(f"delta: expected 0 < delta < 1 / population, got {short(delta)}")
     cohort = cohort or ("all" if size == population else "fixed-size")
@@ -489,16 +476,50 @@ def guard(
                 f"max_epsilon: expected at least {promise.cost(budget, (1,)):.4g}, the price of "
                 f"one round, got {max_epsilon:g}; raise it or the noise"
             )
-    path = Path(ledger)
-    header = {"guard": {"terms": promise.terms.model_dump(mode="json"), "clip": clip}}
-    resumed_at = _next_round(path, header) if resume else None
-    if not resume and path.exists():
-        raise ConfigError(f"ledger: expected a file that is not there yet, got {path}; resume=True")
-    account = opened(path, promise, last_round=2**24 - 1, header=header, resumed_at=resumed_at)
+    own = None
+    if declares is not None:
+        secret = sampling if cohort in ("fixed-size", "poisson") else Unsampled()
+        own = declares.promise(population, secret, rounds or declares.num_rounds, delta)
+    account, second = _accounts(Path(ledger), promise, own, clip, resume=resume)
     if isinstance(strategy, FedAvg) and rule is not None:
         strategy = copy(strategy)  # it is shown the cohort alone, and asks all of it
         strategy.fraction_train, strategy.min_train_nodes, strategy.min_available_nodes = 1.0, 0, 0
-    return Guarded(strategy, mechanism, rule, promise, account, source, frozen, float(size))
+    return Guarded(strategy, mechanism, rule, promise, account, source, frozen, float(size), second)
+
+
+def _accounts(
+    path: Path, promise: Promise, declared: Promise | None, clip: float, *, resume: bool
+) -> tuple[Any, tuple[Promise, Any] | None]:
+    """Contexts of the account, and of that of what an app declares."""
+    header = {"guard": {"terms": promise.terms.model_dump(mode="json"), "clip": clip}}
+    beside = path.with_name(path.name + ".declared")
+    paths = [path] if declared is None else [path, beside]
+    for one in paths:
+        if resume != one.exists():
+            raise ConfigError(
+                f"ledger: expected {'the' if resume else 'no'} file {one}, got "
+                f"{'none' if resume else 'one'}; resume=True goes on with one that is there"
+            )
+    first = next_round(path, header) if resume else None
+    account, *rest = (
+        opened(one, own, last_round=_LAST, header=header, resumed_at=first)
+        for one, own in zip(paths, (promise, declared), strict=False)
+        if own is not None
+    )
+    return account, (declared, rest[0]) if declared is not None else None
+
+
+def _cohort_size(strategy: Strategy, asked: int | None, population: int) -> int:
+    """The expected size of a cohort, by default what FedAvg would take."""
+    if asked is None and isinstance(strategy, FedAvg):
+        asked = max(int(population * strategy.fraction_train), strategy.min_train_nodes)
+    if asked is None:
+        raise ConfigError("clients_per_round: required with a strategy that is no FedAvg")
+    if not 1 <= asked <= population:
+        raise ConfigError(
+            f"clients_per_round: expected 1 to population = {population}, got {asked}"
+        )
+    return asked
 
 
 def _check_strategy(strategy: Strategy, evaluate: str | None) -> None:
@@ -525,34 +546,3 @@ def _check_strategy(strategy: Strategy, evaluate: str | None) -> None:
         raise ConfigError(
             "strategy: its own metrics_aggr_fn would see nothing but one weight of 1; remove it"
         )
-
-
-def _next_round(path: Path, header: Mapping[str, Any]) -> int:
-    """The first round that a ledger of these terms has not paid for."""
-    if not path.exists():
-        raise ConfigError(f"ledger: expected the file of the run to resume, got no {path}")
-    spent = Odometer()
-    found = Ledger.verify(path, key=ledger_key(), feed=spent.feed)
-    if found.header.get("guard") != header["guard"]:
-        raise ConfigError(
-            f"ledger: expected one with the terms of this guard, got {path}, which has others; "
-            "resume with the same population, cohort, clip and noise"
-        )
-    return spent.covered + 1
-
-
-def _update(reply: Message, start: Mapping[str, np.ndarray[Any, Any]], names: set[str]) -> Tensor:
-    """The change that a reply makes to the arrays, flat in float64; ValueError for any other."""
-    if reply.has_error():
-        raise ValueError(f"error {reply.error.code}")
-    (record,) = reply.content.array_records.values()
-    if set(record) != names:
-        raise ValueError(f"expected the arrays {short(sorted(names))}")
-    parts = [
-        (float_array(name, record[name], before.shape).to(torch.float64) - torch.from_numpy(before))
-        for name, before in start.items()
-    ]
-    flat = torch.cat([part.flatten() for part in parts])
-    if not bool(torch.isfinite(flat).all()):
-        raise ValueError("expected finite entries")
-    return flat

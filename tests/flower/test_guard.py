@@ -27,6 +27,8 @@ from manifed.flower.grids import InlineGrid
 from manifed.flower.guard import guard
 from manifed.flower.records import shown
 from manifed.privacy.composition import gaussian_epsilon
+from manifed.privacy.events import CLIENT_LEVEL
+from manifed.privacy.foreign import DPSGD
 from manifed.privacy.mechanism import AdaptiveClip
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import audit_ledger
@@ -295,7 +297,7 @@ def test_a_run_goes_on_with_its_ledger_and_not_with_another(tmp_path):
     first = guarded(tmp_path)
     first.start(grid_of(), model(), num_rounds=2)
     first.close()
-    with pytest.raises(ConfigError, match="not there yet"):
+    with pytest.raises(ConfigError, match="ledger: expected no file"):
         guarded(tmp_path)
     for other in ({"clip": 2.0}, {"noise_multiplier": 2.0}, {"population": N + 1}):
         with pytest.raises(ConfigError, match="the terms of this guard"):
@@ -408,7 +410,7 @@ REFUSED = {
     "a small budget": ({"max_epsilon": 0.1}, "max_epsilon: expected at least 3"),
     "a large cohort": ({"clients_per_round": 21}, "clients_per_round: expected 1 to population"),
     "another cohort": ({"cohort": "some"}, "cohort: expected one of"),
-    "no ledger to resume": ({"resume": True}, "ledger: expected the file of the run"),
+    "no ledger to resume": ({"resume": True}, "ledger: expected the file"),
 }  # fmt: skip
 
 
@@ -474,3 +476,27 @@ def test_a_strategy_that_draws_by_itself_is_priced_by_the_rounds_that_a_client_w
     assert said["client-level"] == pytest.approx(gaussian_epsilon(1e-3, mu=2.0), rel=1e-6)
     entries = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     assert len({shown(e["reserves"]["cohort"]) for e in entries if e.get("reserves")}) == 4
+
+
+# -- what an app declares, and the audit ---------------------------------------------------------
+def test_a_declared_dp_sgd_is_priced_beside_and_marked(tmp_path):
+    declares = DPSGD(noise_multiplier=1.0, sampling_probability=0.01, steps_per_round=100)
+    strategy = guarded(tmp_path, declares=declares)
+    strategy.start(grid_of(), model(), num_rounds=3)
+    said = [note for note in strategy.statement()["notes"] if "not enforced" in note]
+    assert [note.split(":")[0] for note in said] == ["server", "external"]
+    wanted = declares.model_copy(update={"num_rounds": 3, "delta": 1e-3}).prices()
+    assert f"({next(iter(wanted.values())):.4g}, 0.001)-DP, unit example" in said[0]
+    strategy.close()
+    found = audit_ledger(tmp_path / "ledger.jsonl.declared", 1e-3)["adversaries"]
+    assert {one["unit"] for one in found} == {"example"}
+
+
+def test_the_audit_stays_below_the_claim_and_sees_half_of_the_noise(tmp_path):
+    strategy = guarded(tmp_path, cohort="poisson", clients_per_round=10)
+    assert not strategy.audit(1000).is_violated
+    strategy._mechanism = strategy._mechanism.model_copy(update={"noise_multiplier": 0.3})
+    found = strategy.audit(2000)
+    assert found.epsilon_lower_bound > strategy._promise.tariff.ahead(CLIENT_LEVEL, (1,), 1e-3) / 2
+    with pytest.raises(ConfigError, match="cohort: the audit attacks"):
+        guarded(tmp_path, cohort="own", ledger=tmp_path / "own", clients_per_round=3).audit()
