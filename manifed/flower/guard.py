@@ -15,6 +15,7 @@ the multiplier is added once; the line that pays for a round is on disk before i
 handed out; no round is begun that the budget does not pay.
 """
 
+import atexit
 import logging
 import time
 from collections.abc import Iterable
@@ -112,6 +113,7 @@ class Guarded(Strategy):
         self._mechanism, self._cohort, self._promise = mechanism, cohort, promise
         self._held = account
         self._account: Account = account.__enter__()
+        atexit.register(self.close)
         self._source = source
         self._frozen = frozen
         self._clip = mechanism.l2_norm_clip
@@ -168,6 +170,7 @@ class Guarded(Strategy):
 
     def close(self) -> None:
         """Writes the end of the ledger and releases its lock."""
+        atexit.unregister(self.close)
         held, self._held = self._held, None
         if held is not None:
             held.__exit__(None, None, None)

@@ -101,3 +101,15 @@ def test_the_page_on_secure_sums_runs_as_printed(capsys):
     met, private, public = capsys.readouterr().out.splitlines()
     assert met == "True"
     assert [len(line.split()[-1]) for line in (private, public)] == [64, 64]
+
+
+def test_the_page_on_guard_runs_as_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "guard.md").read_text()
+    server, client = (text for language, text in FENCE.findall(page) if language == "python")
+    made = {}
+    exec(server, made)
+    exec(client, {})
+    assert made["strategy"].payable(100) == 30  # at epsilon 8
+    made["strategy"].close()
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["ledger.jsonl"]

@@ -217,5 +217,5 @@ def test_the_audit_of_a_config_sees_noise_that_falls_short(unit, monkeypatch):
 
 def test_a_target_holds_against_the_coalition_and_nobody_else_can_be_named():
     noise = {"kind": "target", "epsilon": 1.0, "delta": 1e-5, "adversary": "external"}
-    with pytest.raises(ConfigError, match="privacy.noise.adversary: expected none .* 'external'"):
+    with pytest.raises(ConfigError, match=r"privacy.noise.adversary: expected none .* 'external'"):
         audited("example-level", noise=noise)

@@ -33,6 +33,7 @@ from manifed.privacy.mechanism import AdaptiveClip
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import audit_ledger
 from manifed.setting import Target
+from tests.fresh import ROOT
 
 N = 20
 CLIP = 1.0
@@ -244,6 +245,9 @@ def test_a_round_costs_what_dp_accounting_says(cohort, size, tmp_path):
     strategy.close()
     (told,) = audit_ledger(tmp_path / "ledger.jsonl", 1e-3)["adversaries"]
     assert told["epsilon"] == said["client-level"]
+    page = (ROOT / "docs" / "guard.md").read_text()
+    assert f'| `"{cohort}"`' in page
+    assert f"| {said['client-level']:.2f}" in page
     served = strategy.odometer.participations
     if cohort == "own":
         assert said["client-level-cohorts"] == pytest.approx(
