@@ -127,6 +127,7 @@ def accuracies(page: Page, seeds: int, rounds: int) -> list[dict[str, Any]]:
                 for name, strategy in zip(each, ways, strict=True):
                     ended = strategy.start(app.grid, app.start, num_rounds=rounds)
                     each[name].append(app.accuracy(ended.arrays))
+                ways[1].close()
         found += [{"epsilon": epsilon, "way": name, "accuracy": a} for name, a in each.items()]
         rows.append([f"{epsilon:g}", *(f"{statistics.median(a):.3f}" for a in each.values())])
     page.say(f"\nAccuracy after {rounds} rounds, medians of {seeds} seeds:\n")
@@ -156,6 +157,7 @@ def times(page: Page, rounds: int) -> list[dict[str, Any]]:
                 sent = strategy.configure_train(r, arrays, ConfigRecord(), grid)
                 strategy.aggregate_train(r, grid.send_and_receive(sent))
                 spent[name].append((process_time() - begin[0], perf_counter() - begin[1]))
+        ways["guard"].close()
     least = {
         name: [1e3 * min(one) for one in zip(*each, strict=True)] for name, each in spent.items()
     }
