@@ -64,12 +64,18 @@ class RSGD(MappedSteps):
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:
         """Runs Algorithm 2 from the broadcast point and uploads a tangent vector there."""
         maps, start = here.manifold.maps(self.maps), x  # line 1
-        output = Output(self.output, x, self.local_steps, here)
+        is_last = self.output == "last-iterate"
+        if is_last and type(oracle) is Oracle:  # others answer by a rule of their own
+            end = oracle.descent(x, self.local_steps, self.step_size)
+            if end is not None:
+                return maps.inverse(start, end)
+        output = None if is_last else Output(self.output, x, self.local_steps, here)
         for k in range(self.local_steps):  # line 2
-            output.see(k, x)
+            if output is not None:
+                output.see(k, x)
             eta = oracle.gradient(x)  # lines 3-4
             x = maps.forward(x, -self.step_size * eta)  # line 5
-        return maps.inverse(start, output.chosen(x))  # lines 7-8
+        return maps.inverse(start, x if output is None else output.chosen(x))  # lines 7-8
 
 
 class ScheduledRSGD(RSGD):

@@ -13,21 +13,33 @@ Everything here serves one client and a stacked cohort, with a leading dimension
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from manifed.oracles.fused import RESPONSES, fused_steps, is_fused
 from manifed.oracles.minibatch import UNNOISED, Query, WrongSize, rows_of, rows_of_least
-from manifed.oracles.sums import clip_each, correction_sum, gradient_sum, sum_of_good
+from manifed.oracles.sums import (
+    clip_each,
+    correction_sum,
+    gradient_sum,
+    say_that_nothing_counts,
+    sum_of_good,
+)
 from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.problems.examples import KEY, Examples
 from manifed.problems.problem import Problem
+
+if TYPE_CHECKING:
+    from manifed.problems.linear import LeastSquares
 
 _LARGEST_BESIDE_NOISE = 1e9
 """An entry this many standard deviations long is rounded by 1e-7 of one."""
 STEPS_PER_PHASE = 1 << 20
 """Oracle queries that one phase of one update may ask."""
+_STEPS_AT_ONCE = 8
+"""Steps whose noise is drawn before they are computed."""
 
 
 class Draws(NamedTuple):
@@ -240,6 +252,44 @@ class Oracle:
         """Returns the noised mean gradient at x, as `answer` does."""
         return self.answer(label, x.detach(), masks=masks)
 
+    def descent(self, x: Tensor, count: int, step_size: float) -> Tensor | None:
+        """Where ``count`` steps from x to x - step_size * `gradient` end; None without the kernel.
+
+        Batches and noise have the same addresses, bounds and counts as those of `gradient`.
+        """
+        if type(self.problem) not in RESPONSES:
+            return None
+        asked = self._asked["gradient"]
+        query, examples = asked.query, self._examples
+        is_masked = query.whole_clip is not None or query.mask_stddev > 0
+        if is_masked or not is_fused(self.problem, query, x, examples):
+            return None
+        self.queries["gradient" if query.drawn is not None else "gradient" + UNNOISED] += count
+        for first in range(0, count, _STEPS_AT_ONCE):
+            weights, normals = list[Tensor](), list[Tensor]()
+            steps = min(_STEPS_AT_ONCE, count - first)
+            for _ in range(steps):
+                if not weights or query.sampling.kind != "unsampled":
+                    weights.append(self._whole_batch(asked))
+                if asked.stddev is not None:
+                    stream = Stream.GRADIENT_NOISE
+                    normals.append(self._draws.normals(x.shape[-1:], stream, self._step))
+                self._step += 1
+            x, _, counted = fused_steps(
+                cast("LeastSquares", self.problem),
+                query,
+                x,
+                examples,
+                torch.stack(weights, -2),
+                torch.stack(normals, -2) if normals else None,
+                asked.stddev,
+                steps=steps,
+                step_size=step_size,
+            )
+            if not counted and query.clip is not None and any(bool(w.any()) for w in weights):
+                say_that_nothing_counts(type(self.problem).__name__)
+        return x
+
     def correction(self, x: Tensor, anchor: Tensor) -> Tensor:
         """(1/b) sum_j [grad f_j(x) - transp grad f_j(anchor)], clipped, plus noise at x.
 
@@ -355,6 +405,14 @@ class Oracle:
             examples = examples.beside(name, uniforms)
         self._step += 1
         return examples if positions is None else examples.take(positions), chosen
+
+    def _whole_batch(self, asked: Asked) -> Tensor:
+        """Draws the next batch: the weight of every row in its mean, (..., n)."""
+        size = len(self._examples)
+        positions, chosen = asked.batch(self._rows, size, self._draws, self._step)
+        if positions is not None:
+            chosen = chosen.new_zeros(*chosen.shape[:-1], size).scatter_add(-1, positions, chosen)
+        return chosen / asked.size.unsqueeze(-1)
 
     def _noise(
         self, asked: Asked, x: Tensor, problem: Problem, normals: Tensor | None = None

@@ -18,13 +18,14 @@ from torch import Tensor
 from manifed.errors import ConfigError
 from manifed.manifolds.base import Manifold, clip_factors, clipped
 from manifed.oracles.blocks import Points, in_blocks
+from manifed.oracles.fused import RESPONSES, fused_steps, is_fused
 from manifed.oracles.minibatch import Query
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
 from manifed.problems.rows import SHARED_AMONG_THREADS, dots
 
 if TYPE_CHECKING:
-    from manifed.problems.linear import LinearModel
+    from manifed.problems.linear import LeastSquares, LinearModel
 
 
 class Vectors(NamedTuple):
@@ -56,6 +57,16 @@ def gradient_sum(problem: Problem, query: Query, points: Points, examples: Examp
             lambda w: (w.unsqueeze(-1) * cut).sum(-2).reshape(x.shape),
             lambda: torch.isfinite(norms),
         )
+    if type(problem) in RESPONSES and is_fused(problem, query, x, examples):
+
+        def fused(weights: Tensor) -> Tensor:
+            linear = cast("LeastSquares", problem)
+            _, mean, counted = fused_steps(linear, query, x, examples, weights.unsqueeze(-2))
+            if not counted and clip is not None and bool(weights.any()):
+                say_that_nothing_counts(type(problem).__name__)
+            return mean
+
+        return Vectors(fused, lambda: torch.isfinite(problem.gradients(x, examples).norms))
     each = problem.gradients(x, examples)
 
     def total(weights: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def dots(u: Tensor, v: Tensor) -> Tensor:
         wide = torch.promote_types(u.dtype, v.dtype)
         u = u.to(wide)
         v = v.to(wide)
-    if not _are_plain(u, v):
+    if not are_plain(u, v):
         return (u * v).sum(-1)
     size = u.shape[-1]
     first = (u if u.stride(-1) == 1 else u.contiguous()).numpy()
@@ -78,7 +78,7 @@ def _dots_alike(size: int, dtype: "np.dtype[np.generic]") -> bool:
     return True
 
 
-def _are_plain(*tensors: Tensor) -> bool:
+def are_plain(*tensors: Tensor) -> bool:
     """Whether numpy or Python may compute: numbers of one type on the CPU, whose calls none watch.
 
     Autograd, forward differentiation, torch.func, traces, modes and classes of their own do. Memory
@@ -123,7 +123,7 @@ def in_pieces(function: Callable[[Tensor], Tensor], values: Tensor, ndim: int = 
     So all calls have one shape, the rows that are missing are copies, and no call is large enough
     for torch to share it among threads.
     """
-    if not _are_plain(values):
+    if not are_plain(values):
         return function(values)
     shape = values.shape[values.dim() - ndim :]
     rows = values.reshape(-1, *shape)
