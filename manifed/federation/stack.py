@@ -136,8 +136,8 @@ def _clients_at_once(side: ClientSide, device: str, memory_budget_mb: int) -> in
             "engine.execution to 'messages'"
         )
     fits = int((budget - kept) / needed)
-    # What the local steps of a chunk read again and again stays in 16 MiB of a processor's cache.
-    return min(fits, max(1, int(16 * 2**20 / working))) if device == "cpu" else fits
+    # What the local steps of a chunk read again and again stays in 8 MiB of a processor's cache.
+    return min(fits, max(1, int(8 * 2**20 / working))) if device == "cpu" else fits
 
 
 class _Stack:

@@ -43,6 +43,19 @@ def _clip_factor(norm: float, l2_norm_clip: float) -> float:
     return factor if factor >= _LEAST else 0.0
 
 
+@numba.njit("f8(f8, f8, b1)", cache=True)
+def _slope(score: float, response: float, is_logistic: bool) -> float:
+    if is_logistic:
+        return -response / (1.0 + math.exp(response * score))
+    return score - response
+
+
+@numba.njit("void(f8[:,::1], f8[::1])", cache=True)
+def _measure(rows: _Array, lengths: _Array) -> None:
+    for j in range(len(rows)):
+        lengths[j] = _length(rows[j])
+
+
 @numba.njit("void(f8[::1], f8, f8[::1])", cache=True)
 def _add(total: _Array, factor: float, v: _Array) -> None:
     for i in range(total.shape[0]):
@@ -94,8 +107,7 @@ def descend(
     lengths = np.ones(rows.shape[1])
     for c in range(len(points)):
         if is_clipped and ridge == 0.0:
-            for j in range(rows.shape[1]):
-                lengths[j] = _length(rows[c, j])
+            _measure(rows[c], lengths)
         x = points[c]
         mean = means[c]
         for k in range(steps):
@@ -105,12 +117,7 @@ def descend(
                 if weight == 0.0:
                     continue
                 row = rows[c, j]
-                response = responses[c, j]
-                slope = _dot(row, x)
-                if is_logistic:
-                    slope = -response / (1.0 + math.exp(response * slope))
-                else:
-                    slope -= response
+                slope = _slope(_dot(row, x), responses[c, j], is_logistic)
                 vector = row
                 norm = abs(slope) * lengths[j]
                 if ridge > 0.0:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -29,20 +30,16 @@ _LEAST_CLIP = 1e-140
 """Below it `clip_factors` lets nothing pass."""
 
 
+def kernel_name() -> str:
+    """Returns what computes the answers of linear models: "torch", or numba with its version."""
+    is_off = os.environ.get(VARIABLE) == "torch" or find_spec("numba") is None
+    return "torch" if is_off else f"numba {version('numba')}"
+
+
 @cache
 def kernel() -> Any:
     """Returns `manifed.oracles.compiled.descend`; None where answers are computed by torch."""
-    if os.environ.get(VARIABLE) == "torch":
-        return None
-    try:
-        return import_module("manifed.oracles.compiled").descend
-    except ImportError:
-        return None
-
-
-def kernel_name() -> str:
-    """Returns what computes the answers of linear models: "torch", or numba with its version."""
-    return "torch" if kernel() is None else f"numba {version('numba')}"
+    return None if kernel_name() == "torch" else import_module("manifed.oracles.compiled").descend
 
 
 def is_fused(problem: Problem, query: Query, x: Tensor, examples: Examples) -> bool:

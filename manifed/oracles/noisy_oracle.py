@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from manifed.oracles.fused import RESPONSES, fused_steps, is_fused
+from manifed.oracles.fused import fused_steps, is_fused
 from manifed.oracles.minibatch import UNNOISED, Query, WrongSize, rows_of, rows_of_least
 from manifed.oracles.sums import (
     clip_each,
@@ -257,8 +257,6 @@ class Oracle:
 
         Batches and noise have the same addresses, bounds and counts as those of `gradient`.
         """
-        if type(self.problem) not in RESPONSES:
-            return None
         asked = self._asked["gradient"]
         query, examples = asked.query, self._examples
         is_masked = query.whole_clip is not None or query.mask_stddev > 0

@@ -24,6 +24,7 @@ from manifed.experiment.assembly import Facts
 from manifed.experiment.load import dump
 from manifed.experiment.plugins import note_of
 from manifed.experiment.schema import Experiment, sha256
+from manifed.oracles.fused import kernel_name
 from manifed.problems.data import source_sha256
 from manifed.runs.folder import FORMAT, RunFolder
 
@@ -76,6 +77,7 @@ def manifest_of(
             "threads": torch.get_num_threads(),
             "device": config.engine.device,
             "dtype": config.engine.dtype,
+            "kernel": kernel_name(),
         },
         **note_of(table),
     }

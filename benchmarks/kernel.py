@@ -1,0 +1,125 @@
+"""What the compiled kernel takes for the local steps of logistic regression, and what it replaces.
+
+    python -m benchmarks.kernel [--turns 7] [--out benchmarks/results] [--json]
+
+Clients of 20 rows, full batches, one thread. Processor time of all clients' steps, medians of
+interleaved turns: "kernel" with numba, "torch" without it, both in the chunks of
+`federation.stack`, and "floor", a plain numpy loop over clients of the two products that a step
+needs, whose shard stays in the cache, and, with noise, the draws of the same normals.
+"""
+
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from time import process_time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.common.page import Page
+from benchmarks.common.stopwatch import prepare
+from benchmarks.common.stopwatch import table as markdown
+from manifed.oracles import fused
+from manifed.oracles.minibatch import Ask, Query
+from manifed.oracles.noisy_oracle import Draws, Oracle
+from manifed.privacy.mechanism import ExampleMechanism, Noise
+from manifed.privacy.random_numbers import NoiseSource, Stream
+from manifed.problems.examples import Examples
+from manifed.problems.linear import Logistic
+
+SHAPES = ((1000, 10, 20), (1000, 50, 20), (1000, 200, 1), (1000, 200, 20), (300, 2000, 1),
+          (300, 2000, 5))  # fmt: skip
+"""Clients, dimension and local steps."""
+ROWS = 20
+CACHE = 8 * 2**20
+"""Bytes of a chunk, as `federation.stack` cuts them."""
+
+
+class Case:
+    """Clients with made-up rows, and what each way does with them."""
+
+    def __init__(self, clients: int, d: int, steps: int, *, is_private: bool) -> None:
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(clients, ROWS, d, generator=generator, dtype=torch.float64) / d**0.5
+        labels = torch.randn(clients, ROWS, generator=generator, dtype=torch.float64).sign()
+        self.examples = Examples({"feature": rows, "label": labels}, {"feature": 1, "label": 0})
+        mechanism = ExampleMechanism(
+            l2_norm_clip=1.0 if is_private else None,
+            noise=Noise(multiplier=2.0 if is_private else 0.0),
+        )
+        self.query = Query.of(mechanism, Ask(), ROWS)
+        self.source = NoiseSource.from_os()
+        self.d, self.steps, self.is_private = d, steps, is_private
+        at_once = max(1, min(clients, CACHE // (ROWS * d * 8)))
+        self.chunks = torch.arange(clients).split(at_once)
+
+    def draws(self, chunk: Tensor) -> Draws:
+        """The randomness of some clients."""
+        return Draws(self.source, tuple(chunk.tolist()), 1)
+
+    def way(self, name: str) -> Callable[[], None]:
+        """The steps of all clients, by the kernel or by torch."""
+
+        def run() -> None:
+            os.environ[fused.VARIABLE] = name
+            fused.kernel.cache_clear()
+            for chunk in self.chunks:
+                own = self.examples.of_clients(slice(int(chunk[0]), int(chunk[-1]) + 1))
+                oracle = Oracle(Logistic(), own, [(self.query,)] * len(chunk), self.draws(chunk))
+                x = torch.zeros(len(chunk), self.d, dtype=torch.float64)
+                if oracle.descent(x, self.steps, 0.5) is None:
+                    for _ in range(self.steps):
+                        x = x - 0.5 * oracle.gradient(x)
+
+        return run
+
+    def floor(self) -> None:
+        """Two products a step, client by client, and the normals."""
+        rows = self.examples["feature"].numpy()
+        for chunk in self.chunks:
+            if self.is_private:
+                for step in range(self.steps):
+                    self.draws(chunk).normals((self.d,), Stream.GRADIENT_NOISE, step)
+            for i in chunk.tolist():
+                own = rows[i]
+                x = own[0]
+                for _ in range(self.steps):
+                    (own @ x) @ own
+
+
+def main() -> int:
+    """Races all shapes."""
+    page = Page(__doc__, "kernel.md", turns=7)
+    given = page.parser.parse_args()
+    page.say(prepare("The compiled kernel"))
+    page.explain()
+    rows, found = [], list[dict[str, Any]]()
+    for clients, d, steps in SHAPES:
+        for is_private in (False, True):
+            case = Case(clients, d, steps, is_private=is_private)
+            ways = {"kernel": case.way("numba"), "torch": case.way("torch"), "floor": case.floor}
+            spent: dict[str, list[float]] = {name: [] for name in ways}
+            for turn in range(given.turns + 1):
+                for name, run in ways.items():
+                    begin = process_time()
+                    run()
+                    if turn:
+                        spent[name].append(1e3 * (process_time() - begin))
+            ms = {name: statistics.median(each) for name, each in spent.items()}
+            found.append(
+                {"clients": clients, "d": d, "steps": steps, "is_private": is_private, **ms}
+            )
+            rows.append([str(clients), str(d), str(steps), "yes" if is_private else "no",
+                         *(f"{ms[name]:.1f}" for name in ways), f"{ms['torch'] / ms['kernel']:.2f}",
+                         f"{ms['kernel'] / ms['floor']:.2f}"])  # fmt: skip
+    page.say("\nMilliseconds of processor time:\n")
+    page.say(markdown(["clients", "d", "steps", "private", *ways, "torch / kernel",
+                       "kernel / floor"], rows))  # fmt: skip
+    page.save(given, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
