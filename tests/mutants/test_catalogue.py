@@ -7,7 +7,7 @@ from tests.mutants.sweep import ROOT, catalogue, main
 ROOMS = {
     "sensitivity", "clipping", "noise", "sampling", "composition", "calibration", "ledger",
     "statement", "resume", "evaluation", "replies", "handshake", "memory", "data", "site",
-    "isolation",
+    "isolation", "guard",
 }  # fmt: skip
 
 
