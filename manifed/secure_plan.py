@@ -58,6 +58,7 @@ def sealed(setting: Any, sizes: tuple[int, ...]) -> Any:
         sizes=sizes,
         rates=cohort.probabilities or (cohort.rate(clients),) * clients,
         is_seeded=setting.privacy.noise_source == "seed",
+        rounds=setting.federation.num_rounds,
         **trust.model_dump(exclude={"kind"}),
     )
     made._manifold = setting.manifold

@@ -160,6 +160,8 @@ class SecureSum(Algorithm):
     pinned_keys: str | None = None
     signing_keys: str | None = None
     is_seeded: bool = True
+    rounds: int = 1
+    """How many rounds the run has: the width of all integers holds in the first and the last."""
     mechanism: ExampleMechanism | None = None
     """Clip and noise multiplier, once they are known."""
     counts: tuple[int, int] | None = None
@@ -212,6 +214,7 @@ class SecureSum(Algorithm):
     def numbers_with(self, mechanism: ExampleMechanism) -> SumNumbers:
         """Returns what fixes all integers of the sum, but for who takes part in it."""
         z = self._multiplier(mechanism)
+        ends = (1, self.rounds) if self.unit == "example" and self.is_scheduled else ()
         return SumNumbers(
             unit=self.unit,
             neighboring_relation=mechanism.neighboring_relation,
@@ -220,6 +223,7 @@ class SecureSum(Algorithm):
             max_dropped=self.max_dropped,
             collusion=self.collusion,
             most=sum(self.sizes) if self.unit == "example" else self.clients,
+            scheduled=tuple(self.in_round(r)._multiplier(mechanism) or 1.0 for r in ends),
         )
 
     @property

@@ -129,6 +129,24 @@ class Manifold(geoopt.Manifold):
     So, Johansson (2024), Definition 2.2. None: no submanifold with the metric of its ambient space.
     """
 
+    def __init_subclass__(cls, **named: Any) -> None:
+        """Refuses a class whose ``to_coords`` is a formula for another class's ``from_coords``.
+
+        Raises:
+            TypeError: a class that gives ``from_coords`` inherits such a formula.
+        """
+        super().__init_subclass__(**named)
+        order = cls.__mro__
+        ours, theirs = (
+            next(place for place, c in enumerate(order) if name in vars(c))
+            for name in ("from_coords", "to_coords")
+        )
+        if ours < theirs and order[theirs] is not Manifold:
+            raise TypeError(
+                f"{cls.__name__}.to_coords: expected one for its own from_coords, got that of "
+                f"{order[theirs].__name__}; define both, or set to_coords = Manifold.to_coords"
+            )
+
     # -- what privacy and averaging add ------------------------------------------------------
     @abstractmethod
     def dim(self, shape: Shape) -> int:

@@ -123,6 +123,8 @@ class SumNumbers(Frozen):
     """So many nodes may tell what they know, or add no noise."""
     most: Annotated[int, Field(ge=1, le=2**36)]
     """M, most vectors in a sum: all clients' examples, or the number of clients."""
+    scheduled: tuple[float, ...] = ()
+    """z of the first and the last round, where it changes. b is the same in all rounds."""
 
     @property
     def sensitivity(self) -> int:
@@ -165,10 +167,13 @@ class SumNumbers(Frozen):
 
         It holds for every number of nodes that `check` takes, as n / h <= max(2, c + 1) for these.
         """
-        spread = self.multiplier * self.sensitivity
         kappa = max(2, self.collusion + 1)
-        bound = bound_of(32, self.most, spread * math.sqrt(kappa))
-        return 32 if excess(bound, size, self.most, spread) < _LARGEST_EXCESS else 64
+        for z in self.scheduled or (self.multiplier,):
+            spread = z * self.sensitivity
+            bound = bound_of(32, self.most, spread * math.sqrt(kappa))
+            if excess(bound, size, self.most, spread) >= _LARGEST_EXCESS:
+                return 64
+        return 32
 
     def of(self, n: int, size: int) -> Coding:
         """Returns the integers of a sum over n nodes of vectors with ``size`` coordinates.

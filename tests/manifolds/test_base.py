@@ -4,8 +4,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from manifed.manifolds import SPD, Lorentz, Sphere
+from manifed.manifolds.base import Manifold
 from tests.tensors import generator, normals
 
 
@@ -20,6 +22,16 @@ def test_frechet_mean_converges_for_widely_spread_points(manifold, shape, radius
     mean = manifold.frechet_mean(points, max_iterations=60)
     residual = manifold.norm(mean, manifold.logmap(mean, points).mean(0))
     assert residual.max() <= 1e-9
+
+
+def test_coordinates_are_not_read_by_a_formula_for_others():
+    own = {"from_coords": lambda self, x, c: self.proju(x, -c)}
+    with pytest.raises(TypeError, match=r"Mirrored\.to_coords: expected one for its own"):
+        type("Mirrored", (Sphere,), own)
+    m = type("Mirrored", (Sphere,), own | {"to_coords": Manifold.to_coords})()
+    x = m.random(6, generator=generator(1), dtype=torch.float64)
+    u = m.proju(x, normals(2, 6))
+    assert torch.allclose(m.from_coords(x, m.to_coords(x, u)), u)
 
 
 @pytest.mark.slow
