@@ -356,6 +356,22 @@ NEXT = ("next", 0)
 MOVES = st.just(NEXT) | st.tuples(st.sampled_from(PHASES), st.integers(0, 2))
 
 
+def test_an_attempt_that_a_node_forgot_cannot_be_joined_to_what_others_sent_in_it(transcript):
+    """Its keys are fresh, so no box of the others opens, and it sends nothing of its records."""
+    run = transcript
+    memory = run.plan.training.initial_memory(run.course.state["x"])
+    for phase in ("offer", "deal", "send"):
+        up, memory, _ = run_update(
+            run.side.setup, Seat(0, 1, 0, phase), run.downs[phase].rows.take(0), memory,
+            run.side.shards[0], 5, run.side.source.fresh(),
+        )  # fmt: skip
+        if phase == "offer":
+            assert not torch.equal(up.offer, run.ups[phase].uploads.offer[0])
+    assert int(up.unopened.sum()) == run.plan.training.clients - 1
+    assert not bool(up.total.any())
+    assert not any(bool(t.any()) for name, t in vars(memory).items() if name != "stage")
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(moves=st.lists(MOVES, max_size=12))
 @example(moves=[NEXT] * 5 + [("reveal", 0), ("offer", 0), ("offer", 1), ("reveal", 0)])
