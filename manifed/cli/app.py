@@ -19,21 +19,21 @@ from manifed.privacy.foreign import DPSGD, Adaptive, Fixed, Local
 
 CODES = {
     "L1": "sqrt(2 ln(1.25 / delta)) / epsilon is proved below epsilon 1 and buys less above some 8",
-    "L2": "epsilon is of one round and rounds add up; keep a ledger with a limit at the node",
+    "L2": "epsilon is of one round and rounds add up; use guard_mod, whose ledger has a limit",
     "L3": "any two data sets differ by twice the clip, sensitivity is less; set 2 clipping_norm",
-    "L4": "0-d arrays are not clipped, nor noised by a mod: epsilon is infinite; reshape to (1,)",
+    "L4": "0-d arrays are not clipped, nor noised by a mod: epsilon is infinite; use guard_mod",
     "L5": "integer arrays or an unchanged model raise, NaN passes the clip; send zeros for them",
-    "W1": "a weight is the client's word and may be all of it; weigh alike (else set share)",
-    "W2": "noise comes after a strategy whose step is no mean: no bound; noise the mean before it",
-    "W3": "fewer replies each count more under the same noise; divide by a public number",
+    "W1": "a weight is the client's word and may be all of it; use guard (else set share)",
+    "W2": "noise comes after a strategy whose step is no mean: no bound; use guard around it",
+    "W3": "fewer replies each count more under the same noise; use guard",
     "W4": "a replaced client moves the mean by twice the clip: half the multiplier; double it",
-    "W5": "the clip moves away from its quantile; use a fixed one, or ClientLevel(adaptive=...)",
+    "W5": "the clip moves away from its quantile; use a fixed one, or guard(adaptive=...)",
     "W6": "a client's bit moves by 1, the split of noise assumes 1/2; use AdaptiveClip of manifed",
-    "W7": "the clip is the client's word, its norm the server's; clip at the server too",
-    "W8": "a seed of global generators predicts noise and cohorts; draw them from the system",
-    "M1": "metrics and num-examples leave without noise; drop them",
-    "M2": "BatchNorm's statistics are data and eat the clip; use GroupNorm",
-    "O1": "an engine made in each fit tells that fit's epsilon; price all fits together",
+    "W7": "the clip is the client's word, its norm the server's; use guard at the server",
+    "W8": "a seed of global generators predicts noise and cohorts; use guard, which draws its own",
+    "M1": "metrics and num-examples leave without noise; use guard or guard_mod, or drop them",
+    "M2": "BatchNorm's statistics are data and eat the clip; use GroupNorm, or guard(frozen=...)",
+    "O1": "an engine made in each fit tells that fit's epsilon; use guard(declares=DPSGD(...))",
     "R1": "Renyi bounds are not tight; use manifed.flower.accountant.Accountant",
 }
 """What each finding says and what to do."""
@@ -47,6 +47,7 @@ _MARKS = {
     "W4": "WITHOUT_REPLACEMENT",
     "W7": r"\w+clipping_mod|DifferentialPrivacyClientSide\w+",
     "W8": r"seed\(.*",
+    "guard": r"guard(_mod)?\(.*",
 }
 """The names that a code is found by; L4: BatchNorm has a counter, and what makes a 0-d array."""
 _KINDS: dict[str, tuple[type[Local | Fixed | DPSGD], str, str, str]] = {
@@ -103,17 +104,30 @@ def audited(path: Path | None, kind: str | None, sets: Sequence[str]) -> dict[st
         wrappers.append(
             {"place": place, "kind": name}
             | one.model_dump(exclude_none=True)
-            | {"needed_noise_multiplier": one.noise_multiplier}
+            | {"needed_noise_multiplier": one.noise_multiplier, "remedy": _remedy(one)}
         )
         for neighbours, spent in one.prices().items():
             others = inf if is_open else spent
             server = inf if isinstance(one, Fixed) else others
             at = {"place": place, "neighbours": neighbours}
             rows.append(at | {"server": server, "who_sees_cohorts": others})
+    if "guard" in marks:  # what a wrapper beside it does is found by its own name
+        marks = {code: at for code, at in marks.items() if code not in {"L4", "M1", "M2", "W8"}}
     beside = {*marks} - {"L4", "W8"}
     codes = [code for code in CODES if code in (marks if rows else beside)]
     findings = [{"code": code, "place": marks[code], "text": CODES[code]} for code in codes]
     return {"wrappers": wrappers, "prices": rows, "findings": findings}
+
+
+def _remedy(one: Local | Fixed | DPSGD) -> str:
+    """The call that gives what the settings promise."""
+    noise = f"noise_multiplier={one.noise_multiplier:.4g}, delta={one.delta:g}, ledger=PATH)"
+    if isinstance(one, Local):
+        return f"guard_mod(clip={one.clipping_norm:g}, max_epsilon={one.epsilon:g}, {noise}"
+    if isinstance(one, Fixed):
+        size = f"population=N, clients_per_round={one.num_sampled_clients}"
+        return f"guard(strategy, {size}, clip={one.clipping_norm:g}, {noise}"
+    return f"guard(strategy, population=N, clip=C, declares={one!r}, {noise}"
 
 
 def _read(folder: Path) -> tuple[list[Any], dict[str, str]]:
