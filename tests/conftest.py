@@ -33,3 +33,16 @@ def pytest_make_collect_report():
     report = yield
     fail_if_skipped(report)
     return report
+
+
+@pytest.fixture(params=["numba", "torch"])
+def way(request, monkeypatch):
+    """With the compiled kernel of linear models, and without."""
+    from manifed.oracles import fused
+
+    if request.param == "numba":
+        pytest.importorskip("numba")
+    monkeypatch.setenv(fused.VARIABLE, request.param)
+    fused.kernel.cache_clear()
+    yield request.param
+    fused.kernel.cache_clear()

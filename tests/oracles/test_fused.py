@@ -24,17 +24,6 @@ PROBLEMS = {
 D, N, CLIENTS, STEPS = 13, 20, 5, 11
 
 
-@pytest.fixture(params=["numba", "torch"])
-def way(request, monkeypatch):
-    """With the kernel, and without."""
-    if request.param == "numba":
-        pytest.importorskip("numba")
-    monkeypatch.setenv(fused.VARIABLE, request.param)
-    kernel.cache_clear()
-    yield request.param
-    kernel.cache_clear()
-
-
 @pytest.fixture
 def with_way(monkeypatch):
     def chosen(name):

@@ -111,6 +111,7 @@ def worst_of_case(case, seed, clips, count):
 
 
 # -- a record alone ------------------------------------------------------------------------------
+@pytest.mark.usefixtures("way")
 @EVERY
 def test_no_record_adds_more_than_the_bound(case):
     assert worst_of_case(case, 0, (0.03,), 12) <= TOLERANCE
@@ -141,6 +142,7 @@ def test_a_linear_gradient_that_is_not_finite_adds_zero_and_changes_nobody_elses
     assert torch.allclose(ordinary, torch.stack(known), rtol=1e-14, atol=0)
 
 
+@pytest.mark.usefixtures("way")
 def test_rows_that_change_in_place_are_clipped_by_the_norms_that_they_have():
     """Also by numpy on the memory that they share, which torch counts as no change."""
     rows = normal(generator(0), 4, 3)
