@@ -5,6 +5,7 @@ All of them: `python tests/golden/house/record.py all`, and `make slow`.
 
 import pytest
 
+from manifed.oracles import fused
 from tests.golden.house import record
 
 FEW = ("quickstart", "rsvrg-poisson", "decor-ring", "sampled-cohort", "spd-frechet")
@@ -14,7 +15,17 @@ def test_models_of_a_few_configs_are_what_they_were():
     assert record.differing_models(record.models(["messages"], list(FEW))) == []
 
 
+@pytest.fixture
+def without_kernel(monkeypatch):
+    """As it was recorded; tests/oracles/test_fused.py compares the kernel with torch."""
+    monkeypatch.setenv(fused.VARIABLE, "torch")
+    fused.kernel.cache_clear()
+    yield
+    fused.kernel.cache_clear()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_kernel")
 def test_models_of_all_configs_are_what_they_were():
     assert record.differing_models(record.models(["messages", "cohort"], [])) == []
 
