@@ -63,6 +63,13 @@ from manifed.setting import Target
 CohortRule = Literal["all", "fixed-size", "poisson", "own"]
 _NEEDS_UPDATES = ("Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg", "QFedAvg")
 _LAST = 2**24 - 1
+_OF_COHORTS = (
+    "the strategy inside is shown who was drawn: its step must not depend on it",
+    "the line for who sees cohorts tells how often a client took part: publish it, or rely on the "
+    "line of the outsider who sees none, not both",
+    "who took part is counted by the place of a node among all: after resume=True it holds where "
+    "the same nodes came back",
+)
 _log = logging.getLogger("manifed")
 
 
@@ -137,6 +144,7 @@ class Guarded(Strategy):
                 "of zero; the expected size of the cohort is public",
                 "a client is one node: somebody with two nodes has half of the protection",
                 "num-examples and metrics of clients are ignored",
+                *(_OF_COHORTS if self._is_secret else ()),
                 "not covered: evaluate_fn, logs of this server, timing, and which nodes there are",
                 *([] if second is None else declared(second[0], second[1].odometer)),
             ]
@@ -157,6 +165,11 @@ class Guarded(Strategy):
             population,
         )  # fmt: skip
         return find(Audited("guard", attack, trials, "a canary client; one round"))
+
+    @property
+    def _is_secret(self) -> bool:
+        """Whether a price counts on a cohort that nobody sees."""
+        return isinstance(self._cohort, FixedSize | PoissonCohort)
 
     @property
     def text(self) -> str:
@@ -328,7 +341,11 @@ class Guarded(Strategy):
         """The arrays that all messages hold; ``partitions`` keeps who is asked alone."""
         nodes = [message.metadata.dst_node_id for message in messages]
         is_own = self._cohort is None
-        if len({*nodes}) < len(nodes) or {*nodes} - {*partitions}:
+        strange = {*nodes} - {*partitions}
+        # Who is left out of a secret cohort may depend on who is in it, which no theorem prices.
+        if self._is_secret:
+            strange = {*nodes} ^ {*partitions}
+        if len({*nodes}) < len(nodes) or strange:
             raise ConfigError(
                 "strategy: expected one message for each node of the cohort that guard drew, got "
                 f"messages for {short(nodes)}; give cohort='own' and let it draw"
@@ -446,6 +463,11 @@ def guard(
 
     if noise is not None:
         assert rounds is not None
+        if "adversary" in noise.model_fields_set:
+            raise ConfigError(
+                "noise.adversary: expected none, since guard's target holds against an outsider "
+                f"who sees every model, got {noise.adversary!r}; remove it"
+            )
         drawn = rounds
         noise_multiplier = least_multiplier(
             lambda z: promised(z).tariff.ahead(CLIENT_LEVEL, (drawn,), noise.delta), noise.epsilon

@@ -392,6 +392,14 @@ class Own(FedAvg):
         return [Message(record, dst_node_id=2 + server_round % N, message_type="train")]
 
 
+class Least(FedAvg):
+    """Asks one of those that were drawn: who else was drawn decides whom."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        record = RecordDict({"arrays": arrays, "config": config})
+        return [Message(record, dst_node_id=min(grid.get_node_ids()), message_type="train")]
+
+
 def wrapped():
     return DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 10)
 
@@ -410,6 +418,11 @@ REFUSED = {
     "no noise": ({"noise_multiplier": None}, "noise: expected either"),
     "a target without rounds": (
         {"noise_multiplier": None, "noise": Target(epsilon=1.0, delta=1e-3)}, "noise: expected",
+    ),
+    "a target against another": (
+        {"noise_multiplier": None, "rounds": 5,
+         "noise": Target(epsilon=1.0, delta=1e-3, adversary="server")},
+        "noise.adversary: expected none",
     ),
     "a small budget": ({"max_epsilon": 0.1}, "max_epsilon: expected at least 3"),
     "a large cohort": ({"clients_per_round": 21}, "clients_per_round: expected 1 to population"),
@@ -438,6 +451,10 @@ IN_ROUND_1 = {
     "more nodes": ({}, START, N + 1, "population: expected as many as there are nodes, 21"),
     "its own draw": ({"strategy": Own(fraction_evaluate=0.0), "clients_per_round": 5}, START, N,
                      "give cohort='own'"),
+    "a part of a drawn cohort": (
+        {"strategy": Least(fraction_evaluate=0.0), "clients_per_round": 10, "cohort": "poisson"},
+        START, N, "one message for each node of the cohort",
+    ),
 }  # fmt: skip
 
 
