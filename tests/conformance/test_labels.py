@@ -204,6 +204,7 @@ SHOWING = {
 }
 NOT_SHOWING = {
     "privacy/foreign.py": "lines below the label of a guarded app's statement",
+    "cli/app.py": "the name of an argument in a call that it proposes",
     "plan.py": "the name of a field",
     "privacy/statement.py": "a warning of a run whose lines and statement have the label",
 }
