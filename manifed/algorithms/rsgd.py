@@ -65,19 +65,17 @@ class RSGD(MappedSteps):
     def client(self, x: Tensor, oracle: Oracle, here: Here) -> Tensor:
         """Runs Algorithm 2 from the broadcast point and uploads a tangent vector there."""
         maps, start = here.manifold.maps(self.maps), x  # line 1
-        is_last = self.output == "last-iterate"
         is_plain = type(oracle) is Oracle  # others answer by a rule of their own
-        if is_last and is_plain and type(oracle.problem) in RESPONSES:
+        if is_plain and self.output == "last-iterate" and type(oracle.problem) in RESPONSES:
             end = oracle.descent(x, self.local_steps, self.step_size)
             if end is not None:
                 return maps.inverse(start, end)
-        output = None if is_last else Output(self.output, x, self.local_steps, here)
+        output = Output(self.output, x, self.local_steps, here)
         for k in range(self.local_steps):  # line 2
-            if output is not None:
-                output.see(k, x)
+            output.see(k, x)
             eta = oracle.gradient(x)  # lines 3-4
             x = maps.forward(x, -self.step_size * eta)  # line 5
-        return maps.inverse(start, x if output is None else output.chosen(x))  # lines 7-8
+        return maps.inverse(start, output.chosen(x))  # lines 7-8
 
 
 class ScheduledRSGD(RSGD):

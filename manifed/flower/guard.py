@@ -18,6 +18,7 @@ handed out; no round is begun that the budget does not pay.
 import atexit
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
@@ -45,24 +46,24 @@ from manifed.errors import BudgetExhausted, ConfigError, short
 from manifed.federation.cohorts import Everyone, FixedSize, PoissonCohort
 from manifed.federation.plan import ServerDraws
 from manifed.flower.grids import OwnGrid
+from manifed.flower.guarding import gone_on, limited, moved, trained, update_of
 from manifed.flower.records import answers_by_node
-from manifed.flower.updates import moved, trained, update_of
+from manifed.flower.strategy import TrainingOnly
 from manifed.manifolds.euclidean import Euclidean
-from manifed.privacy.charging import Account, opened
+from manifed.privacy.charging import Account
 from manifed.privacy.epsilon_bounds import least_multiplier
 from manifed.privacy.events import CLIENT_LEVEL, CLIENT_LEVEL_COHORTS, Sampling, Unsampled
 from manifed.privacy.foreign import DPSGD, declared, of_clients
 from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.random_numbers import NoiseSource
-from manifed.privacy.statement import Budget, Promise, next_round
+from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import Tariff, Terms
 from manifed.runs.statement import statement_of
 from manifed.setting import Target
 
 CohortRule = Literal["all", "fixed-size", "poisson", "own"]
 _NEEDS_UPDATES = ("Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg", "QFedAvg")
-_LAST = 2**24 - 1
 _OF_COHORTS = (
     "the strategy inside is shown who was drawn: its step must not depend on it",
     "the line for who sees cohorts tells how often a client took part: publish it, or rely on the "
@@ -93,7 +94,7 @@ class _View(OwnGrid):
     push_messages = pull_messages = send_and_receive = _refused
 
 
-class Guarded(Strategy):
+class Guarded(TrainingOnly):
     """A Flower strategy around another one, which sees noised means alone; made by `guard`."""
 
     _sent: tuple[list[Message], dict[str, Array], dict[int, int]] | None = None
@@ -113,7 +114,7 @@ class Guarded(Strategy):
         size: float,
         declared: tuple[Promise, Any] | None,
     ) -> None:
-        """As `guard` makes them; ``account`` is a context of `charging.opened`, ``size`` is m."""
+        """As `guard` makes them; ``account`` is a context of `gone_on`, ``size`` is m."""
         self._declared = declared and (declared[0], declared[1].__enter__(), declared[1])
         self.inner = inner
         self._size = size
@@ -178,8 +179,9 @@ class Guarded(Strategy):
 
     def payable(self, rounds: int) -> int:
         """Returns how many of so many rounds more the budget pays."""
-        done = self.odometer.rounds_counted
-        return sum(self._promise.pays((done + k,)) for k in range(1, rounds + 1))
+        first = self.odometer.rounds_counted + 1
+        draws = range(first, first + rounds)
+        return bisect_left(draws, x=True, key=lambda n: not self._promise.pays((n,)))
 
     def close(self) -> None:
         """Writes the end of the ledger and releases its lock."""
@@ -226,14 +228,16 @@ class Guarded(Strategy):
             self._roster = self._awaited(grid)
             trained(arrays, self._frozen)
         number = self.odometer.covered + 1
-        everybody = range(len(self._roster))
-        drawn = everybody
+        drawn: Iterable[int] = range(len(self._roster))
         if self._cohort is not None:
             drawn = self._cohort.draw(len(self._roster), number, 0, self._source)
         view = _View(grid, [self._roster[i] for i in drawn])
         messages = list(self._asked(server_round, arrays, config, view))
         partitions = {self._roster[i]: i for i in drawn}
-        sent = self._checked(messages, arrays, partitions)
+        sent = self._checked(messages, arrays, {*partitions})
+        if self._cohort is None:
+            nodes = {message.metadata.dst_node_id for message in messages}
+            partitions = {node: i for node, i in partitions.items() if node in nodes}
         asked = sorted(partitions.values())
         try:
             self._account.charge(number, 0, asked)
@@ -298,18 +302,6 @@ class Guarded(Strategy):
         metrics["epsilon"] = float(self._promise.headline(self.odometer) or 0.0)
         return made, metrics
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Returns no messages: metrics of clients are not noised."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Returns nothing."""
-        return None
-
     # -- parts -------------------------------------------------------------------------------
     def _awaited(self, grid: Grid) -> tuple[int, ...]:
         """The nodes, once all of the population are connected."""
@@ -336,22 +328,19 @@ class Guarded(Strategy):
             ) from error
 
     def _checked(
-        self, messages: list[Message], arrays: ArrayRecord, partitions: dict[int, int]
+        self, messages: list[Message], arrays: ArrayRecord, cohort: set[int]
     ) -> dict[str, Array]:
-        """The arrays that all messages hold; ``partitions`` keeps who is asked alone."""
+        """The arrays that all messages hold."""
         nodes = [message.metadata.dst_node_id for message in messages]
-        is_own = self._cohort is None
-        strange = {*nodes} - {*partitions}
         # Who is left out of a secret cohort may depend on who is in it, which no theorem prices.
-        if self._is_secret:
-            strange = {*nodes} ^ {*partitions}
+        strange = {*nodes} ^ cohort if self._is_secret else {*nodes} - cohort
         if len({*nodes}) < len(nodes) or strange:
             raise ConfigError(
                 "strategy: expected one message for each node of the cohort that guard drew, got "
                 f"messages for {short(nodes)}; give cohort='own' and let it draw"
             )
-        if not is_own and len(nodes) < len(partitions):
-            _log.warning("The strategy asks %d of %d clients", len(nodes), len(partitions))
+        if self._cohort is not None and len(nodes) < len(cohort):
+            _log.warning("The strategy asks %d of %d clients", len(nodes), len(cohort))
         first = None
         for message in messages:
             records = list(message.content.array_records.values())
@@ -367,10 +356,6 @@ class Guarded(Strategy):
                     "strategy: expected the same arrays for every client, got others for node "
                     f"{message.metadata.dst_node_id}"
                 )
-        if is_own:
-            for node in [*partitions]:
-                if node not in nodes:
-                    del partitions[node]
         return dict(first or arrays)
 
     def _one_reply(self, messages: list[Message], new: ArrayRecord) -> Message:
@@ -494,13 +479,7 @@ def guard(
     }
     promise = replace(promised(noise_multiplier), facts=facts)
     if max_epsilon is not None:
-        budget = Budget(max_epsilon, delta, CLIENT_LEVEL, "max_epsilon", "raise it for more rounds")
-        promise = replace(promise, budget=budget)
-        if not promise.pays((1,)):
-            raise ConfigError(
-                f"max_epsilon: expected at least {promise.cost(budget, (1,)):.4g}, the price of "
-                f"one round, got {max_epsilon:g}; raise it or the noise"
-            )
+        promise = limited(promise, max_epsilon)
     own = None
     if declares is not None:
         secret = sampling if cohort in ("fixed-size", "poisson") else Unsampled()
@@ -516,7 +495,7 @@ def _accounts(
     path: Path, promise: Promise, declared: Promise | None, clip: float, *, resume: bool
 ) -> tuple[Any, tuple[Promise, Any] | None]:
     """Contexts of the account, and of that of what an app declares."""
-    header = {"guard": {"terms": promise.terms.model_dump(mode="json"), "clip": clip}}
+    said = {"terms": promise.terms.model_dump(mode="json"), "clip": clip}
     beside = path.with_name(path.name + ".declared")
     paths = [path] if declared is None else [path, beside]
     for one in paths:
@@ -525,13 +504,8 @@ def _accounts(
                 f"ledger: expected {'the' if resume else 'no'} file {one}, got "
                 f"{'none' if resume else 'one'}; resume=True goes on with one that is there"
             )
-    first = next_round(path, header) if resume else None
-    account, *rest = (
-        opened(one, own, last_round=_LAST, header=header, resumed_at=first)
-        for one, own in zip(paths, (promise, declared), strict=False)
-        if own is not None
-    )
-    return account, (declared, rest[0]) if declared is not None else None
+    account = gone_on(path, promise, said)
+    return account, None if declared is None else (declared, gone_on(beside, declared, said))
 
 
 def _cohort_size(strategy: Strategy, asked: int | None, population: int) -> int:

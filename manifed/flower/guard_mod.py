@@ -27,14 +27,13 @@ from torch import Tensor
 
 from manifed.errors import BudgetExhausted, ConfigError
 from manifed.federation.plan import ServerDraws
-from manifed.flower.updates import moved, trained, update_of
+from manifed.flower.guarding import gone_on, limited, moved, trained, update_of
 from manifed.manifolds.euclidean import Euclidean
-from manifed.privacy.charging import Account, opened
 from manifed.privacy.events import SERVER, Release
 from manifed.privacy.ledger import LedgerDamaged
 from manifed.privacy.mechanism import ClientMechanism
 from manifed.privacy.random_numbers import NoiseSource
-from manifed.privacy.statement import Budget, Promise, next_round
+from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import ClientReleases, Tariff, Terms
 
 REFUSED = 1001
@@ -79,19 +78,13 @@ def guard_mod(
     terms = Terms(population=1, updates=(ClientReleases(partitions=(0,), releases=(release,)),))
     promise = Promise(Tariff((terms,)), 1, (SERVER,), delta)
     if max_epsilon is not None:
-        budget = Budget(max_epsilon, delta, SERVER, "max_epsilon")
-        promise = Promise(Tariff((terms,)), 1, (SERVER,), delta, budget)
-        if not promise.pays((1,)):
-            raise ConfigError(
-                f"max_epsilon: expected at least {promise.cost(budget, (1,)):.4g}, the price of "
-                f"one answer, got {max_epsilon:g}; raise it or the noise"
-            )
-    path = Path(ledger)
+        promise = limited(promise, max_epsilon)
+    path, said = Path(ledger), terms.model_dump(mode="json")
 
     def paid() -> tuple[NoiseSource, int]:
         """The key of the noise and the number of an answer, when its line is on disk."""
         source = NoiseSource.from_os()
-        with _alone(path), _account(path, promise) as account:
+        with _alone(path), gone_on(path, promise, said) as account:
             number = account.odometer.covered + 1
             account.charge(number, 0, (0,))
             account.note_origins(number, frozenset({source.origin}))
@@ -148,12 +141,3 @@ def _alone(path: Path) -> Generator[None]:
     with path.with_name(path.name + ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-@contextmanager
-def _account(path: Path, promise: Promise) -> Generator[Account]:
-    """The account of all answers so far, opened for one more."""
-    header = {"guard": promise.terms.model_dump(mode="json")}
-    first = next_round(path, header) if path.exists() else None
-    with opened(path, promise, last_round=2**24 - 1, header=header, resumed_at=first) as account:
-        yield account

@@ -61,7 +61,23 @@ class Settings(TypedDict, total=False):
     """Left out, everyone: refused are others where an algorithm needs every client."""
 
 
-class ManifoldStrategy(Strategy):
+class TrainingOnly(Strategy):
+    """A strategy that asks no client to evaluate a model, because the answers are not noised."""
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sends nothing, because client-side evaluation would return un-noised numbers."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Aggregates nothing, because `configure_evaluate` sends nothing."""
+        return None
+
+
+class ManifoldStrategy(TrainingOnly):
     """Base of the strategies in `strategies/`, each a server update as a Flower strategy."""
 
     opens_sums: ClassVar[bool] = False
@@ -384,18 +400,6 @@ class ManifoldStrategy(Strategy):
                 f"relative distance of {defect:.3g}"
             )
         self._course = Course(self.plan, self.plan.server_update.start(x), self.charge)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Sends nothing, because client-side evaluation would return un-noised numbers."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Aggregates nothing, because `configure_evaluate` sends nothing."""
-        return None
 
     def summary(self) -> None:
         """Prints nothing; a run prints its own facts."""

@@ -16,8 +16,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from manifed.problems.rows import SHORTEST
+
 _Array = NDArray[Any]
-_SHORTEST = 1e-145
 _LEAST = 1e-308
 
 
@@ -31,7 +32,7 @@ def _dot(u: _Array, v: _Array) -> float:
 
 @numba.njit("f8(f8[::1])", cache=True)
 def _length(vector: _Array) -> float:
-    return max(math.sqrt(_dot(vector, vector)), _SHORTEST)
+    return max(math.sqrt(_dot(vector, vector)), SHORTEST)
 
 
 @numba.njit("f8(f8, f8)", error_model="numpy", cache=True)

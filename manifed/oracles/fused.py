@@ -11,15 +11,15 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from manifed.oracles.minibatch import Query
+from manifed.oracles.minibatch import Query, say_that_nothing_counts
 from manifed.problems.examples import Examples
-from manifed.problems.linear import LeastSquares, Logistic
+from manifed.problems.linear import LeastSquares, LinearModel, Logistic
 from manifed.problems.problem import Problem
 from manifed.problems.rows import are_plain
 
@@ -65,7 +65,7 @@ def is_fused(problem: Problem, query: Query, x: Tensor, examples: Examples) -> b
 
 
 def fused_steps(
-    problem: LeastSquares | Logistic,
+    problem: Problem,
     query: Query,
     x: Tensor,
     examples: Examples,
@@ -75,8 +75,8 @@ def fused_steps(
     *,
     steps: int = 1,
     step_size: float = 0.0,
-) -> tuple[Tensor, Tensor, int]:
-    """Returns where steps from x end, their last gradient, both (..., d), and the rows that count.
+) -> tuple[Tensor, Tensor]:
+    """Returns where steps from x end, and their last gradient, both (..., d).
 
     Args:
         problem: for which `is_fused` holds, as for the next three.
@@ -111,8 +111,10 @@ def fused_steps(
         steps,
         step_size,
         math.inf if query.clip is None else query.clip,
-        problem.ridge,
+        cast(LinearModel, problem).ridge,
         isinstance(problem, Logistic),
     )
+    if not counted and query.clip is not None and bool(weights.any()):
+        say_that_nothing_counts(type(problem).__name__)
     ends, last = (torch.from_numpy(each).reshape(x.shape) for each in (points, means))
-    return ends, last, counted
+    return ends, last

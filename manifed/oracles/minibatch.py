@@ -5,7 +5,9 @@
 sum by one clipped gradient. The oracle draws from the very `Sampling` that is charged.
 """
 
+import logging
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -207,3 +209,13 @@ class Query:
                 sampling=self.sampling if self.whole_clip is None else Unsampled(),
             ),
         )
+
+
+@cache
+def say_that_nothing_counts(name: str) -> None:
+    """Writes a line into this process's own log, never a message, as it depends on records."""
+    logging.getLogger("manifed").warning(
+        "%s: no record of a batch has a finite gradient at the point that came down, so the answer "
+        "is noise alone; check features, labels and the model on a few records of this site",
+        name,
+    )

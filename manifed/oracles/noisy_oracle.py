@@ -13,26 +13,17 @@ Everything here serves one client and a stacked cohort, with a leading dimension
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from manifed.oracles.fused import fused_steps, is_fused
 from manifed.oracles.minibatch import UNNOISED, Query, WrongSize, rows_of, rows_of_least
-from manifed.oracles.sums import (
-    clip_each,
-    correction_sum,
-    gradient_sum,
-    say_that_nothing_counts,
-    sum_of_good,
-)
+from manifed.oracles.sums import clip_each, correction_sum, gradient_sum, sum_of_good
 from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.problems.examples import KEY, Examples
 from manifed.problems.problem import Problem
-
-if TYPE_CHECKING:
-    from manifed.problems.linear import LeastSquares
 
 _LARGEST_BESIDE_NOISE = 1e9
 """An entry this many standard deviations long is rounded by 1e-7 of one."""
@@ -273,8 +264,8 @@ class Oracle:
                     stream = Stream.GRADIENT_NOISE
                     normals.append(self._draws.normals(x.shape[-1:], stream, self._step))
                 self._step += 1
-            x, _, counted = fused_steps(
-                cast("LeastSquares", self.problem),
+            x, _ = fused_steps(
+                self.problem,
                 query,
                 x,
                 examples,
@@ -284,8 +275,6 @@ class Oracle:
                 steps=steps,
                 step_size=step_size,
             )
-            if not counted and query.clip is not None and any(bool(w.any()) for w in weights):
-                say_that_nothing_counts(type(self.problem).__name__)
         return x
 
     def correction(self, x: Tensor, anchor: Tensor) -> Tensor:

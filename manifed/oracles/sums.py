@@ -6,10 +6,8 @@ other examples are (`blocks.py`). One whose vector fails or is not finite adds z
 place, and changes nobody else's.
 """
 
-import logging
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
@@ -19,13 +17,13 @@ from manifed.errors import ConfigError
 from manifed.manifolds.base import Manifold, clip_factors, clipped
 from manifed.oracles.blocks import Points, in_blocks
 from manifed.oracles.fused import RESPONSES, fused_steps, is_fused
-from manifed.oracles.minibatch import Query
+from manifed.oracles.minibatch import Query, say_that_nothing_counts
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
 from manifed.problems.rows import SHARED_AMONG_THREADS, dots
 
 if TYPE_CHECKING:
-    from manifed.problems.linear import LeastSquares, LinearModel
+    from manifed.problems.linear import LinearModel
 
 
 class Vectors(NamedTuple):
@@ -60,11 +58,7 @@ def gradient_sum(problem: Problem, query: Query, points: Points, examples: Examp
     if type(problem) in RESPONSES and is_fused(problem, query, x, examples):
 
         def fused(weights: Tensor) -> Tensor:
-            linear = cast("LeastSquares", problem)
-            _, mean, counted = fused_steps(linear, query, x, examples, weights.unsqueeze(-2))
-            if not counted and clip is not None and bool(weights.any()):
-                say_that_nothing_counts(type(problem).__name__)
-            return mean
+            return fused_steps(problem, query, x, examples, weights.unsqueeze(-2))[1]
 
         return Vectors(fused, lambda: torch.isfinite(problem.gradients(x, examples).norms))
     each = problem.gradients(x, examples)
@@ -234,13 +228,3 @@ def _in_blocks(
     if len(counted) and not alive:
         say_that_nothing_counts(type(problem).__name__)
     return total
-
-
-@cache
-def say_that_nothing_counts(name: str) -> None:
-    """Writes a line into this process's own log, never a message, as it depends on records."""
-    logging.getLogger("manifed").warning(
-        "%s: no record of a batch has a finite gradient at the point that came down, so the answer "
-        "is noise alone; check features, labels and the model on a few records of this site",
-        name,
-    )

@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Any
 from manifed.errors import BudgetExhausted, ConfigError, named_by
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import Adversary, label_of
-from manifed.privacy.ledger import (
-    Entry,
-    Head,
-    Ledger,
-    LedgerDamaged,
-    Reserves,
-    ledger_key,
-)
+from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
 from manifed.privacy.odometer import LIMITS, Odometer
 from manifed.privacy.tariff import Made, Tariff, Terms, encode
 
@@ -277,23 +270,6 @@ class Promise:
     def for_draws(self, draws: int) -> "Promise":
         """Plans the promise for so many draws; where lines differ, for so many rounds."""
         return replace(self, tariff=self.tariff.planned(draws))
-
-
-def next_round(path: Path, header: Mapping[str, Any]) -> int:
-    """Returns the first round that a guard's ledger has not paid for.
-
-    Raises:
-        ConfigError: its first line has another entry ``guard`` than ``header``.
-        LedgerDamaged: as `Ledger.verify`.
-    """
-    spent = Odometer()
-    found = Ledger.verify(path, key=ledger_key(), feed=spent.feed)
-    if found.header.get("guard") != header["guard"]:
-        raise ConfigError(
-            f"ledger: expected one with the terms of this guard, got {path}, which has others; "
-            "go on with the same population, cohort, clip and noise, or begin another file"
-        )
-    return spent.covered + 1
 
 
 def audit_ledger(

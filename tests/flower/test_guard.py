@@ -351,7 +351,7 @@ def test_the_global_generators_decide_nothing(tmp_path):
     found = []
     for i in range(2):
         random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
+        np.random.seed(0)  # noqa: NPY002 - that this generator decides nothing is what is tested
         (tmp_path / str(i)).mkdir()
         named = {"cohort": "fixed-size", "clients_per_round": 5, "source": None}
         found.append(cohorts(tmp_path / str(i), 6, **named))

@@ -1,12 +1,17 @@
-"""What a client of a foreign Flower app changes of the arrays that it was sent.
+"""What a guard at the server and the mod at a client share: updates, the ledger and the limit.
 
-Whoever replies chooses every byte, so names, types, shapes and lengths are compared with what was
-sent before anything is decoded or allocated.
+An update is what a client of a foreign Flower app changes of the arrays that it was sent. Whoever
+replies chooses every byte, so names, types, shapes and lengths are compared with what was sent
+before anything is decoded or allocated.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +21,15 @@ from torch import Tensor
 
 from manifed.errors import ConfigError, short
 from manifed.flower.records import float_array
+from manifed.privacy.charging import Account, opened
+from manifed.privacy.ledger import Ledger, ledger_key
+from manifed.privacy.odometer import Odometer
+from manifed.privacy.statement import Budget, Promise
 
 _STATISTICS = ("*running_mean", "*running_var", "*num_batches_tracked")
 _FLOATS = ("float16", "float32", "float64")
+_LAST = 2**24 - 1
+"""The last round that an address of noise can name."""
 Start = Mapping[str, NDArray[np.float64]]
 """The arrays that clients train, as they were sent, in the order of the record."""
 
@@ -81,3 +92,46 @@ def moved(sent: Mapping[str, Array], start: Start, step: Tensor) -> ArrayRecord:
         new[name] = Array(np.asarray(before + own, dtype=sent[name].dtype))
         first += before.size
     return ArrayRecord(new)
+
+
+# -- the ledger and the limit --------------------------------------------------------------------
+def limited(promise: Promise, max_epsilon: float) -> Promise:
+    """Returns the promise with a budget against its first adversary.
+
+    Raises:
+        ConfigError: one round costs more.
+    """
+    assert promise.delta is not None
+    against = promise.adversaries[0]
+    budget = Budget(max_epsilon, promise.delta, against, "max_epsilon", "raise it for more rounds")
+    made = replace(promise, budget=budget)
+    if not made.pays((1,)):
+        raise ConfigError(
+            f"max_epsilon: expected at least {made.cost(budget, (1,)):.4g}, the price of one "
+            f"round, got {max_epsilon:g}; raise it or the noise"
+        )
+    return made
+
+
+def gone_on(
+    path: Path, promise: Promise, said: Mapping[str, Any]
+) -> AbstractContextManager[Account]:
+    """Returns the account of a ledger that is there, all of it spent, or else of a new one.
+
+    ``said`` stands in the first line and says what later runs must have in common with the first.
+
+    Raises:
+        ConfigError: the ledger that is there says something else.
+        LedgerDamaged: as `Ledger.verify`, and on entering as `charging.opened`.
+    """
+    first = None
+    if path.exists():
+        spent = Odometer()
+        found = Ledger.verify(path, key=ledger_key(), feed=spent.feed)
+        if found.header.get("guard") != said:
+            raise ConfigError(
+                f"ledger: expected one with the terms of this guard, got {path}, which has others; "
+                "go on with the same population, cohort, clip and noise, or begin another file"
+            )
+        first = spent.covered + 1
+    return opened(path, promise, last_round=_LAST, header={"guard": said}, resumed_at=first)
