@@ -68,7 +68,7 @@ bench: $(VENV)/.installed-dev ## Run the benchmarks, one script per claim
 	  echo "== $$script"; $(RUN) "$$script"; done
 
 evidence: $(VENV)/.installed-dev ## Write the tables that take longer than the gate (half an hour)
-	@set -e; for name in hostile_replies kills growing_engines long_claims; do \
+	@set -e; for name in hostile_replies kills guard_kills growing_engines long_claims; do \
 	  echo "== $$name"; $(RUN) -m tests.robustness.$$name --out tests/robustness/results; done
 
 .PHONY: docs

@@ -497,7 +497,8 @@ def _accounts(
     """Contexts of the account, and of that of what an app declares."""
     said = {"terms": promise.terms.model_dump(mode="json"), "clip": clip}
     beside = path.with_name(path.name + ".declared")
-    paths = [path] if declared is None else [path, beside]
+    # Without a ledger, what is left beside it is of a run that a crash ended before it began.
+    paths = [path] if declared is None or not resume else [path, beside]
     for one in paths:
         if resume != one.exists():
             raise ConfigError(

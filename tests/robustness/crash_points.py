@@ -93,9 +93,11 @@ class Killer:
     def install(self):
         """Put a counting twin in the place of each call."""
         for name in CALLS:
-            setattr(os, name, self._twin(name, getattr(os, name)))
+            setattr(os, name, self.twin(name, getattr(os, name)))
 
-    def _twin(self, name, real):
+    def twin(self, name, real):
+        """A function that is ``real``, and a point at which the process may end."""
+
         def call(*args, **kwargs):
             self.names.append(name)
             crash = self._crash
@@ -274,18 +276,30 @@ def part(
     on_end=lambda _: None,
 ):
     """Exit code of one part of a run (negative: the signal), and the call it was ended at."""
+
+    def live(write, killer):
+        request = _request(case, folder)
+        with _witness(folder, write):
+            killer.install()
+            launch(request)
+
+    return forked(folder, crash, live, on_end)
+
+
+def forked(folder, crash, live, on_end=lambda _: None):
+    """As `part`, of ``live(write, killer)`` in a process of its own; ``write`` is not counted."""
     folder.mkdir(parents=True, exist_ok=True)
     noted = folder / "crashed-at"
     noted.unlink(missing_ok=True)
     pid = os.fork()
     if pid == 0:
-        live_and_die(case, folder, crash, noted, on_end)
+        live_and_die(live, folder, crash, noted, on_end)
     return os.waitstatus_to_exitcode(
         os.waitpid(pid, 0)[1]
     ), noted.read_text() if noted.exists() else ""
 
 
-def live_and_die(case, folder, crash, noted, on_end):
+def live_and_die(live, folder, crash, noted, on_end):
     code = 70
     torch.set_num_threads(1)  # the threads of a pool do not survive a fork
     try:
@@ -294,21 +308,18 @@ def live_and_die(case, folder, crash, noted, on_end):
         os.dup2(log, 2)
         write = os.write
         exists = os.open(noted.parent, os.O_RDONLY)
-        request = _request(case, folder)
 
         def note(name):
             write(os.open(noted.name, os.O_CREAT | os.O_WRONLY, dir_fd=exists), name.encode())
 
         killer = Killer(crash, note)
-        with _witness(folder, write):
-            killer.install()
-            try:
-                launch(request)
-                code = 0
-            except Exception as error:
-                line, code = outcome(error)
-                sys.stderr.write(f"error: {line}\n")
-            on_end(list(killer.names))
+        try:
+            live(write, killer)
+            code = 0
+        except Exception as error:
+            line, code = outcome(error)
+            sys.stderr.write(f"error: {line}\n")
+        on_end(list(killer.names))
     except BaseException as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
     finally:

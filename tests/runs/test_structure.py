@@ -32,6 +32,7 @@ SCRIPTS = [
     *([str(path.relative_to(ROOT))] for path in sorted((ROOT / "benchmarks").glob("*.py"))),
     ["-m", "reproduction"],
     ["-m", "tests.robustness.growing_engines"],
+    ["-m", "tests.robustness.guard_kills"],
     ["-m", "tests.robustness.hostile_replies"],
     ["-m", "tests.robustness.kills"],
     ["-m", "tests.robustness.long_claims"],
