@@ -255,6 +255,9 @@ class Guarded(TrainingOnly):
         """Releases the noised mean of updates, and returns what the strategy inside makes of it.
 
         The metrics hold the epsilon so far, against the first adversary of the statement.
+
+        Raises:
+            ConfigError: for a strategy that reads what is not there: clients' metrics.
         """
         came = list(replies)
         if self._sent is None:
@@ -288,7 +291,13 @@ class Guarded(TrainingOnly):
         )
         self._account.note_origins(number, frozenset({self._source.origin}))
         only = self._one_reply(messages, moved(sent, start, mean))
-        made, metrics = self.inner.aggregate_train(server_round, [only])
+        try:
+            made, metrics = self.inner.aggregate_train(server_round, [only])
+        except LookupError as error:
+            raise ConfigError(
+                "strategy: expected one that reads no client's metrics, got one that reads "
+                f"{error}; guard shows none: remove what reads it"
+            ) from error
         if made is not None:
             made = ArrayRecord(
                 {
@@ -484,7 +493,7 @@ def guard(
     if declares is not None:
         secret = sampling if cohort in ("fixed-size", "poisson") else Unsampled()
         own = declares.promise(population, secret, rounds or declares.num_rounds, delta)
-    account, second = _accounts(Path(ledger), promise, own, clip, resume=resume)
+    account, second = _accounts(Path(ledger).absolute(), promise, own, clip, resume=resume)
     if isinstance(strategy, FedAvg) and rule is not None:
         strategy = copy(strategy)  # it is shown the cohort alone, and asks all of it
         strategy.fraction_train, strategy.min_train_nodes, strategy.min_available_nodes = 1.0, 0, 0

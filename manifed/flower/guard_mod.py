@@ -79,7 +79,7 @@ def guard_mod(
     promise = Promise(Tariff((terms,)), 1, (SERVER,), delta)
     if max_epsilon is not None:
         promise = limited(promise, max_epsilon)
-    path, said = Path(ledger), terms.model_dump(mode="json")
+    path, said = Path(ledger).absolute(), terms.model_dump(mode="json")
 
     def paid() -> tuple[NoiseSource, int]:
         """The key of the noise and the number of an answer, when its line is on disk."""

@@ -1,0 +1,1 @@
+"""Learns which of two classes a row is in."""

@@ -1,0 +1,19 @@
+"""Trains for some rounds and saves the model."""
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    strategy = FedAvg(fraction_train=float(context.run_config["fraction-train"]))
+    result = strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord([np.zeros((1, 8)), np.zeros(1)]),
+        num_rounds=int(context.run_config["num-server-rounds"]),
+    )
+    np.savez("final_model.npz", *result.arrays.to_numpy_ndarrays())
