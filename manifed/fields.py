@@ -4,9 +4,10 @@ A field says by its type what it takes: ``num_rounds: PositiveCount`` refuses 0 
 wherever it stands.
 """
 
-from typing import Annotated, Any, get_args
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from manifed.errors import ConfigError, short
 
@@ -44,6 +45,32 @@ class Frozen(Record):
 
     # a table inside another one is read without `__init__`, so that its errors keep their places
     __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+class KeyFiles(Frozen):
+    """Base of configs of nodes that sign: the files of their Ed25519 keys."""
+
+    where: ClassVar[str]
+    """The table of a config in which they stand."""
+    pinned_keys: str | None = None
+    """Absolute path, on every node, of a file with a line ``node key`` per node (Ed25519 public
+    keys). None: what is exchanged holds against a server that only reads, not against one that
+    changes messages."""
+    signing_keys: str | None = None
+    """Absolute path, on every node, of its Ed25519 private key. ``{node}`` stands for its number.
+    """
+
+    @model_validator(mode="after")
+    def _has_both_keys(self) -> Self:
+        for name in KeyFiles.model_fields:
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_absolute():
+                raise ValueError(f"{self.where}.{name}: expected an absolute path, got {path!r}")
+        if (self.pinned_keys is None) != (self.signing_keys is None):
+            raise ValueError(
+                f"{self.where}.pinned_keys, {self.where}.signing_keys: expected both or none"
+            )
+        return self
 
 
 def _said(error: ValidationError, model: type[BaseModel]) -> str:

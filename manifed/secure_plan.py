@@ -13,7 +13,7 @@ from manifed.errors import ConfigError, named_by
 from manifed.privacy.events import COALITION, OF_MASKS
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 
-SERVER, ONE_NODE, _, EVERYBODY = OF_MASKS
+SERVER, _ONE_NODE, _, _EVERYBODY = OF_MASKS
 OF_SUM = (
     replace(
         COALITION,
@@ -21,8 +21,8 @@ OF_SUM = (
         "noise; a target holds against them, whoever falls silent",
     ),
     replace(SERVER, text="the server, who sees every message, and every sum that was opened"),
-    replace(ONE_NODE, text="any one other node, who knows its own share of the noise"),
-    replace(EVERYBODY, text="everybody else together: a node's own share is what protects it"),
+    replace(_ONE_NODE, text="any one other node, who knows its own share of the noise"),
+    replace(_EVERYBODY, text="everybody else together: a node's own share is what protects it"),
 )
 """Adversaries of a sum whose noise each node adds a share of."""
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -23,6 +22,7 @@ from manifed.fields import (
     BY_KIND,
     Fraction,
     Frozen,
+    KeyFiles,
     NonNegative,
     Positive,
     PositiveCount,
@@ -118,30 +118,15 @@ class NoPrivacy(Frozen):
     """Clip of the correction of ``rsvrg``. None: ``l2_norm_clip``."""
 
 
-class SecureSum(Frozen):
+class SecureSum(KeyFiles):
     """Trust in nobody: clients add shares of one noise, and only all together open their sum."""
 
+    where = "privacy.trust"
     kind: Literal["secure-sum"] = "secure-sum"
     max_dropped: NonNegative = 0.0
     """Most nodes that may fall silent in a round: a number, or below 1 a share of the cohort."""
     collusion: WholeNumber = 1
     """Number of nodes that may tell each other, and the server, all they know."""
-    pinned_keys: str | None = None
-    """Absolute path, on every node, of a file with a line ``node key`` per node (Ed25519 public
-    keys). None: the sum is hidden from a server that only reads, not from one that forges."""
-    signing_keys: str | None = None
-    """Absolute path, on every node, of its Ed25519 private key. ``{node}`` stands for its number.
-    """
-
-    @model_validator(mode="after")
-    def _has_both_keys(self) -> "SecureSum":
-        for name in ("pinned_keys", "signing_keys"):
-            path = getattr(self, name)
-            if path is not None and not Path(path).is_absolute():
-                raise ValueError(f"privacy.trust.{name}: expected an absolute path, got {path!r}")
-        if (self.pinned_keys is None) != (self.signing_keys is None):
-            raise ValueError("privacy.trust: expected pinned_keys and signing_keys, or neither")
-        return self
 
 
 class _Released(Frozen):

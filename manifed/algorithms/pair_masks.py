@@ -15,7 +15,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,24 +23,32 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Here, Phase, ServerUpdate, There
 from manifed.algorithms.gossip import ByGraph
-from manifed.algorithms.payloads import Down, Memory, Payload, PerClient, Point, State
-from manifed.errors import RoundFailed
+from manifed.algorithms.payloads import (
+    Down,
+    Memory,
+    Payload,
+    PerClient,
+    Point,
+    State,
+    bytes_of,
+    tensor_of,
+)
+from manifed.fields import KeyFiles
 from manifed.graphs import Graph
 from manifed.oracles.noisy_oracle import Draws
 from manifed.privacy.masks import (
     FLAWS,
-    Agreement,
-    BadOffer,
-    Offer,
     masks,
-    owners_of,
-    read_pinned,
-    read_signing,
+    offer,
+    offer_fault,
+    pair_source,
+    pinned_in,
     seeded_pairs,
+    signing_in,
 )
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated, Hidden
-from manifed.privacy.secret_shares import KEY_BYTES
+from manifed.privacy.secret_shares import KEY_BYTES, SIGNATURE_BYTES, public_of, repeated
 
 SETUP = ("offer", "agree")
 """The exchanges before round 1, where there are some."""
@@ -71,10 +78,9 @@ class PairKeys(Memory):
 class OfferedKey(Payload):
     """Uplink before round 1: a public key and its signature (zeros without a signing key)."""
 
-    public: Tensor
-    signature: Tensor
+    offer: Tensor
 
-    of_bytes = (("public", (KEY_BYTES,)), ("signature", (64,)))
+    of_bytes = (("offer", (KEY_BYTES + SIGNATURE_BYTES,)),)
 
 
 @dataclass(frozen=True)
@@ -85,8 +91,7 @@ class NeighbourKeys(Payload):
     """
 
     x: Tensor
-    public: Tensor
-    signature: Tensor
+    offer: Tensor
 
     of_bytes = OfferedKey.of_bytes
 
@@ -104,18 +109,13 @@ class _Agreed(Payload):
     of_bytes = (("flaws", ()),)
 
 
-class Masking(ByGraph, ServerUpdate):
+class Masking(ByGraph, ServerUpdate, KeyFiles):
     """Base of algorithms with pairwise masks: agreement on keys, masks, checks and words."""
 
     pair_keys: Literal["seeded", "exchanged"] = "seeded"
     """Where masks come from. privacy.noise_source = "os" needs "exchanged"."""
-    pinned_keys: str | None = None
-    """Absolute path, on every node, of a file with a line ``node key`` per node (Ed25519 public
-    keys). None: an active server could impersonate neighbours."""
-    signing_keys: str | None = None
-    """Absolute path, on every node, of its Ed25519 private key. ``{node}`` stands for its number.
-    """
 
+    where = "training"
     has_masks = True
 
     @model_validator(mode="after")
@@ -125,13 +125,8 @@ class Masking(ByGraph, ServerUpdate):
                 f"training.local_steps: expected 1 with {self.kind!r}, whose one gradient a round "
                 f"is masked, got {self.local_steps}"
             )
-        for name, path in (("pinned", self.pinned_keys), ("signing", self.signing_keys)):
-            if path is not None and self.pair_keys == "seeded":
-                raise ValueError(f"training.{name}_keys: needs training.pair_keys = 'exchanged'")
-            if path is not None and not Path(path).is_absolute():
-                raise ValueError(f"training.{name}_keys: expected an absolute path, got {path!r}")
-        if (self.pinned_keys is None) != (self.signing_keys is None):
-            raise ValueError("training.pinned_keys, training.signing_keys: expected both or none")
+        if self.pinned_keys is not None and self.pair_keys == "seeded":
+            raise ValueError("training.pinned_keys: needs training.pair_keys = 'exchanged'")
         return self
 
     @property
@@ -154,8 +149,8 @@ class Masking(ByGraph, ServerUpdate):
         down = NeighbourKeys.sized(most)
         up = _Agreed.sized(most)
         return (
-            Phase("offer", Point, OfferedKey, ("point",), ("any", "any"), "none"),
-            Phase("agree", down, up, ("point", "any", "any"), ("any",), "none"),
+            Phase("offer", Point, OfferedKey, ("point",), ("any",), "none"),
+            Phase("agree", down, up, ("point", "any"), ("any",), "none"),
         )
 
     def initial_memory(self, x: Tensor) -> Memory | None:
@@ -205,33 +200,26 @@ class Masking(ByGraph, ServerUpdate):
             if bool(memory.used.any()):
                 raise MaskUsed("Expected keys to be offered before masks were used, got it after")
             secret = source.derive(b"mask secret of a node\0" + node.to_bytes(4, "big")).key
-            offer = self._agreement(node, secret).offer()
-            signature = offer.signature.ljust(64, b"\0")
-            after = replace(memory, secret=_tensor(secret), pairs=pairs)
-            return OfferedKey(_tensor(offer.public), _tensor(signature)), after
+            offered = offer(self.run, node, secret, signing_in(self, node))
+            after = replace(memory, secret=tensor_of(secret), pairs=pairs)
+            return OfferedKey(tensor_of(offered)), after
         if not bool(memory.secret.any()):
             raise NotAgreed(f"Expected node {node} to have offered a key, got none in this run")
-        mine = self._agreement(node, _bytes(memory.secret))
+        secret = bytes_of(memory.secret)
+        pinned = pinned_in(self, self.secret_graph.num_nodes)
         offers = _offers(self.secret_graph.neighbors[node], down)
-        owners = owners_of([mine.offer(), *offers])
-        flaws = down.public.new_zeros(len(down.public))
-        for place, offer in enumerate(offers):
-            try:
-                pairs[place] = _tensor(mine.source(offer, owners).key)
-            except BadOffer as bad:
-                flaws[place] = bad.code
+        copies = repeated({**offers, node: public_of(secret)}, keys=1)
+        flaws = down.offer[:, 0].clone().zero_()
+        for place, (j, made) in enumerate(offers.items()):
+            fault = offer_fault(self.run, j, made, pinned, is_copy=j in copies)
+            if fault is None:
+                pairs[place] = tensor_of(pair_source(self.run, node, secret, j, made).key)
+            else:
+                flaws[place], why = fault
                 logging.getLogger("manifed").error(
-                    "Node %d refuses the key that was relayed to it: %s", node, bad
+                    "Node %d refuses what was relayed to it as of node %d: %s", node, j, why
                 )
         return _Agreed.sized(len(flaws))(flaws), replace(memory, pairs=pairs)
-
-    def _agreement(self, node: int, secret: bytes) -> Agreement:
-        """This node's side; its files are read before round 1 alone."""
-        if self.pinned_keys is None or self.signing_keys is None:
-            return Agreement(self.run, node, secret)
-        signing = read_signing(Path(self.signing_keys.replace("{node}", str(node))))
-        pinned = read_pinned(Path(self.pinned_keys), self.secret_graph.num_nodes)
-        return Agreement(self.run, node, secret, signing, pinned)
 
     # -- the server, before round 1 ------------------------------------------------------------
     def refused(
@@ -244,21 +232,15 @@ class Masking(ByGraph, ServerUpdate):
         """
         if phase not in SETUP:
             return {}
-        pinned = None  # where the server has no file of them
-        if self.pinned_keys is not None and Path(self.pinned_keys).exists():
-            try:
-                pinned = read_pinned(Path(self.pinned_keys), self.secret_graph.num_nodes)
-            except ValueError as error:
-                raise RoundFailed(f"training.pinned_keys: {error}") from None
+        pinned = pinned_in(self, self.secret_graph.num_nodes, is_server=True)
         found = dict[int, str]()
         if isinstance(uploads, OfferedKey):
             offers = _offers(partitions, uploads)
-            owners = owners_of(offers)
-            for offer in offers:
-                try:
-                    offer.check(self.run, pinned, owners)
-                except BadOffer as bad:
-                    found[offer.node] = str(bad).removeprefix(f"node {offer.node}: ")
+            copies = repeated(offers, keys=1)
+            for node, made in offers.items():
+                fault = offer_fault(self.run, node, made, pinned, is_copy=node in copies)
+                if fault is not None:
+                    found[node] = fault[1]
             return found
         assert isinstance(uploads, _Agreed)
         # The owner, who refuses it or the server may be at fault, so the text has who takes it and
@@ -292,12 +274,9 @@ class Masking(ByGraph, ServerUpdate):
         near = self.secret_graph.neighbors
         most = max(map(len, near))
         rows = torch.tensor([[*some, *[-1] * (most - len(some))] for some in near])
-        keys, signatures = (
-            torch.cat([one, torch.zeros_like(one[:1])])[rows]
-            for one in (state["public"], state["signature"])
-        )
+        offers = torch.cat([state["offer"], torch.zeros_like(state["offer"][:1])])[rows]
         everywhere = x.expand(len(near), *x.shape)
-        return PerClient(NeighbourKeys.sized(most)(everywhere, keys, signatures))
+        return PerClient(NeighbourKeys.sized(most)(everywhere, offers))
 
     def known_point(self, state: State) -> Tensor:
         """Returns a point that every node has before round 1."""
@@ -426,7 +405,7 @@ class Masking(ByGraph, ServerUpdate):
                         "compute its masks"
                     )
                 sources = {
-                    j: NoiseSource(_bytes(key), source.origin, precision=source.precision)
+                    j: NoiseSource(bytes_of(key), source.origin, precision=source.precision)
                     for key, j in zip(keys, near, strict=True)
                 }
             if partners is not None:
@@ -436,17 +415,6 @@ class Masking(ByGraph, ServerUpdate):
         return found.to(draws.device)
 
 
-def _tensor(content: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
-
-
-def _bytes(row: Tensor) -> bytes:
-    return bytes(row.tolist())
-
-
-def _offers(nodes: Sequence[int], keys: OfferedKey | NeighbourKeys) -> list[Offer]:
-    """The first rows of stacked keys, which are of these nodes."""
-    return [
-        Offer(node, _bytes(keys.public[row]), _bytes(keys.signature[row]))
-        for row, node in enumerate(nodes)
-    ]
+def _offers(nodes: Sequence[int], keys: OfferedKey | NeighbourKeys) -> dict[int, bytes]:
+    """The first rows of stacked offers, which are of these nodes."""
+    return {node: bytes_of(row) for node, row in zip(nodes, keys.offer, strict=False)}

@@ -166,6 +166,16 @@ layout_of: Any = cache(lambda kind, *of: kind.layout(*of))
 """`Payload.layout` of a payload type, kept."""
 
 
+def tensor_of(content: bytes) -> Tensor:
+    """Returns bytes as a tensor."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def bytes_of(row: Tensor) -> bytes:
+    """Returns the bytes of a tensor of them."""
+    return row.contiguous().numpy().tobytes()
+
+
 def layout_in(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Lists shape and type of tensors, as `Payload.layout` does."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Here, There
-from manifed.algorithms.payloads import State, returned
+from manifed.algorithms.payloads import State, bytes_of, returned
 from manifed.algorithms.secure_relay import OURS, Attempt, SecureRelay
-from manifed.algorithms.secure_sum import bytes_of
 from manifed.errors import RoundFailed
 from manifed.manifolds.base import Manifold
 from manifed.oracles.noisy_oracle import Draws

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
 from itertools import count
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,15 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Here
-from manifed.algorithms.payloads import Memory, Payload, State, recorded
+from manifed.algorithms.payloads import Memory, Payload, State, bytes_of, recorded, tensor_of
 from manifed.algorithms.secure_sum import (
     HASH_BYTES,
     SecureSum,
-    bytes_of,
     digest_of,
     members_of,
     root_of,
-    tensor_of,
 )
 from manifed.errors import described
 from manifed.manifolds.euclidean import Euclidean
@@ -37,7 +34,7 @@ from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.oracles.sums import clip_each
 from manifed.privacy import discrete, secret_shares
 from manifed.privacy.integers import Coding
-from manifed.privacy.masks import read_pinned, read_signing
+from manifed.privacy.masks import pinned_in, signing_in
 from manifed.privacy.random_numbers import Stream
 from manifed.privacy.secret_shares import BOX_BYTES, KEY_BYTES, OFFER_BYTES, SHARE_BYTES, Secrets
 
@@ -138,7 +135,7 @@ class SecureNode(SecureSum):
         secrets = Secrets(
             *(source.derive(b"secret %d of node %d\0" % (k, turn.node)).key for k in range(3))
         )
-        offered = secret_shares.offer(secrets, turn.ctx, turn.node, self._signing(turn.node))
+        offered = secret_shares.offer(secrets, turn.ctx, turn.node, signing_in(self, turn.node))
         return tensor_of(offered), {"secrets": torch.stack([tensor_of(one) for one in secrets])}
 
     def _deal(self, turn: _Turn) -> tuple[Any, State | None]:
@@ -147,7 +144,7 @@ class SecureNode(SecureSum):
         asked = self.committee(self._listed(turn, came.members), turn.ctx)
         near = asked.neighbours[turn.node]
         offers = _rows(near, came.offers)
-        pins = self._pinned() or {}
+        pins = pinned_in(self, self.clients) or {}
         boxes = torch.zeros(self.degree, BOX_BYTES, dtype=torch.uint8)
         flaws = boxes[:, 0].clone()
         for place, (j, offer) in enumerate(offers.items()):
@@ -205,7 +202,7 @@ class SecureNode(SecureSum):
         """A signature over the one list of survivors that this node will help to open."""
         came: Any = turn.here.came
         self._survivors(turn, came.alive)
-        signing = self._signing(turn.node)
+        signing = signing_in(self, turn.node)
         assert signing is not None
         after = {"alive": came.alive}
         said = self._statement(turn._replace(memory=turn.memory | after))
@@ -220,7 +217,7 @@ class SecureNode(SecureSum):
         memory = turn.memory
         alive = self._survivors(turn, came.alive)
         asked = self.committee(turn.members, turn.ctx)
-        pins = self._pinned()
+        pins = pinned_in(self, self.clients)
         if pins is not None:
             if not torch.equal(came.alive, memory["alive"]):
                 raise OutOfOrder("Expected the survivors that this node signed, got others")
@@ -274,14 +271,6 @@ class SecureNode(SecureSum):
         """What is signed: this attempt, its offers, the model, who dealt and who survived."""
         names = ("root", "seen", "dealt", "alive")
         return secret_shares.confirmation(turn.ctx, *(bytes_of(turn.memory[k]) for k in names))
-
-    def _signing(self, node: int) -> bytes | None:
-        path = self.signing_keys
-        return None if path is None else read_signing(Path(path.replace("{node}", str(node))))
-
-    def _pinned(self) -> dict[int, bytes] | None:
-        path = self.pinned_keys
-        return None if path is None else read_pinned(Path(path), self.clients)
 
     # -- the integers ------------------------------------------------------------------------
     def _rehearsed(self, x: Tensor, oracle: Oracle, here: Here) -> Any:

@@ -7,19 +7,17 @@ tables have a row for every node that offered, in order.
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from manifed.algorithms.payloads import Down, Payload, PerClient, State
+from manifed.algorithms.payloads import Down, Payload, PerClient, State, bytes_of, tensor_of
 from manifed.algorithms.secure_node import SecureNode
-from manifed.algorithms.secure_sum import bytes_of, digest_of, packed, root_of, tensor_of
-from manifed.errors import RoundFailed
+from manifed.algorithms.secure_sum import digest_of, packed, root_of
 from manifed.privacy import secret_shares
 from manifed.privacy.committee import Committee, blamed
-from manifed.privacy.masks import read_pinned
+from manifed.privacy.masks import pinned_in
 
 OURS = "sum_"
 """Before the names of what a state holds of an attempt."""
@@ -135,7 +133,7 @@ class SecureRelay(SecureNode):
         return found
 
     def _bad_offers(self, state: State, rows: Mapping[int, Tensor]) -> dict[int, str]:
-        pins = self._server_pins() or {}
+        pins = pinned_in(self, self.clients, is_server=True) or {}
         ctx = secret_shares.context(self.run, *state[OURS + "now"].tolist())
         offers = {i: bytes_of(row) for i, row in rows.items()}
         found = dict.fromkeys(secret_shares.repeated(offers), "its keys are another client's too")
@@ -145,7 +143,7 @@ class SecureRelay(SecureNode):
         return found
 
     def _bad_signatures(self, now: Attempt, rows: Mapping[int, Tensor]) -> dict[int, str]:
-        pins = self._server_pins()
+        pins = pinned_in(self, self.clients, is_server=True)
         if pins is None:  # clients have them, and look
             return {}
         members, dealt, alive = (
@@ -173,19 +171,6 @@ class SecureRelay(SecureNode):
                 if why is not None:
                     found[i] = f"of client {j}'s secret {why}"
         return found
-
-    def _server_pins(self) -> dict[int, bytes] | None:
-        """Pinned keys, where the server has the file.
-
-        Raises:
-            RoundFailed: it cannot be read.
-        """
-        if self.pinned_keys is None or not Path(self.pinned_keys).exists():
-            return None
-        try:
-            return read_pinned(Path(self.pinned_keys), self.clients)
-        except ValueError as error:
-            raise RoundFailed(f"privacy.trust.pinned_keys: {error}") from None
 
 
 def _marked(flags: Tensor, nodes: Sequence[int]) -> list[int]:

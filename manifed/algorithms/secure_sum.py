@@ -41,7 +41,8 @@ from pydantic import PrivateAttr
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Algorithm, Phase
-from manifed.algorithms.payloads import Payload
+from manifed.algorithms.payloads import Payload, bytes_of, tensor_of
+from manifed.fields import KeyFiles
 from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Query
 from manifed.privacy.committee import Committee, committee, degree
@@ -108,16 +109,6 @@ def members_of(bits: Tensor) -> tuple[int, ...]:
     return tuple(np.flatnonzero(np.unpackbits(bits.numpy(), bitorder="little")).tolist())
 
 
-def tensor_of(content: bytes) -> Tensor:
-    """Returns bytes as a tensor."""
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
-
-
-def bytes_of(row: Tensor) -> bytes:
-    """Returns the bytes of a tensor of them."""
-    return row.contiguous().numpy().tobytes()
-
-
 def digest_of(*sent: Tensor) -> Tensor:
     """Returns the hash of what is broadcast, by which nodes know that all were sent the same."""
     found = hashlib.sha256()
@@ -142,10 +133,11 @@ def _run_of(update: Any) -> bytes:
     return hashlib.sha256(said.encode()).digest()
 
 
-class SecureSum(Algorithm):
+class SecureSum(Algorithm, KeyFiles):
     """Base of `SecureMean`: what both sides know of the sum."""
 
     kind: Literal["secure-mean"] = "secure-mean"
+    where = "privacy.trust"
     client_update: Any
     """What clients run."""
     server_update: Any
@@ -157,8 +149,6 @@ class SecureSum(Algorithm):
     """The probability that a client is in a cohort, for each."""
     max_dropped: float
     collusion: int
-    pinned_keys: str | None = None
-    signing_keys: str | None = None
     is_seeded: bool = True
     rounds: int = 1
     """How many rounds the run has: the width of all integers holds in the first and the last."""

@@ -16,20 +16,27 @@ Source: Allouah et al. (DECOR), Algorithm 1 line 3; Bonawitz et al. 2017 for the
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 from manifed.durable import read_regular
+from manifed.errors import RoundFailed
+from manifed.fields import KeyFiles
 from manifed.privacy.random_numbers import NoiseSource, Stream, edge_place
-from manifed.privacy.secret_shares import is_signed, key_fault, sign
+from manifed.privacy.secret_shares import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    is_signed,
+    key_fault,
+    public_of,
+    shared_key,
+    sign,
+)
 
 _LONGEST_FILE = 1 << 26
 """Bytes of a file of pinned keys."""
@@ -40,122 +47,58 @@ FLAWS = (
     "not signed by the key that is pinned",
 )
 """What is wrong with an offer; on the wire its place here, from 1."""
-_Owners = Mapping[bytes, Sequence[int]]
-"""By public key, which nodes offered it."""
-
-
-class BadOffer(ValueError):
-    """Error: a public key that must not be used; the text names the node and says why.
-
-    ``code`` is the place of the flaw in `FLAWS`, from 1.
-    """
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 def _said(run: bytes, node: int, public: bytes) -> bytes:
     """What a signature covers: this key is node's, in this run and in no other."""
-    return (
-        b"manifed mask offer v1\0"
-        + len(run).to_bytes(4, "big")
-        + run
-        + node.to_bytes(4, "big")
-        + public
+    length, number = (count.to_bytes(4, "big") for count in (len(run), node))
+    return b"manifed mask offer v1\0" + length + run + number + public
+
+
+def offer(run: bytes, node: int, secret: bytes, signing: bytes | None) -> bytes:
+    """Returns what a node sends to all others before round 1, signed; zeros without ``signing``.
+
+    ``run`` names the run: keys of one run are worth nothing in another. The X25519 ``secret`` is
+    fresh for every run, from the operating system.
+    """
+    public = public_of(secret)
+    if signing is None:
+        return public + bytes(SIGNATURE_BYTES)
+    return public + sign(signing, _said(run, node, public))
+
+
+def offer_fault(
+    run: bytes, node: int, offer: bytes, pinned: Mapping[int, bytes] | None, *, is_copy: bool
+) -> tuple[int, str] | None:
+    """Returns why a node's offer must not be used, as a place in `FLAWS` and a text; None: it may.
+
+    Nodes look at what was relayed to them, and the relay at what it was offered. ``pinned`` are the
+    nodes' Ed25519 keys; None accepts unsigned offers, and an active relay with them. ``is_copy``
+    says that another node offered the key too.
+    """
+    public, signature = offer[:KEY_BYTES], offer[KEY_BYTES:]
+    if fault := key_fault(public):
+        return 1, f"its public key {fault}"
+    if is_copy:
+        return 2, "its public key is that of another node of the graph too"
+    if pinned is None or is_signed(pinned.get(node, b""), _said(run, node, public), signature):
+        return None
+    return 3, (
+        "its public key is not signed by the key that is pinned for it in this run; somebody "
+        "between the nodes may have changed it"
     )
 
 
-@dataclass(frozen=True)
-class Offer:
-    """A node's public key, which it sends to all others before round 1 through the relay."""
-
-    node: int
-    public: bytes
-    """X25519, 32 bytes."""
-    signature: bytes = b""
-    """Ed25519, 64 bytes, of run, node and ``public``; empty without signing keys."""
-
-    def check(
-        self, run: bytes, pinned: Mapping[int, bytes] | None, owners: _Owners | None = None
-    ) -> None:
-        """Refuses a key that allows no secret, or that is not proved to be this node's.
-
-        Nodes look at what was relayed to them, and the relay at what it was offered.
-
-        Raises:
-            BadOffer: for another length; a key of small order, or one that is written in another
-                way than keys are made; one that another node offered too; and where keys are
-                ``pinned``, one that this node's does not sign.
-        """
-        if fault := key_fault(self.public):
-            raise BadOffer(1, f"node {self.node}: its public key {fault}")
-        if others := [j for j in (owners or {}).get(self.public, ()) if j != self.node]:
-            raise BadOffer(
-                2, f"node {self.node}: its public key is that of node {others[0]} of the graph too"
-            )
-        if pinned is None:
-            return
-        if (known := pinned.get(self.node)) is None:
-            raise BadOffer(
-                3, f"node {self.node}: no signing key is pinned for it; add its line to the file"
-            )
-        if not is_signed(known, _said(run, self.node, self.public), self.signature):
-            raise BadOffer(
-                3,
-                f"node {self.node}: its public key is not signed by the key that is pinned for it "
-                "in this run; somebody between the nodes may have changed it",
-            )
-
-
-def owners_of(offers: Iterable[Offer]) -> _Owners:
-    """Returns which node offered which key."""
-    found: dict[bytes, list[int]] = {}
-    for offer in offers:
-        found.setdefault(offer.public, []).append(offer.node)
-    return found
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """One node's side of the key agreement of one run.
-
-    ``run`` names the run: keys of one run are worth nothing in another. ``pinned`` are the others'
-    signing keys, of 32 bytes each; None accepts unsigned offers, and an active relay with them.
-    """
-
-    run: bytes
-    node: int
-    secret: bytes = field(repr=False)
-    """X25519, 32 bytes; fresh for every run, from the operating system."""
-    signing: bytes | None = field(default=None, repr=False)
-    """Ed25519, 32 bytes."""
-    pinned: Mapping[int, bytes] | None = None
-
-    def offer(self) -> Offer:
-        """This node's own public key, signed if it can sign."""
-        public = X25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw()
-        if self.signing is None:
-            return Offer(self.node, public)
-        said = _said(self.run, self.node, public)
-        return Offer(self.node, public, sign(self.signing, said))
-
-    def source(self, offer: Offer, owners: _Owners | None = None) -> NoiseSource:
-        """Returns the normals that only this node and the offering one can draw.
-
-        Raises:
-            BadOffer: as `Offer.check`.
-        """
-        offer.check(self.run, self.pinned, owners)
-        own = X25519PrivateKey.from_private_bytes(self.secret)
-        shared = own.exchange(X25519PublicKey.from_public_bytes(offer.public))
-        # Both public keys are bound to the pair's key, so neither end can be shown another's.
-        public = own.public_key().public_bytes_raw()
-        keys = [public, offer.public] if self.node < offer.node else [offer.public, public]
-        ends = divmod(edge_place((self.node, offer.node)), 1 << 20)
-        said = b"manifed pair mask v1\0" + b"".join(end.to_bytes(4, "big") for end in ends)
-        key = HKDF(SHA256(), 32, salt=self.run, info=said + b"".join(keys)).derive(shared)
-        return NoiseSource(key, origin="os")
+def pair_source(run: bytes, node: int, secret: bytes, other: int, offer: bytes) -> NoiseSource:
+    """Returns the normals that only this node and another, whose ``offer`` is sound, can draw."""
+    public = offer[:KEY_BYTES]
+    # Both public keys are bound to the pair's key, so neither end can be shown another's.
+    keys = {node: public_of(secret), other: public}
+    ends = divmod(edge_place((node, other)), 1 << 20)
+    bound = [end.to_bytes(4, "big") for end in ends] + [keys[end] for end in ends]
+    info = b"manifed pair mask v1\0" + b"".join(bound)
+    own = X25519PrivateKey.from_private_bytes(secret)
+    return NoiseSource(shared_key(own, public, run, info), origin="os")
 
 
 @lru_cache
@@ -181,12 +124,29 @@ def masks(
     return total
 
 
-def read_pinned(path: Path, num_nodes: int) -> dict[int, bytes]:
+def pinned_in(
+    files: KeyFiles, num_nodes: int, *, is_server: bool = False
+) -> dict[int, bytes] | None:
     """Reads signing keys by node: a line ``node key`` for each, the key in 64 hex digits.
+
+    None where none are pinned; at a server, also where it lacks the file.
 
     Raises:
         ValueError: with file and line, for what is no such line, stands twice or is missing.
+        RoundFailed: the same at a server.
     """
+    if files.pinned_keys is None:
+        return None
+    path = Path(files.pinned_keys)
+    if not is_server:
+        return _read_pinned(path, num_nodes)
+    try:
+        return _read_pinned(path, num_nodes) if path.exists() else None
+    except ValueError as error:
+        raise RoundFailed(f"{files.where}.pinned_keys: {error}") from None
+
+
+def _read_pinned(path: Path, num_nodes: int) -> dict[int, bytes]:
     try:
         lines = read_regular(path, _LONGEST_FILE).decode("ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -213,12 +173,17 @@ def read_pinned(path: Path, num_nodes: int) -> dict[int, bytes]:
     return found
 
 
-def read_signing(path: Path) -> bytes:
+def signing_in(files: KeyFiles, node: int) -> bytes | None:
     """Reads a node's Ed25519 key: 64 hex digits in a file that only its owner may read.
+
+    None where there is no signing key.
 
     Raises:
         ValueError: for anything else; the text holds nothing of the file.
     """
+    if files.signing_keys is None:
+        return None
+    path = Path(files.signing_keys.replace("{node}", str(node)))
     try:
         is_open = bool(path.stat().st_mode & 0o077)
         found = _key(read_regular(path, _LONGEST_FILE).decode("ascii").strip())

@@ -81,7 +81,13 @@ def _exchanged(own: X25519PrivateKey, public: bytes) -> bytes:
     return own.exchange(X25519PublicKey.from_public_bytes(public))
 
 
-def _public(secret: bytes) -> bytes:
+def shared_key(own: X25519PrivateKey, public: bytes, ctx: bytes, info: bytes) -> bytes:
+    """Returns a key of the owners of both X25519 keys, in the context ``ctx``, for one use."""
+    return _derived(_exchanged(own, public), ctx, info)
+
+
+def public_of(secret: bytes) -> bytes:
+    """Returns the X25519 key that belongs to a secret."""
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
@@ -99,7 +105,7 @@ def _offered(ctx: bytes, node: int, offer: bytes) -> bytes:
 
 def offer(secrets: Secrets, ctx: bytes, node: int, signing: bytes | None) -> bytes:
     """Returns what a node shows of its secrets, signed; zeros without a ``signing`` key."""
-    shown = _public(secrets.channel) + _public(secrets.pair) + _hash(b"seed", secrets.seed)
+    shown = public_of(secrets.channel) + public_of(secrets.pair) + _hash(b"seed", secrets.seed)
     if signing is None:
         return shown + bytes(SIGNATURE_BYTES)
     return shown + sign(signing, _offered(ctx, node, shown))
@@ -146,13 +152,14 @@ def offer_fault(offer: bytes, ctx: bytes, node: int, pinned: bytes | None) -> st
     return None
 
 
-def repeated(offers: Mapping[int, bytes]) -> frozenset[int]:
+def repeated(offers: Mapping[int, bytes], keys: int = 3) -> frozenset[int]:
     """Returns the nodes whose keys or commitment another node offers too.
 
     Two nodes with one secret are copies of one machine, or one of them repeats what it was shown.
+    An offer begins with so many ``keys`` and commitments.
     """
     parts = {
-        node: {made[i : i + KEY_BYTES] for i in range(0, 3 * KEY_BYTES, KEY_BYTES)}
+        node: {made[i : i + KEY_BYTES] for i in range(0, keys * KEY_BYTES, KEY_BYTES)}
         for node, made in offers.items()
     }
     counts = Counter(part for each in parts.values() for part in each)
@@ -172,7 +179,7 @@ def is_seed(offer: bytes, seed: bytes) -> bool:
 
 def is_pair_key(offer: bytes, pair: bytes) -> bool:
     """Returns whether this is the secret of the pair key in ``offer``."""
-    return len(pair) == KEY_BYTES and _public(pair) == offer[KEY_BYTES : 2 * KEY_BYTES]
+    return len(pair) == KEY_BYTES and public_of(pair) == offer[KEY_BYTES : 2 * KEY_BYTES]
 
 
 # -- shares ----------------------------------------------------------------------------------
@@ -205,7 +212,7 @@ def _channel(
     own: X25519PrivateKey, offer: bytes, ends: bytes, ctx: bytes, root: bytes, commitments: bytes
 ) -> tuple[AESGCM, bytes, bytes]:
     """How a box is encrypted: key, nonce, and what it is bound to."""
-    key = _derived(_exchanged(own, offer[:KEY_BYTES]), ctx, b"chan" + ends)
+    key = shared_key(own, offer[:KEY_BYTES], ctx, b"chan" + ends)
     # The nonce follows from what is encrypted: a node that is made to deal twice still does not
     # use a nonce for two messages.
     return AESGCM(key), _hash(b"nonce", commitments)[:12], ctx + root + commitments
@@ -326,9 +333,9 @@ def pair_mask(
     own = X25519PrivateKey.from_private_bytes(pair)
     total = np.zeros(count, f"i{bits // 8}")
     for other, made in offers.items():
-        shared = _exchanged(own, made[KEY_BYTES : 2 * KEY_BYTES])
         info = b"pair" + _number(min(node, other), max(node, other))
-        drawn = _stream(_derived(shared, ctx, info), count, bits)
+        key = shared_key(own, made[KEY_BYTES : 2 * KEY_BYTES], ctx, info)
+        drawn = _stream(key, count, bits)
         total += drawn if node < other else -drawn
     return total
 

@@ -14,7 +14,8 @@ from manifed.graphs import (
     connectivity_bound,
     metropolis_hastings,
 )
-from manifed.privacy.masks import Agreement, masks
+from manifed.privacy.masks import masks, offer, pair_source
+from manifed.privacy.random_numbers import NoiseSource
 from reproduction.decor_reference import LeastSquares, Setting, run
 from reproduction.findings import Finding
 
@@ -95,12 +96,16 @@ def check_h2() -> Finding:
 
 def check_h3() -> Finding:
     """v_ij = -v_ji bit for bit, fresh in every round, and only the pair has the key."""
-    sides = [Agreement(b"check", i, bytes([i + 1]) * 32) for i in range(3)]
-    offers = [side.offer() for side in sides]
+    secrets = [bytes([i + 1]) * 32 for i in range(3)]
+
+    def of(node: int, other: int) -> NoiseSource:
+        offered = offer(b"check", other, secrets[other], None)
+        return pair_source(b"check", node, secrets[node], other, offered)
+
     shape = (20_000,)
-    one = [masks({1: sides[0].source(offers[1])}, 0, shape, server_round=t) for t in (1, 2)]
-    other = masks({0: sides[1].source(offers[0])}, 1, shape, server_round=1)
-    outsider = masks({0: sides[2].source(offers[0])}, 2, shape, server_round=1)
+    one = [masks({1: of(0, 1)}, 0, shape, server_round=t) for t in (1, 2)]
+    other = masks({0: of(1, 0)}, 1, shape, server_round=1)
+    outsider = masks({0: of(2, 0)}, 2, shape, server_round=1)
     correlations = {
         "between rounds": float(torch.corrcoef(torch.stack(one))[0, 1]),
         "with what node 2 can draw": float(torch.corrcoef(torch.stack([one[0], outsider]))[0, 1]),

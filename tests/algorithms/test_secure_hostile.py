@@ -10,9 +10,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from manifed.algorithms.payloads import PerClient
+from manifed.algorithms.payloads import PerClient, tensor_of
 from manifed.algorithms.secure_node import OutOfOrder
-from manifed.algorithms.secure_sum import packed, tensor_of
+from manifed.algorithms.secure_sum import packed
 from manifed.errors import RoundFailed
 from manifed.federation.client import Seat, run_update
 from manifed.federation.exchange import Asked, BadMessage, Header
@@ -20,6 +20,7 @@ from manifed.flower.records import HEADER, PAYLOAD, read_tensors
 from manifed.plan import plan
 from manifed.privacy import secret_shares
 from manifed.privacy.ledger import Ledger
+from manifed.privacy.masks import signing_in
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secret_shares import SHARE_BYTES, Secrets
 from tests.algorithms.test_secure_mean import PHASES, D, Run, counted, keys_in, setting_of
@@ -120,7 +121,7 @@ def offer_of(run_id=None, signing=None, secrets=FOREIGN):
 
 
 def own_key(node, run):
-    return run.plan.training._signing(node)
+    return signing_in(run.plan.training, node)
 
 
 def without(*gone):

@@ -47,11 +47,11 @@ def test_a_node_that_lost_what_it_learnt_before_round_1_says_so():
 
 
 def test_an_upload_of_another_layout_stays_with_its_client(monkeypatch, caplog):
-    short = OfferedKey(torch.zeros(31, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8))
+    short = OfferedKey(torch.zeros(95, dtype=torch.uint8))
     monkeypatch.setattr(UPDATE, "client", lambda self, x, oracle, here: (short, here.memory))
     with pytest.raises(RoundFailed, match="this node is absent"):
         reports_of(KEYED, "messages")
-    assert "client: Expected public of shape (32,), got (31,)" in caplog.text
+    assert "client: Expected offer of shape (96,), got (95,)" in caplog.text
 
 
 def test_only_the_clients_asked_get_their_own_rows():

@@ -2,51 +2,56 @@
 
 import math
 import secrets
-from dataclasses import replace
 
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from manifed.errors import RoundFailed
 from manifed.graphs import Complete, Ring
 from manifed.privacy.masks import (
-    Agreement,
-    BadOffer,
-    Offer,
     masks,
-    owners_of,
-    read_pinned,
+    offer,
+    offer_fault,
+    pair_source,
+    pinned_in,
     seeded_pairs,
 )
 from manifed.privacy.random_numbers import NoiseSource
+from manifed.privacy.secret_shares import repeated
+from manifed.setting import SecureSum
 
 RUN = b"run 1"
 N = 6
 
 
-def federation(run=RUN, *, is_signed=True):
-    signing = [bytes([i + 1]) * 32 for i in range(N)]
-    pinned = {
-        i: Ed25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw()
-        for i, key in enumerate(signing)
-    }
-    return [
-        Agreement(
-            run, i, bytes([i + 101]) * 32, signing[i] if is_signed else None,
-            pinned if is_signed else None,
-        )
-        for i in range(N)
-    ]  # fmt: skip
+SECRETS = [bytes([i + 101]) * 32 for i in range(N)]
+SIGNING = [bytes([i + 1]) * 32 for i in range(N)]
+PINNED = {
+    i: Ed25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw()
+    for i, key in enumerate(SIGNING)
+}
 
 
-def sources_of(sides, graph):
-    offers = [side.offer() for side in sides]
-    return [{j: side.source(offers[j]) for j in graph.neighbors[i]} for i, side in enumerate(sides)]
+def offered(node, run=RUN, *, is_signed=True):
+    return offer(run, node, SECRETS[node], SIGNING[node] if is_signed else None)
+
+
+def source(node, other, run=RUN):
+    return pair_source(run, node, SECRETS[node], other, offered(other, run))
+
+
+def fault(node, made, *, pinned=PINNED, is_copy=False):
+    return offer_fault(RUN, node, made, pinned, is_copy=is_copy)
+
+
+def sources_of(graph):
+    return [{j: source(i, j) for j in graph.neighbors[i]} for i in range(N)]
 
 
 @pytest.mark.parametrize("graph", [Ring().build(N), Complete().build(N)], ids=["ring", "complete"])
 def test_masks_cancel_and_each_is_a_normal_of_its_own(graph):
-    sources = sources_of(federation(), graph)
+    sources = sources_of(graph)
     shape = (40, 50)
     at = [masks(sources[i], i, shape, server_round=3) for i in range(N)]
     size = max(float(m.abs().max()) for m in at)
@@ -62,7 +67,7 @@ def test_masks_cancel_and_each_is_a_normal_of_its_own(graph):
 
 def test_every_address_has_masks_of_its_own():
     """The public code draws its masks once and uses them in every round."""
-    sources = sources_of(federation(), Ring().build(N))[0]
+    sources = sources_of(Ring().build(N))[0]
     places = [{"server_round": r, "attempt": a, "step": s}
               for r in (1, 2) for a in (0, 1) for s in (0, 1)]  # fmt: skip
     numbers = torch.stack(
@@ -72,58 +77,52 @@ def test_every_address_has_masks_of_its_own():
 
 
 def test_no_other_node_run_or_relay_has_the_key_of_a_pair():
-    sides = federation()
-    offers = [side.offer() for side in sides]
-    key = sides[0].source(offers[1]).key
-    assert key == sides[1].source(offers[0]).key
-    others = {side.source(offer).key
-              for side in sides for offer in offers
-              if {side.node, offer.node} != {0, 1} and side.node != offer.node}  # fmt: skip
+    key = source(0, 1).key
+    assert key == source(1, 0).key
+    others = {source(i, j).key for i in range(N) for j in range(N) if {i, j} != {0, 1} and i != j}
     assert key not in others
     assert len(others) == N * (N - 1) / 2 - 1
-    later = federation(b"run 2")
-    assert later[0].source(later[1].offer()).key != key
+    assert source(0, 1, b"run 2").key != key
 
 
 def test_an_active_relay_that_swaps_keys_is_found_out():
     """The relay shows its own key to both ends, as node 1 to node 0 and as node 0 to node 1."""
-    sides = federation()
-    relay = Agreement(RUN, 1, secrets.token_bytes(32), secrets.token_bytes(32))
-    forged = relay.offer()
-    with pytest.raises(BadOffer, match="node 1: its public key is not signed"):
-        sides[0].source(forged)
-    for offer in (
-        replace(sides[1].offer(), node=2),  # another's true key
-        replace(sides[1].offer(), signature=b""),
-        replace(sides[1].offer(), signature=sides[2].offer().signature),
-        federation(b"run 0")[1].offer(),  # of an earlier run, replayed
-        replace(sides[1].offer(), public=forged.public),
+    secret = secrets.token_bytes(32)
+    forged = offer(RUN, 1, secret, secrets.token_bytes(32))
+    code, why = fault(1, forged)
+    assert code == 3
+    assert "not signed by the key that is pinned for it in this run" in why
+    assert fault(1, offered(1)) is None
+    for node, made in (
+        (2, offered(1)),  # another's true key
+        (1, offered(1)[:32]),
+        (1, offered(1, is_signed=False)),
+        (1, offered(1)[:32] + offered(2)[32:]),
+        (1, offered(1, b"run 0")),  # of an earlier run, replayed
+        (1, forged[:32] + offered(1)[32:]),
+        (17, forged),  # no key is pinned for it
     ):
-        with pytest.raises(BadOffer, match=f"node {offer.node}"):
-            sides[0].source(offer)
-    with pytest.raises(BadOffer, match="no signing key is pinned"):
-        sides[0].source(Offer(17, forged.public, forged.signature))
-    trusting = federation(is_signed=False)  # and without pinned keys it gets through
-    middle = trusting[0].source(forged)
-    assert middle.key == relay.source(trusting[0].offer()).key
+        assert fault(node, made)[0] == 3
+    assert fault(1, forged, pinned=None) is None  # and without pinned keys it gets through
+    middle = pair_source(RUN, 0, SECRETS[0], 1, forged)
+    assert middle.key == pair_source(RUN, 1, secret, 0, offered(0)).key
 
 
 def test_keys_without_a_secret_are_refused():
-    side = federation(is_signed=False)[0]
-    with pytest.raises(BadOffer, match="32 bytes"):
-        side.source(Offer(1, b"short"))
-    twice = owners_of([Offer(1, side.offer().public), Offer(4, side.offer().public)])
-    with pytest.raises(BadOffer, match="node 1: its public key is that of node 4"):
-        side.source(Offer(1, side.offer().public), owners=twice)
+    code, why = fault(1, b"short", pinned=None)
+    assert code == 1
+    assert "32 bytes" in why
+    offers = {node: offered(node, is_signed=False) for node in (1, 2, 4)} | {4: offered(1)}
+    assert repeated(offers, keys=1) == {1, 4}
+    assert repeated({1: bytes(96), 2: offered(2, is_signed=False)}, keys=1) == set()
+    assert fault(1, offered(1), is_copy=True)[0] == 2
     with pytest.raises(ValueError, match="two different partitions"):
-        side.source(Offer(0, federation()[1].offer().public))
+        source(0, 0)
 
 
 def test_secrets_are_never_shown_and_a_source_says_whose_it_is():
-    side = federation()[0]
-    real = side.source(federation()[1].offer())
-    for secret, shown in (("secret", side), ("signing", side), ("key", real)):
-        assert secret not in repr(shown)
+    real = source(0, 1)
+    assert "key" not in repr(real)
     assert (seeded_pairs(NoiseSource.from_seed(1)).origin, real.origin) == ("seed", "os")
 
 
@@ -131,14 +130,21 @@ def test_pinned_keys_are_read_or_refused_with_their_line(tmp_path):
     path = tmp_path / "keys.txt"
     good = [f"{i} {bytes([i] * 32).hex()}" for i in range(3)]
     path.write_text("# node, Ed25519 key\n" + "\n".join(good) + "\n")
-    assert read_pinned(path, 3) == {i: bytes([i] * 32) for i in range(3)}
+    files = SecureSum(pinned_keys=str(path), signing_keys="/key")
+    assert pinned_in(files, 3) == {i: bytes([i] * 32) for i in range(3)}
     for lines, said in (
         ([*good, good[0]], "line 4"), (good[:2], r"missing \[2\]"), (["0 abcd"], "line 1"),
         (["x " + "0" * 64], "line 1"), (["0 " + "g" * 64], "line 1"), (["3 " + "0" * 64], "line 1"),
     ):  # fmt: skip
         path.write_text("\n".join(lines))
         with pytest.raises(ValueError, match=said) as refused:
-            read_pinned(path, 3)
+            pinned_in(files, 3)
         assert lines[-1] not in str(refused.value), "what the file holds is not quoted"
+    path.unlink()
     with pytest.raises(ValueError, match="cannot be read"):
-        read_pinned(tmp_path / "none", 3)
+        pinned_in(files, 3)
+    assert pinned_in(files, 3, is_server=True) is None
+    path.mkdir()
+    with pytest.raises(RoundFailed, match=r"privacy.trust.pinned_keys: .*cannot be read"):
+        pinned_in(files, 3, is_server=True)
+    assert pinned_in(SecureSum(), 3) is None
