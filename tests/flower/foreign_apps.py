@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 APPS = Path(__file__).resolve().parents[1] / "foreign_apps"
-KINDS = sorted(path.name for path in APPS.iterdir() if path.is_dir() and path.name != "common")
+KINDS = sorted(path.name for path in APPS.iterdir() if (path / "guarded").is_dir())
 
 
 def laid(kind, folder, *, is_guarded):
