@@ -6,12 +6,11 @@ and Silva Leite's family). n = k is the orthogonal group.
 
 Retraction: polar, Absil and Malick (SIOPT 2012); its inverse: Kaneko, Fiori and Tanaka (2013).
 Transport: the rotation of the inverse Cayley transform, Siegel (2021). Logarithms: Zimmermann and
-Hüper (SIMAX 2022, arXiv 2103.12046), batched iterations on 2k x 2k matrices: Algorithm 4 for the
-canonical metric, p-shooting in the reduced problem for the Euclidean one.
+Hüper (SIMAX 2022, arXiv 2103.12046), p-shooting in the reduced problem, batched over matrices of
+2k x 2k.
 
 Symbols: A = x^T u, G = u^T u, M = x^T y, beta metric weight of the skew part. In the logarithms:
-target = blocks of y in the frame (x, Q), V completed, Phi rotation, A, B, C blocks of log V, Gamma
-the Sylvester update.
+target = blocks of y in the frame (x, Q), A and B those of the logarithm.
 """
 
 import math
@@ -67,8 +66,6 @@ def _tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
             raise ArithmeticError("No Stiefel logarithm: Expected det(x^T y) = 1, got -1 (n = k)")
         a = logm_rotation(m)
         b = target[..., k:, :]
-    elif beta == 0.5:
-        a, b = _zimmermann_hueper(target)
     else:
         a, b = _shoot(target, beta)
     residual = _largest_norm(_reduced_geodesic(a, b, beta, 1)[0] - target)
@@ -95,43 +92,6 @@ def _reduced_geodesic(a: Tensor, b: Tensor, beta: float, steps: int) -> list[Ten
     for _ in range(steps - 1):
         turns.append(turns[-1] @ twist)
     return [point @ turn for point, turn in zip(points, turns, strict=True)]
-
-
-def _completion(target: Tensor) -> Tensor:
-    """The last columns of a rotation that starts with ``target`` and has a positive corner."""
-    k = target.shape[-1]
-    rest = linalg.qr(target, mode="complete")[0][..., k:]
-    d, _, rt = linalg.svd(rest[..., k:, :])  # Procrustes preprocessing, line 3
-    rest = rest @ rt.mT @ d.mT
-    determinant = linalg.det(torch.cat((target, rest), -1))[..., None, None]
-    last = d[..., :, -1:]
-    return torch.where(determinant < 0, rest - 2 * (rest @ last) @ last.mT, rest)
-
-
-def _zimmermann_hueper(target: Tensor) -> tuple[Tensor, Tensor]:
-    """A and B with log V = [[A, -B^T], [B, 0]] for a completion V of ``target``."""
-    k = target.shape[-1]
-    previous = math.inf
-    rest = _completion(target)
-    a = b = target
-    for _ in range(_MAX_ITERATIONS):
-        log = logm_rotation(torch.cat((target, rest), -1))  # line 5
-        c = log[..., k:, k:]
-        size = _largest_norm(c)
-        a = log[..., :k, :k]
-        b = log[..., k:, :k]
-        if size <= _TOLERANCE or previous <= size <= _RESIDUAL:  # line 6
-            break
-        previous = size
-        rest = rest @ expm(_sylvester(b, c))  # lines 8-10
-    return a, b
-
-
-def _sylvester(b: Tensor, c: Tensor) -> Tensor:
-    """Skew Gamma with S Gamma + Gamma S = C, S = B B^T / 12 - I / 2 (lines 7-8)."""
-    w, v = linalg.eigh(b @ b.mT / 12 - identity_like(c) / 2)
-    divisor = (w.unsqueeze(-1) + w.unsqueeze(-2)).clamp_max(-0.1)
-    return skew(v @ ((v.mT @ c @ v) / divisor) @ v.mT)
 
 
 def _shoot(target: Tensor, beta: float) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,6 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import lru_cache
 from typing import Any, Literal, Required, TypedDict, Unpack
 
 import numpy as np
@@ -54,8 +53,6 @@ _EDGE_BITS = {
 """In place of a partition stands `edge_place`."""
 _Array = npt.NDArray[Any]
 _WORD = np.dtype("<u8")
-_AHEAD = 256
-"""Numbers that a seeded source draws at once for a round and those after it."""
 
 
 class Stream(IntEnum):
@@ -270,15 +267,7 @@ class NoiseSource:
         if len(set(places)) < len(places):
             raise ValueError(f"Expected distinct {name}s, got {places}: noise is never reused")
         start = end - last - (place << bits["block"])
-        most = 1 if self.origin == "os" else _AHEAD // max(1, count * len(places))
-        if most > 1:
-            rounds = 1 << most.bit_length() - 1  # it divides 2^24, the number of rounds
-            turn = address["server_round"] % rounds
-            width = bits[name] + bits["block"]
-            starts = range(start - (turn << width), start + (rounds - turn << width), 1 << width)
-            out = _ahead(self.key, read, starts, places, bits["block"], count)[turn].copy()
-        else:
-            (out,) = _numbers(self.key, read, (start,), places, bits["block"], count)
+        out = _numbers(self.key, read, start, places, bits["block"], count)
         lead = () if is_one else (len(places),)
         return torch.as_tensor(out.reshape(*lead, *shape))
 
@@ -286,32 +275,27 @@ class NoiseSource:
 def _numbers(
     key: bytes,
     read: Callable[[_Array, _Array], None],
-    starts: Sequence[int],
+    start: int,
     places: tuple[int, ...],
     shift: int,
     count: int,
 ) -> _Array:
-    """What ``read`` makes of the words from the counters ``starts`` + (``places`` << ``shift``) on.
+    """What ``read`` makes of the words from the counters ``start`` + (``places`` << ``shift``) on.
 
-    Returns shape (starts, places, count): a start is the counter of a round at the place 0.
+    Returns shape (places, count): ``start`` is the counter at the place 0.
     """
-    lows = np.array([start & (1 << 64) - 1 for start in starts], dtype=_WORD)[:, None]
-    lows = lows + (np.array(places, dtype=_WORD) << np.uint64(shift))
-    highs = np.array([start >> 64 for start in starts], dtype=_WORD)[:, None, None]
-    out = np.empty((*lows.shape, count))
+    low, high = np.array([start & (1 << 64) - 1, start >> 64], dtype=_WORD)
+    lows = low + (np.array(places, dtype=_WORD) << np.uint64(shift))
+    out = np.empty((len(places), count))
     encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     num_blocks = -(-count // 2) if places else 0
-    width = 2 * max(1, (1 << 16) // max(1, lows.size))  # so that words take few megabytes
+    width = 2 * max(1, (1 << 16) // max(1, len(places)))  # so that words take few megabytes
     for first in range(0, num_blocks, width):
         blocks = np.arange(first, min(first + width, num_blocks), dtype=_WORD)
-        counters = np.empty((*lows.shape, len(blocks), 2), dtype=_WORD)
-        counters[..., 0], counters[..., 1] = lows[..., None] + blocks, highs
+        counters = np.empty((len(places), len(blocks), 2), dtype=_WORD)
+        counters[..., 0], counters[..., 1] = lows[:, None] + blocks, high
         words = np.empty(counters.size + 2, dtype=_WORD)  # update_into wants a block to spare
         encryptor.update_into(counters.data.cast("B"), words.data.cast("B"))
-        numbers = out[..., 2 * first : 2 * (first + width)]
-        read(words[:-2].reshape(*lows.shape, -1)[..., : numbers.shape[-1]], numbers)
+        numbers = out[:, 2 * first : 2 * (first + width)]
+        read(words[:-2].reshape(len(places), -1)[:, : numbers.shape[-1]], numbers)
     return out
-
-
-_ahead = lru_cache(maxsize=4096)(_numbers)
-"""Small draws of a seeded source for some rounds at once."""

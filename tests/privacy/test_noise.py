@@ -16,7 +16,6 @@ from manifed.privacy.random_numbers import (
     BITS,
     NoiseSource,
     Stream,
-    _ahead,
     counter_of,
     edge_place,
 )
@@ -193,15 +192,6 @@ def test_only_the_operating_system_gives_a_release():
     assert release.key != NoiseSource.from_os().key
     assert release.key.hex() not in repr(release)
     assert str(release.key) not in repr(release)
-    kept = _ahead.cache_info()
-    release.normals((4,), **NODE)
-    assert _ahead.cache_info() == kept, "the key of a release stays in no cache"
-
-
-def test_numbers_that_were_drawn_ahead_are_given_out_as_they_were_drawn():
-    first = SOURCE.normals((4,), **NODE).clone()
-    SOURCE.normals((4,), **NODE).zero_()
-    assert torch.equal(SOURCE.normals((4,), **NODE), first)
 
 
 def test_summed_precision_is_the_sum_of_four_draws_over_two():
