@@ -9,7 +9,7 @@ compared with thresholds of 192 bits, cut at 14 standard deviations. In 2^-49 of
 they do not decide, and 128 more do. The table's law is within 2^-135 of N_Z(0, v) in total
 variation: that is not exact, and it is what a price adds to delta for each draw and level. A larger
 v is split exactly into v = v_0 + 2^16 v_1 with v_0 in [640^2, 640^2 + 2^16) and v_1 >= 9, and x =
-x_0 + 2^8 x_1; v_1 may be split again. `draw_slack` bounds what a split changes.
+x_0 + 2^8 x_1; v_1 may be split again. Lemma 1 bounds what a split changes.
 
 How long a draw takes depends on what is drawn only through caches, numpy's binary search, and the
 draws that need more bits.
@@ -20,11 +20,11 @@ Write e(r^2) = 2 sum_{j >= 1} exp(-2 pi^2 r^2 j^2). By Poisson summation, sum_k 
 Lemma 1. Let r^2 = a b / (a + b). The laws of N_Z(0, a) + N_Z(0, b) and of N_Z(0, a + b) differ
 pointwise by a factor in [1/f, f], where f = (1 + e(r^2)) / (1 - e(r^2)). For the sum's probability
 of y is exp(-y^2 / (2 (a + b))) sum_x exp(-(x - a y / (a + b))^2 / (2 r^2)), up to a constant.
-`sum_slack` adds log f over the shares of a sum.
+A sum of shares costs log f for each of them.
 
 Theorem (price). Integer vectors under the noise N_Z(0, s^2) in each of d coordinates, s^2 > r^2,
 are a post-processing of the Gaussian mechanism with variance s^2 - r^2, up to a pointwise factor
-exp(+-d `gaussian_slack(r^2)`). The post-processing draws y_j from N_Z centred at the Gaussian
+exp(+-d log f). The post-processing draws y_j from N_Z centred at the Gaussian
 output w_j, with variance r^2: P(y) is proportional to int N(w; 0, s^2 - r^2) exp(-(y - w)^2 / (2
 r^2)) / S(w) dw, where S(w) is the sum above, and the integral without S is exp(-y^2 / (2 s^2)) up
 to a constant. So every bound for Gaussian mechanisms holds at variance s^2 - `SMOOTHING`, sampled
@@ -57,8 +57,6 @@ _ONE_TABLE = 2**20
 _LOWEST = 640**2
 _FIXED = 320
 """Fraction bits of weights; the recurrence loses 44 of them at most, a threshold needs 192."""
-_ROUNDING = 1 + 2.0**-32
-"""Covers the rounding of exp(-x) in float64, for x < 746 that is known to a share of 2^-42."""
 
 
 def draw(variance: int, count: int, words: Words) -> NDArray[np.int64]:
@@ -94,41 +92,6 @@ def levels(variance: int) -> tuple[int, ...]:
         found += (_LOWEST + (variance - _LOWEST) % 2**16,)
         variance = (variance - found[-1]) >> 16
     return (*found, variance)
-
-
-def gaussian_slack(r2: float = SMOOTHING) -> float:
-    """Returns log((1 + e(r^2)) / (1 - e(r^2))), rounded up: what the theorem costs a coordinate.
-
-    Raises:
-        ValueError: unless r2 >= 1/16; below it the bound says nothing.
-    """
-    if not r2 >= 1 / 16:
-        raise ValueError(f"r2: expected at least 1/16, got {r2}; take a larger variance")
-    first = math.exp(-2 * math.pi**2 * r2) * _ROUNDING + 1e-322  # what underflows is not 0
-    return 2 * math.atanh(2 * first / (1 - first**3)) * _ROUNDING  # j^2 >= 1 + 3 (j - 1)
-
-
-def sum_slack(variance: float, shares: int) -> float:
-    """Returns a bound of |log ratio| between the laws of a sum of shares and of one draw.
-
-    Each of ``shares`` independent terms is N_Z(0, variance); the one draw is N_Z(0, shares
-    variance). It is Lemma 1 for one share after the other, rounded up.
-    """
-    return math.fsum(gaussian_slack(variance * k / (k + 1)) for k in range(1, shares))
-
-
-def draw_slack(variance: int) -> float:
-    """Returns a bound of |log ratio| between the law of `draw` and N_Z(0, variance), rounded up.
-
-    It is Lemma 1 for each split into levels, on the multiples of 2^8; the tables come beside it.
-    """
-    *below, variance = levels(variance)
-    found = 0.0
-    for level in reversed(below):
-        width = level / 2**16
-        found += gaussian_slack(width * variance / (width + variance))
-        variance = level + (variance << 16)
-    return found
 
 
 def _draw_level(variance: int, count: int, words: Words, step: int) -> NDArray[np.int64]:

@@ -18,12 +18,10 @@ from manifed.privacy.discrete import (
     _draw_level,
     _table,
     draw,
-    draw_slack,
-    gaussian_slack,
     levels,
-    sum_slack,
 )
 from manifed.privacy.random_numbers import NoiseSource, Stream
+from tests.privacy.discrete_bounds import draw_slack, gaussian_slack, sum_slack
 from tests.statistics.laws import ALPHA
 
 LEVEL = ALPHA / 20
