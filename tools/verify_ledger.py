@@ -395,8 +395,9 @@ def epsilons(count, delta):
     updates = [r for t in used for one in t["updates"] for r in one["releases"]]
     aggregate = [r for t in used for r in t["aggregate"]]
     is_masked = any("to_server" in one for one in updates)
-    for name in ("server", "external", "client-level", *(KNOWN if is_masked else ())):
-        released = aggregate if name == "client-level" else updates
+    ours = ("server", "external", "client-level", "client-level-cohorts")
+    for name in (*ours, *(KNOWN if is_masked else ())):
+        released = aggregate if name.startswith("client-level") else updates
         said = sorted({(one["unit"], one["neighboring_relation"]) for one in released})
         if len(said) > 1:
             yield name, f"releases of {said[0]} and {said[1]} have no common bound", "", ""
@@ -414,6 +415,11 @@ def parts_of(count, name):
     if name == "client-level":
         made = zip(count.terms, draws, strict=True)
         return [tuple((met(terms["aggregate"], name), 1, n) for terms, n in made)]
+    if name == "client-level-cohorts":  # each client's rounds, without the coins
+        found = [[one | {"sampling": {}} for one in terms["aggregate"]] for terms in count.terms]
+        found = [met(one, name) for one in found]
+        each = set(zip(*(one.tolist() for one in count.served), strict=True))
+        return [tuple(zip(found, [1] * len(found), one, strict=True)) for one in each]
     kinds = [()]
     table = np.zeros((len(draws), len(count.served[0])), dtype=np.int64)
     for row, terms in zip(table, count.terms, strict=True):

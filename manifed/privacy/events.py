@@ -166,8 +166,8 @@ CLIENT_LEVEL_COHORTS = Adversary(
     "an outsider who also sees which clients took part; the server is trusted",
     "aggregate",
 )
-ADVERSARIES = (SERVER, EXTERNAL, CLIENT_LEVEL)
-"""Adversaries of a star: all that configs and ledgers can name."""
+ADVERSARIES = (SERVER, EXTERNAL, CLIENT_LEVEL, CLIENT_LEVEL_COHORTS)
+"""Adversaries of a star: all that ledgers are priced for; a config names one of the first three."""
 
 OF_MASKS = (
     SERVER,

@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, chain, islice, pairwise
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -287,6 +287,10 @@ class Tariff:
         It raises `NoValidBound` as the accountant does.
         """
         return cache(self._price)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: all but the cache of prices, which cannot be."""
+        return {name: one for name, one in vars(self).items() if name != "ahead"}
 
     def _price(self, adversary: Adversary, made: Made, delta: float) -> float:
         """The largest price of a client's run, by coins to who sees no cohorts."""

@@ -243,8 +243,8 @@ def test_a_round_costs_what_dp_accounting_says(cohort, size, tmp_path):
     else:
         assert said["client-level"] > wanted / 1.2
     strategy.close()
-    (told,) = audit_ledger(tmp_path / "ledger.jsonl", 1e-3)["adversaries"]
-    assert told["epsilon"] == said["client-level"]
+    told = audit_ledger(tmp_path / "ledger.jsonl", 1e-3)["adversaries"]
+    assert {one["name"]: one["epsilon"] for one in told} == said
     page = (ROOT / "docs" / "guard.md").read_text()
     assert f'| `"{cohort}"`' in page
     assert f"| {said['client-level']:.2f}" in page
@@ -335,15 +335,31 @@ def cohorts(tmp_path, rounds, **named):
     return seen, ends
 
 
-def test_poisson_cohorts_have_their_law_and_an_empty_one_releases_noise(tmp_path):
-    seen, ends = cohorts(tmp_path, 300, cohort="poisson", clients_per_round=2)
-    sizes = np.bincount([len(one) for one in seen], minlength=8)
-    sizes = np.append(sizes[:6], sizes[6:].sum())
+def test_poisson_cohorts_have_their_law_over_2000_draws(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda _: None)  # it is chance that is tested here
+    strategy = guarded(tmp_path, cohort="poisson", clients_per_round=2)
+    grid = grid_of()
+    drawn = np.zeros((2000, N), dtype=bool)
+    for i, row in enumerate(drawn):
+        asked = strategy.configure_train(i + 1, model(), ConfigRecord(), grid)
+        row[[message.metadata.dst_node_id - 2 for message in asked]] = True
+    strategy.close()
     law = stats.binom(N, 0.1)
-    wanted = 300 * np.append(law.pmf(range(6)), law.sf(5))
-    assert stats.chisquare(sizes, wanted).pvalue > 1e-6
-    empty = [end for one, end in zip(seen, ends, strict=True) if not one]
-    assert empty
+    sizes = np.bincount(drawn.sum(axis=1), minlength=N + 1)
+    sizes = np.append(sizes[:6], sizes[6:].sum())
+    assert stats.chisquare(sizes, 2000 * np.append(law.pmf(range(6)), law.sf(5))).pvalue > 1e-6
+    # The waits of a client for its next round are geometric; spread over their steps, uniform.
+    waits = np.concatenate([np.diff(np.flatnonzero(column)) for column in drawn.T])
+    assert len(waits) > 3000
+    spread = np.random.default_rng(0).uniform(size=len(waits))
+    for by, holds in ((1.0, True), (0.8, False), (1.2, False)):  # of the rate that is charged
+        places = 1 - (1 - 0.1 * by) ** (waits - 1) * (1 - 0.1 * by * spread)
+        assert (stats.kstest(places, "uniform").pvalue > 1e-6) == holds
+
+
+def test_an_empty_cohort_releases_noise(tmp_path):
+    seen, ends = cohorts(tmp_path, 30, cohort="poisson", clients_per_round=1)
+    assert any(not one for one in seen)
     assert len({end.tobytes() for end in ends}) == len(ends)
 
 

@@ -1,5 +1,7 @@
 """The mod at a client: whatever an app does, a bounded and noised update leaves, or nothing."""
 
+import inspect
+import pickle
 import subprocess
 import sys
 
@@ -158,6 +160,18 @@ def test_a_limit_below_one_answer_is_refused(tmp_path):
         guard_mod(
             clip=1.0, noise_multiplier=1.0, delta=1e-5, max_epsilon=0.1, ledger=tmp_path / "l"
         )
+
+
+def test_a_mod_with_a_limit_travels_to_the_workers_of_a_simulation(tmp_path):
+    named = {"clip": 1.0, "noise_multiplier": 2.0, "delta": 1e-5, "max_epsilon": 8.0}
+    mod = guard_mod(ledger=tmp_path / "ledger.jsonl", **named)
+    (paid,) = (
+        one for one in inspect.getclosurevars(mod).nonlocals.values() if inspect.isfunction(one)
+    )
+    promise = inspect.getclosurevars(paid).nonlocals["promise"]
+    again = pickle.loads(pickle.dumps(promise))
+    assert again == promise
+    assert (again.pays((11,)), again.pays((12,))) == (True, False)
 
 
 WORKER = """

@@ -93,8 +93,13 @@ def test_client_level_releases_have_an_adversary_of_their_own_and_cohorts_that_a
     upload = release(1.2, coin, unit="client")
     terms = Terms(population=5, sampling=coin, aggregate=(upload,))
     odometer = odometer_of([(r % 2,) for r in range(21)], terms)
-    ((name, found),) = spent(odometer).items()
-    assert (name, found["unit"]) == ("client-level", "client")
+    told = spent(odometer)
+    assert {name: one["unit"] for name, one in told.items()} == {
+        "client-level": "client",
+        "client-level-cohorts": "client",
+    }
+    found = told["client-level"]
+    assert told["client-level-cohorts"]["epsilon"] == odometer.epsilon(KNOWS, DELTA)
     assert found["epsilon"] == cost(*repeated((upload,), 21))
     seen = odometer.epsilon(KNOWS, DELTA)
     assert seen == cost(release(1.2, count=11, unit="client"))

@@ -105,7 +105,7 @@ def test_what_dp_accounting_cannot_price_is_named_and_nothing_else_is_lost(tmp_p
     found = tool.verified(path, DELTA)
     assert list(found["not priced"]) == ["server", "external"]
     assert all(f"sampling ({way})" in why for why in found["not priced"].values())
-    assert list(found["epsilon"]) == ["client-level"]
+    assert list(found["epsilon"]) == ["client-level", "client-level-cohorts"]
 
 
 def test_no_noise_costs_infinity_many_scales_are_priced_and_mixed_units_are_named(tmp_path):

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from manifed.privacy import epsilon_bounds
-from manifed.privacy.events import ADVERSARIES, OF_MASKS, Adversary, Release, seen_by
+from manifed.privacy.events import (
+    ADVERSARIES,
+    CLIENT_LEVEL_COHORTS,
+    OF_MASKS,
+    Adversary,
+    Release,
+    seen_by,
+)
 from manifed.privacy.ledger import Entry
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Budget, Promise
@@ -54,6 +61,8 @@ def test_recorded_ledgers_count_and_cost_what_is_recorded():
         rounds = range(1, len(case["attempts"]) + 1)
         assert [*map(odometer.attempts, rounds)] == case["attempts"]
         spent = {one["name"]: one for one in odometer.spent(1e-3)}
+        seen = spent.pop(CLIENT_LEVEL_COHORTS.name, None)  # it was not told then
+        assert (seen is not None) == ("client-level" in spent)
         assert {name: one["unit"] for name, one in spent.items()} == case["units"]
         assert_priced(case["spent"], lambda name, _, spent=spent: spent[name]["epsilon"])
         for told, one in (
