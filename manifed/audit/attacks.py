@@ -22,8 +22,6 @@ accountant charges.
 
 Source: Allouah et al. (DECOR), the proofs of Theorems 1 and 6.
 
-An attack on the sums that a secure sum opens, against each adversary that it is priced for.
-
 An attack on the server's noised mean: a client that takes part or is absent.
 """
 
@@ -40,8 +38,6 @@ from manifed.algorithms.algorithm import ClientUpdate, Space
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.one_shot import OneShot
 from manifed.algorithms.payloads import Point
-from manifed.algorithms.secure_mean import SecureMean
-from manifed.algorithms.secure_sum import packed
 from manifed.audit.bound import Attack
 from manifed.federation.client import ClientSetup, Seat, run_update
 from manifed.federation.cohorts import Cohort
@@ -50,9 +46,9 @@ from manifed.graphs import EdgeList, Graph
 from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Full
 from manifed.oracles.noisy_oracle import Draws
-from manifed.privacy import discrete, epsilon_bounds
+from manifed.privacy import epsilon_bounds
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
-from manifed.privacy.random_numbers import NoiseSource, Stream
+from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import (
     MOST_EXACT,
     Correlated,
@@ -61,7 +57,6 @@ from manifed.privacy.secldp import (
     Worst,
     against,
 )
-from manifed.privacy.secret_shares import BOX_BYTES
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import HyperbolicPrediction, OnPoints
 from manifed.problems.linear import LeastSquares
@@ -209,68 +204,6 @@ def worst_case(
         num_rounds,
         tuple({"z": side * (pole + sign * pull)} for sign in (1.0, -1.0)),
     )
-
-
-# -- opened sums ---------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class SumAttack(Attack):
-    """Attack on opened sums: the integers of one node with a canary, and the noise of others.
-
-    The integers are those that a node sends below its masks. The records of the others add nothing.
-    Only the nodes are added up whose share of the noise the adversary does not know: it can take
-    away all that it knows.
-    """
-
-    of: ExampleAttack
-    """The canary, and the records of all others."""
-    training: SecureMean
-    """What the nodes run, with seeded noise."""
-    knows: str
-    """The adversary, by the name of its multiplier in a `Release`."""
-    honest: int
-    """The nodes that are added up."""
-    num_rounds: int = 1
-
-    def claim(self, delta: float) -> float:
-        """The epsilon that this adversary is charged for all attacked rounds."""
-        found = self.training.releases(self.of.mechanism, len(self.of.shard))
-        paid = tuple(
-            one.model_copy(update={"noise_multiplier": getattr(one, self.knows)}) for one in found
-        )
-        return epsilon_bounds.epsilon(paid * self.num_rounds, delta)
-
-    @property
-    def at_once(self) -> int:
-        """The number of sums that are made together."""
-        return self.of.at_once
-
-    def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
-        """Returns the sums of all rounds along the canary's direction, (trials,)."""
-        present, absent, move = self.of.neighbours
-        update, x, clients = self.training, self.of.x, self.training.clients
-        count, size = len(trials), len(self.of.shard)
-        stacked = Examples.stack([present if is_present else absent] * count)
-        setup = ClientSetup(self.of.problem, update, self.of.mechanism)
-        (phase,) = update.phases
-        came = [x, packed(range(clients), clients), torch.zeros(0, BOX_BYTES, dtype=torch.uint8)]
-        down = phase.down(*[t.expand(count, *t.shape) for t in came])
-        coding = update.numbers.of(clients, update.size_of(tuple(x.shape)))
-        total = torch.zeros(count, coding.size, dtype=torch.float64)
-        for server_round in range(1, self.num_rounds + 1):
-            seat = Seat(trials, server_round, 0, phase.name)
-            done = run_update(setup, seat, down, None, stacked, [size] * count, self.of.source)
-            others = Draws(self.of.source.derive(b"others"), trials[0], server_round)
-            shares = discrete.draw(
-                coding.variance,
-                (self.honest - 1) * total.numel(),
-                lambda n, step, own=others: own.source.words(n, **own.at(Stream.SHARE_NOISE, step)),
-            )
-            sent = done.up.tensors()["total"].numpy().astype(np.int64)
-            summed = sent + shares.reshape(self.honest - 1, *sent.shape).sum(0)
-            total += coding.decode(coding.wrap(summed))
-        moved = self.of.problem.manifold.to_coords(x, move).flatten()
-        sign = -1.0 if update.unit == "example" else 1.0  # of gradients, against the step
-        return sign * total @ moved
 
 
 # -- masks ---------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from manifed.audit.attacks import (
     ClientAttack,
     ExampleAttack,
     MaskedAttack,
-    SumAttack,
     worst_case,
 )
 from manifed.audit.bound import Attack, Audited
@@ -54,12 +53,16 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
     ways = {"client-level": _of_server, "correlated": _of_masks, "example-level": _of_examples}
     if (kind := config.privacy.kind) not in ways:
         raise ConfigError("privacy.kind: nothing to audit, got 'none'")
-    way = ways[kind] if config.privacy.trust is None else _of_sums
+    if config.privacy.trust is not None:
+        raise ConfigError(
+            "privacy.trust: the audit attacks noise that one party adds, got 'secure-sum'; in a "
+            "clone `python -m tests.attacks.sums CONFIG` attacks sums of it"
+        )
     source = NoiseSource.from_seed(config.federation.seed)
-    return [Audited(config.name, one, trials, how) for one, how in way(config, source)]
+    return [Audited(config.name, one, trials, how) for one, how in ways[kind](config, source)]
 
 
-def _costliest_round(
+def costliest_round(
     training: ClientUpdate, mechanism: ExampleMechanism, num_examples: int, num_rounds: int
 ) -> int:
     """Returns the first of the rounds in which a client's update releases most."""
@@ -68,7 +71,7 @@ def _costliest_round(
     return 1 + costs.index(max(costs))
 
 
-def _enough(attack: Any, most: int) -> Any:
+def enough(attack: Any, most: int) -> Any:
     """The attack over so many rounds that enough is claimed, ``most`` at most."""
     while attack.num_rounds < most and attack.claim(_SEEN_AT) < 1.0:
         attack = replace(attack, num_rounds=min(2 * attack.num_rounds, most))
@@ -97,59 +100,16 @@ def _of_examples(config: Experiment, source: NoiseSource) -> _Found:
         else min(load_shards(config).examples, key=len)
     )
     if training.is_scheduled:
-        training = training.in_round(_costliest_round(training, mechanism, len(smallest), rounds))
+        training = training.in_round(costliest_round(training, mechanism, len(smallest), rounds))
     own = ExampleAttack(facts.problem, training, mechanism, smallest, initial_point(config), source)
     how = "own problem: the record that moves the upload most"
     if isinstance(training, OneShot):
         return [(own, how)]
-    extreme = _enough(worst_case(training, mechanism, len(smallest), source), rounds)
+    extreme = enough(worst_case(training, mechanism, len(smallest), source), rounds)
     return [
         (replace(own, num_rounds=extreme.num_rounds), how),
         (extreme, "worst case: canary gradient at the clip norm, all others zero"),
     ]
-
-
-def _of_sums(config: Experiment, source: NoiseSource) -> _Found:
-    """The worst case of one node in sums with as many dropouts as are declared.
-
-    Raises:
-        ConfigError: for an algorithm whose answer is no gradient.
-    """
-    plan = plan_of(config)
-    training: Any = plan.training
-    mechanism = training.mechanism
-    if training.client_update.kind not in ("rsgd", "scheduled-rsgd"):
-        raise ConfigError(
-            "training.kind: the audit of a secure sum attacks 'rsgd' and 'scheduled-rsgd', got "
-            f"{training.client_update.kind!r}; write an attack with manifed.audit"
-        )
-    rounds = config.federation.num_rounds
-    size = min(training.sizes) if training.unit == "example" else 1
-    if training.is_scheduled:
-        training = training.in_round(_costliest_round(training, mechanism, size, rounds))
-    worst = worst_case(training.client_update, mechanism, size, source)
-    if training.unit == "client":  # the canary is a client, whose upload is longer than the clip
-        longest = min(2 * mechanism.l2_norm_clip, 3.0) / (10 * mechanism.l2_norm_clip)
-        update = training.client_update.model_copy(update={"step_size": longest, "local_steps": 1})
-        worst = replace(
-            worst, training=update, mechanism=mechanism.model_copy(update={"l2_norm_clip": None})
-        )
-    clients = training.clients
-    sent = clients - training.numbers.dropped(clients)
-    made = training.model_copy(
-        update={"client_update": worst.training, "is_seeded": True, "counts": (clients, sent)}
-    )
-    made._manifold = worst.problem.manifold
-    colluding = training.collusion
-    against = {"to_server": (0, "the server"), "to_one": (1, "one other node")}
-    if colluding > 1:
-        against["to_coalition"] = (colluding, f"{colluding} nodes that collude")
-    found = _Found()
-    for knows, (known, who) in against.items():
-        attack = _enough(SumAttack(worst, made, knows, max(1, sent - known)), rounds)
-        how = f"worst case: the opened sum of {sent} of {clients} clients, seen by {who}"
-        found.append((attack, how))
-    return found
 
 
 def _of_masks(config: Experiment, source: NoiseSource) -> _Found:
@@ -188,7 +148,7 @@ def _of_masks(config: Experiment, source: NoiseSource) -> _Found:
     most = min(config.federation.num_rounds, 16)
     found = _Found()
     for coalition, how in coalitions.items():
-        attack = _enough(replace(first, coalition=coalition), most)
+        attack = enough(replace(first, coalition=coalition), most)
         found.append((attack, f"{how}; {attack.num_rounds} rounds from the first on"))
     return found
 

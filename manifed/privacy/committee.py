@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import comb
 from typing import NamedTuple
 
-COMPLETE = 64
+_COMPLETE = 64
 """Up to so many nodes everybody is everybody's neighbour."""
 _LARGEST_DEGREE = 700
 _SECRET, _CORRECT = 40, 20
@@ -70,7 +70,7 @@ def _sizes(n: int, dropped: int, colluding: int) -> tuple[int, int]:
             f"max_dropped: expected 2 * max_dropped (and 1) below nodes - collusion = {n} - "
             f"{colluding}, got max_dropped = {dropped}; lower one of them or ask more nodes"
         )
-    if n > COMPLETE:
+    if n > _COMPLETE:
         for k in range(4, min(n - 1, _LARGEST_DEGREE), 2):
             if threshold := _sparse(n, dropped, colluding, k):
                 return k, threshold

@@ -18,6 +18,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.load import parse
 from manifed.privacy import discrete
 from tests.algorithms.test_secure_mean import Run, keys_in, setting_of, shards_of
+from tests.attacks.sums import sums_of
 
 ALARM = 1e-6
 NODES = 6
@@ -193,7 +194,9 @@ def audited(unit, **privacy):
                         **privacy},
         }
     )  # fmt: skip
-    return list(find_all(attacks_of(config, 1000)))
+    with pytest.raises(ConfigError, match="attacks noise that one party adds, got 'secure-sum'"):
+        attacks_of(config, 10)
+    return list(find_all(sums_of(config, 1000)))
 
 
 @pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])

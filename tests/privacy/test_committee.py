@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from manifed.privacy.committee import COMPLETE, blamed, committee, degree
+from manifed.privacy.committee import _COMPLETE, blamed, committee, degree
 
 SEED = b"of an attempt"
 
@@ -39,8 +39,8 @@ def test_on_the_complete_graph_every_accepted_size_holds(n):
     ("n", "colluding", "dropped", "k", "threshold"),
     [
         (100, 5, 10, 20, 6), (100, 10, 33, 44, 11), (300, 15, 30, 28, 14), (300, 30, 100, 72, 27),
-        (1000, 50, 100, 36, 18), (1000, 100, 333, 98, 38), (COMPLETE, 1, 31, COMPLETE - 1, 32),
-        (COMPLETE + 1, 20, 22, COMPLETE, 42),
+        (1000, 50, 100, 36, 18), (1000, 100, 333, 98, 38), (_COMPLETE, 1, 31, _COMPLETE - 1, 32),
+        (_COMPLETE + 1, 20, 22, _COMPLETE, 42),
     ],
 )  # fmt: skip
 def test_a_sparse_graph_has_the_least_degree_of_the_specification(
