@@ -77,25 +77,32 @@ _MEANS = {"FedAvg", "FedProx", "FedAvgM"}
 """Strategies whose step is the mean of the updates."""
 
 
-def audited(path: Path | None, kind: str | None, sets: Sequence[str]) -> dict[str, Any]:
+def audited(
+    path: Path | None, kind: str | None, sets: Sequence[str], **named: Any
+) -> dict[str, Any]:
     """Returns prices by wrapper and findings by code, of a folder or of settings alone.
+
+    ``sets`` and ``named`` are settings that take the place of those of the app; None: none.
 
     Raises:
         ConfigError: for a folder that is no app, settings that only a run tells, and wrong ones.
     """
     with named_by(path, RecursionError):
         found, marks = ([(kind, "--wrapper", {})], {}) if kind else _read(path or Path())
+    told = {name: one for name, one in named.items() if one is not None}
     wrappers: list[Any] = []
     rows: list[Any] = []
     for name, place, said in found:
         model, _, _, codes = _KINDS[name]
         given = {key: value for key, value in said.items() if key in model.model_fields}
+        if inner := said.get("strategy"):
+            given["inner"] = str(inner)
         with named_by(f"{place}: give --set NAME=VALUE", ConfigError):
-            one = model(**given | parse_overrides("\n".join(sets)))
+            one = model(**given | parse_overrides("\n".join(sets)) | told)
         if isinstance(one, Fixed) and said.get("accountant"):
             codes = codes.replace("W1 W3 W4", "")  # it asks for equal weights and all replies
             one = one.model_copy(update={"share": 1 / one.num_sampled_clients})
-        if said.get("strategy", "FedAvg") in _MEANS:
+        if not isinstance(one, Fixed) or one.inner in _MEANS:
             codes = codes.replace("W2", "")
         if isinstance(one, Local) and one.sensitivity >= 2 * one.clipping_norm:
             codes = codes.replace("L3", "")
@@ -106,11 +113,13 @@ def audited(path: Path | None, kind: str | None, sets: Sequence[str]) -> dict[st
             | one.model_dump(exclude_none=True)
             | {"needed_noise_multiplier": one.noise_multiplier, "remedy": _remedy(one)}
         )
+        hidden = one.hidden()
         for neighbours, spent in one.prices().items():
             others = inf if is_open else spent
             server = inf if isinstance(one, Fixed) else others
-            at = {"place": place, "neighbours": neighbours}
-            rows.append(at | {"server": server, "who_sees_cohorts": others})
+            outsider = inf if is_open else hidden[neighbours]
+            at = {"place": place, "neighbours": neighbours, "server": server}
+            rows.append(at | {"who_sees_cohorts": others, "outsider": outsider})
     if "guard" in marks:  # what a wrapper beside it does is found by its own name
         marks = {code: at for code, at in marks.items() if code not in {"L4", "M1", "M2", "W8"}}
     beside = {*marks} - {"L4", "W8"}

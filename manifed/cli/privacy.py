@@ -161,6 +161,17 @@ def app(
         list[str] | None,
         Option("--set", metavar="NAME=VALUE", help="One setting, for example num_rounds=20."),
     ] = None,
+    sampling: Annotated[
+        str | None,
+        Option(
+            click_type=click.Choice(["own", "poisson", "fixed-size"]),
+            help="How secret coins draw cohorts, which are cheaper for an outsider; own: none do.",
+        ),
+    ] = None,
+    population: Annotated[
+        int | None, Option(min=1, max=_MOST, help="Number of clients that cohorts are drawn from.")
+    ] = None,
+    inner: Annotated[str | None, Option(help="Name of the strategy that is wrapped.")] = None,
 ) -> None:
     """Price what the privacy settings of a Flower app really buy.
 
@@ -169,7 +180,9 @@ def app(
     """
     from manifed.cli.app import audited
 
-    found = audited(path, wrapper, sets or ())
+    found = audited(
+        path, wrapper, sets or (), sampling=sampling, population=population, inner=inner
+    )
     read = [
         ", ".join(f"{name}={value}" for name, value in one.items()) for one in found["wrappers"]
     ]

@@ -11,7 +11,9 @@ that copy their formulas. Neighbours are zero-out (a client's update is replaced
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import model_validator
 
 from manifed.fields import Fraction, Frozen, NonNegative, Positive, PositiveCount, Probability
 from manifed.privacy.composition import NoValidBound, gaussian_epsilon
@@ -63,6 +65,10 @@ class Run(Frozen):
         root = math.sqrt(self.num_rounds)
         return {name: gaussian_epsilon(self.delta, mu=root * mu) for name, mu in made}
 
+    def hidden(self) -> dict[str, float]:
+        """Returns the same against who sees models and no cohorts."""
+        return self.prices()
+
 
 class Local(Run):
     """Flower's ``LocalDpMod``: noise of sensitivity sqrt(2 ln(1.25 / delta)) / epsilon."""
@@ -94,12 +100,40 @@ class Fixed(Run):
     clipping_norm: Positive = 1.0
     share: Probability = 1.0
     """The largest share of the weights that a client may have; 1: it states its weight itself."""
+    inner: str = "FedAvg"
+    """The strategy inside; a bound holds for those whose step is the mean."""
+    sampling: Literal["own", "poisson", "fixed-size"] = "own"
+    """How cohorts are drawn from coins that nobody sees; "own": as Flower does, which does not."""
+    population: PositiveCount = 1
+    """The number of clients; required where ``sampling`` is secret."""
+
+    @model_validator(mode="after")
+    def _has_population(self) -> "Fixed":
+        if self.sampling != "own" and self.population < self.num_sampled_clients:
+            raise ValueError(
+                f"Expected population >= num_sampled_clients = {self.num_sampled_clients} with "
+                f"sampling {self.sampling!r}, got {self.population}"
+            )
+        return self
 
     @property
     def mus(self) -> tuple[float, float]:
         """By the share."""
         mu = self.num_sampled_clients * self.share / self.noise_multiplier
         return mu, 2 * mu
+
+    def hidden(self) -> dict[str, float]:
+        """Returns the prices with the amplification that a theorem gives for the neighbours."""
+        m, n = self.num_sampled_clients, self.population
+        found = self.prices()
+        name, mu = "zero-out", self.mus[0]
+        if self.sampling == "own":
+            return found
+        way: Sampling = PoissonSampled(sampling_probability=m / n)
+        if self.sampling == "fixed-size":
+            name, mu = "any two", self.mus[1]
+            way = SampledWithoutReplacement(sample_size=m, population=n)
+        return found | {name: epsilon([of_clients(1 / mu, way, self.num_rounds)], self.delta)}
 
 
 class Adaptive(Fixed):

@@ -61,6 +61,38 @@ def test_settings_cost_what_the_specification_says(wrapper, settings, rounds, ze
     assert f"| `{wrapper} {settings}` | {rounds} | {says} | {' | '.join(numbers)} |" in PAGE
 
 
+@pytest.mark.parametrize(
+    ("words", "settings", "outsider"),
+    [
+        ((), "num_rounds=100", {"zero-out": 91.82, "any two": 284.4}),
+        (("poisson", 1000), "num_rounds=100", {"zero-out": 1.427, "any two": 284.4}),
+        (("fixed-size", 100), "num_rounds=30 delta=1e-3", {"zero-out": 31.14, "any two": 55.93}),
+    ],
+)
+def test_an_outsider_of_secret_cohorts_pays_less_where_a_theorem_says_so(words, settings, outsider):
+    options = [*zip(("--sampling", "--population"), words, strict=False)]
+    options = [word for pair in options for word in pair]
+    _, found = priced(
+        "--wrapper", "fixed", *options, sets=f"{FIXED.format(1, 20, 0.05)} {settings}"
+    )
+    told = {one["neighbours"]: one["outsider"] for one in found["prices"]}
+    assert told == pytest.approx(outsider, rel=1e-3)
+    assert all(one["outsider"] <= one["who_sees_cohorts"] for one in found["prices"])
+    if words:
+        row = f"| `{' '.join(map(str, options))} --set {settings.replace(' ', ' --set ')}` |"
+        assert f"{row} {told['zero-out']:.4g} | {told['any two']:.4g} |" in PAGE
+
+
+def test_a_strategy_that_is_named_is_priced_as_that_one(tmp_path):
+    settings = FIXED.format(1, 20, 0.05)
+    _, found = priced("--wrapper", "fixed", "--inner", "FedAdam", sets=settings)
+    assert {one["outsider"] for one in found["prices"]} == {"infinity"}
+    assert "W2" in {one["code"] for one in found["findings"]}
+    folder = app(tmp_path, "strategy = FedAdam()\n" + WRAPPED.format("") + START)
+    _, found = priced(folder, "--inner", "FedAvg")
+    assert "W2" not in {one["code"] for one in found["findings"]}
+
+
 def test_the_page_has_no_other_prices_and_every_code_with_what_the_command_says():
     (parametrized,) = test_settings_cost_what_the_specification_says.pytestmark
     assert len(re.findall(r"^\| `(?:local|fixed|adaptive) ", PAGE, re.M)) == len(
@@ -175,6 +207,11 @@ def test_settings_are_read_where_they_stand_and_set_over_them(tmp_path):
         (MOD, ["--set", "epsilon=nan"], "epsilon: expected a finite number"),
         (MOD, ["--set", "clip=1"], "clip: expected no such field"),
         (MOD, ["--wrapper", "global"], "'global' is not one of"),
+        (
+            "strategy = FedAvg()\n" + WRAPPED.format("") + START,
+            ["--sampling", "poisson"],
+            "Expected population >= num_sampled_clients = 20",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, text, words, said):
