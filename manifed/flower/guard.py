@@ -54,6 +54,7 @@ from manifed.privacy.charging import Account
 from manifed.privacy.epsilon_bounds import least_multiplier
 from manifed.privacy.events import CLIENT_LEVEL, CLIENT_LEVEL_COHORTS, Sampling, Unsampled
 from manifed.privacy.foreign import DPSGD, declared, of_clients
+from manifed.privacy.ledger import Entry, Ledger, ledger_key
 from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.random_numbers import NoiseSource
@@ -68,9 +69,11 @@ _OF_COHORTS = (
     "the strategy inside is shown who was drawn: its step must not depend on it",
     "the line for who sees cohorts tells how often a client took part: publish it, or rely on the "
     "line of the outsider who sees none, not both",
-    "who took part is counted by the place of a node among all: after resume=True it holds where "
-    "the same nodes came back",
+    "who took part is counted by node: one that is new after resume=True takes the place, and the "
+    "count, of one that is gone",
 )
+_NODES = "nodes"
+"""What an entry says of the nodes, by the place that reservations name; all of them are known."""
 _log = logging.getLogger("manifed")
 
 
@@ -101,6 +104,8 @@ class Guarded(TrainingOnly):
     """Messages, arrays and partitions by node, of the round that waits for replies."""
     _roster: tuple[int, ...] = ()
     """The nodes, by partition."""
+    _told: tuple[int, ...] = ()
+    """The nodes that the ledger was told."""
 
     def __init__(
         self,
@@ -239,6 +244,9 @@ class Guarded(TrainingOnly):
             nodes = {message.metadata.dst_node_id for message in messages}
             partitions = {node: i for node, i in partitions.items() if node in nodes}
         asked = sorted(partitions.values())
+        if self._told != self._roster:
+            self._account.write(Entry(said={_NODES: [*self._roster]}))
+            self._told = self._roster
         try:
             self._account.charge(number, 0, asked)
             if self._declared is not None:
@@ -313,7 +321,7 @@ class Guarded(TrainingOnly):
 
     # -- parts -------------------------------------------------------------------------------
     def _awaited(self, grid: Grid) -> tuple[int, ...]:
-        """The nodes, once all of the population are connected."""
+        """The nodes, once all of the population are connected, each in the place it had before."""
         population = self._promise.terms.population
         while len(nodes := sorted(grid.get_node_ids())) < population:
             _log.info("Waiting for nodes: %d of %d are connected", len(nodes), population)
@@ -322,7 +330,16 @@ class Guarded(TrainingOnly):
             raise ConfigError(
                 f"population: expected as many as there are nodes, {len(nodes)}, got {population}"
             )
-        return tuple(nodes)
+        known = nodes
+
+        def told(entry: Entry) -> None:
+            nonlocal known
+            known = entry.said.get(_NODES, known)
+
+        Ledger.verify(self._account.ledger.path, key=ledger_key(), feed=told)
+        fresh = iter(sorted({*nodes} - {*known}))
+        placed = [node if node in nodes else next(fresh) for node in known]
+        return tuple(placed)
 
     def _asked(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, view: _View

@@ -515,6 +515,43 @@ def test_a_strategy_that_draws_by_itself_is_priced_by_the_rounds_that_a_client_w
     assert len({shown(e["reserves"]["cohort"]) for e in entries if e.get("reserves")}) == 4
 
 
+class Asks(FedAvg):
+    """Asks one node."""
+
+    node = N + 1
+
+    def configure_train(self, server_round, arrays, config, grid):
+        record = RecordDict({"arrays": arrays, "config": config})
+        return [Message(record, dst_node_id=self.node, message_type="train")]
+
+
+def test_a_node_keeps_its_place_and_count_where_others_come_and_go(tmp_path):
+    named = {"cohort": "own", "clients_per_round": 1}
+    with pytest.raises(ConfigError):  # refused before a round: nothing is said of nodes
+        guarded(tmp_path, Asks(), evaluate="skip", **named).start(
+            grid_of(), model(START | {"n": np.asarray(1)})
+        )
+    assert "nodes" not in (tmp_path / "ledger.jsonl").read_text()
+    (tmp_path / "ledger.jsonl").rename(tmp_path / "refused")
+    (tmp_path / "ledger.jsonl.head").unlink()
+    first = guarded(tmp_path, Asks(fraction_evaluate=0.0), **named)
+    first.start(grid_of(), model(), num_rounds=2)
+    first.close()
+    grid = grid_of()
+    grid._contexts[99] = grid._contexts.pop(2)  # the first of all is gone, and a last one came
+    again = guarded(tmp_path, Asks(fraction_evaluate=0.0), resume=True, **named)
+    again.start(grid, model(), num_rounds=1)
+    assert again.odometer.participations_by_client().tolist() == [0] * (N - 1) + [3]
+    again.inner.node = 99
+    again.start(grid, model(), num_rounds=1)
+    assert again.odometer.participations_by_client().tolist() == [1] + [0] * (N - 2) + [3]
+    (line, told) = (
+        one for one in (tmp_path / "ledger.jsonl").read_text().splitlines() if '"nodes"' in one
+    )
+    assert json.loads(line)["said"]["nodes"] == [*range(2, N + 2)]
+    assert json.loads(told)["said"]["nodes"] == [99, *range(3, N + 2)]
+
+
 # -- what an app declares, and the audit ---------------------------------------------------------
 def test_a_declared_dp_sgd_is_priced_beside_and_marked(tmp_path):
     declares = DPSGD(noise_multiplier=1.0, sampling_probability=0.01, steps_per_round=100)

@@ -88,3 +88,5 @@ def test_the_table_was_made_of_all_points_and_shows_no_anomaly():
     runs, points_of_all = map(int, re.search(r"(\d+) runs at (\d+) points", page).groups())
     assert runs > points_of_all > 150
     assert "**0 anomalies**" in page
+    said = (ROOT / "docs" / "guard.md").read_text()
+    assert f"killed at each of {points_of_all} points" in said
