@@ -46,7 +46,7 @@ from manifed.errors import BudgetExhausted, ConfigError, short
 from manifed.federation.cohorts import Everyone, FixedSize, PoissonCohort
 from manifed.federation.plan import ServerDraws
 from manifed.flower.grids import OwnGrid
-from manifed.flower.guarding import gone_on, limited, moved, trained, update_of
+from manifed.flower.guarding import NODES, gone_on, limited, moved, placed, trained, update_of
 from manifed.flower.records import answers_by_node
 from manifed.flower.strategy import TrainingOnly
 from manifed.manifolds.euclidean import Euclidean
@@ -54,7 +54,7 @@ from manifed.privacy.charging import Account
 from manifed.privacy.epsilon_bounds import least_multiplier
 from manifed.privacy.events import CLIENT_LEVEL, CLIENT_LEVEL_COHORTS, Sampling, Unsampled
 from manifed.privacy.foreign import DPSGD, declared, of_clients
-from manifed.privacy.ledger import Entry, Ledger, ledger_key
+from manifed.privacy.ledger import Entry
 from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.random_numbers import NoiseSource
@@ -72,8 +72,6 @@ _OF_COHORTS = (
     "who took part is counted by node: one that is new after resume=True takes the place, and the "
     "count, of one that is gone",
 )
-_NODES = "nodes"
-"""What an entry says of the nodes, by the place that reservations name; all of them are known."""
 _log = logging.getLogger("manifed")
 
 
@@ -245,7 +243,7 @@ class Guarded(TrainingOnly):
             partitions = {node: i for node, i in partitions.items() if node in nodes}
         asked = sorted(partitions.values())
         if self._told != self._roster:
-            self._account.write(Entry(said={_NODES: [*self._roster]}))
+            self._account.write(Entry(said={NODES: [*self._roster]}))
             self._told = self._roster
         try:
             self._account.charge(number, 0, asked)
@@ -330,16 +328,7 @@ class Guarded(TrainingOnly):
             raise ConfigError(
                 f"population: expected as many as there are nodes, {len(nodes)}, got {population}"
             )
-        known = nodes
-
-        def told(entry: Entry) -> None:
-            nonlocal known
-            known = entry.said.get(_NODES, known)
-
-        Ledger.verify(self._account.ledger.path, key=ledger_key(), feed=told)
-        fresh = iter(sorted({*nodes} - {*known}))
-        placed = [node if node in nodes else next(fresh) for node in known]
-        return tuple(placed)
+        return placed(self._account.ledger.path, nodes)
 
     def _asked(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, view: _View

@@ -22,7 +22,7 @@ from torch import Tensor
 from manifed.errors import ConfigError, short
 from manifed.flower.records import float_array
 from manifed.privacy.charging import Account, opened
-from manifed.privacy.ledger import Ledger, ledger_key
+from manifed.privacy.ledger import Entry, Ledger, ledger_key
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Budget, Promise
 
@@ -30,6 +30,8 @@ _STATISTICS = ("*running_mean", "*running_var", "*num_batches_tracked")
 _FLOATS = ("float16", "float32", "float64")
 _LAST = 2**24 - 1
 """The last round that an address of noise can name."""
+NODES = "nodes"
+"""What an entry says of the nodes: their ids, by the places that reservations name."""
 Start = Mapping[str, NDArray[np.float64]]
 """The arrays that clients train, as they were sent, in the order of the record."""
 
@@ -135,3 +137,20 @@ def gone_on(
             )
         first = spent.covered + 1
     return opened(path, promise, last_round=_LAST, header={"guard": said}, resumed_at=first)
+
+
+def placed(path: Path, nodes: Sequence[int]) -> tuple[int, ...]:
+    """Returns as many nodes as a ledger names by place; new ones take the places of those gone.
+
+    Raises:
+        LedgerDamaged: as `Ledger.verify`.
+    """
+    known = nodes
+
+    def told(entry: Entry) -> None:
+        nonlocal known
+        known = entry.said.get(NODES, known)
+
+    Ledger.verify(path, key=ledger_key(), feed=told)
+    fresh = iter(sorted({*nodes} - {*known}))
+    return tuple(node if node in nodes else next(fresh) for node in known)
