@@ -19,9 +19,10 @@ import atexit
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +47,18 @@ from manifed.errors import BudgetExhausted, ConfigError, short
 from manifed.federation.cohorts import Everyone, FixedSize, PoissonCohort
 from manifed.federation.plan import ServerDraws
 from manifed.flower.grids import OwnGrid
-from manifed.flower.guarding import NODES, gone_on, limited, moved, placed, trained, update_of
+from manifed.flower.guarding import (
+    NODES,
+    Metrics,
+    accounts,
+    check_strategy,
+    cohort_size,
+    limited,
+    moved,
+    placed,
+    trained,
+    update_of,
+)
 from manifed.flower.records import answers_by_node
 from manifed.flower.strategy import TrainingOnly
 from manifed.manifolds.euclidean import Euclidean
@@ -64,7 +76,6 @@ from manifed.runs.statement import statement_of
 from manifed.setting import Target
 
 CohortRule = Literal["all", "fixed-size", "poisson", "own"]
-_NEEDS_UPDATES = ("Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg", "QFedAvg")
 _OF_COHORTS = (
     "the strategy inside is shown who was drawn: its step must not depend on it",
     "the line for who sees cohorts tells how often a client took part: publish it, or rely on the "
@@ -116,10 +127,11 @@ class Guarded(TrainingOnly):
         frozen: tuple[str, ...],
         size: float,
         declared: tuple[Promise, Any] | None,
+        metrics: Metrics | None,
     ) -> None:
         """As `guard` makes them; ``account`` is a context of `gone_on`, ``size`` is m."""
         self._declared = declared and (declared[0], declared[1].__enter__(), declared[1])
-        self.inner = inner
+        self.inner, self._metrics = inner, metrics
         self._size = size
         self._mechanism, self._cohort, self._promise = mechanism, cohort, promise
         self._held = account
@@ -140,14 +152,15 @@ class Guarded(TrainingOnly):
     def statement(self) -> dict[str, Any]:
         """Returns the privacy statement of what was charged so far, as data."""
         said = self._promise.statement(self.odometer)
-        second = self._declared
+        second, kept = self._declared, self._metrics
         return said | {
             "notes": [
                 "no promise against the server, which sees every update",
                 "a client that fails, is late or sends no update of the model counts as an update "
                 "of zero; the expected size of the cohort is public",
                 "a client is one node: somebody with two nodes has half of the protection",
-                "num-examples and metrics of clients are ignored",
+                "num-examples of clients are ignored, and metrics"
+                + (f" besides {[*kept.bounds]}, each noised as a round" if kept else ""),
                 *(_OF_COHORTS if self._is_secret else ()),
                 "not covered: evaluate_fn, logs of this server, timing, and which nodes there are",
                 *([] if second is None else declared(second[0], second[1].odometer)),
@@ -182,8 +195,9 @@ class Guarded(TrainingOnly):
 
     def payable(self, rounds: int) -> int:
         """Returns how many of so many rounds more the budget pays."""
-        first = self.odometer.rounds_counted + 1
-        draws = range(first, first + rounds)
+        every = rounds + 1 if self._metrics is None else self._metrics.every
+        spent = self.odometer.rounds_counted
+        draws = [spent + n + n // every for n in range(1, rounds + 1)]
         return bisect_left(draws, x=True, key=lambda n: not self._promise.pays((n,)))
 
     def close(self) -> None:
@@ -226,6 +240,40 @@ class Guarded(TrainingOnly):
             ConfigError: for arrays that cannot be noised, another number of nodes than the
                 population, and a strategy that asks others than the cohort.
         """
+        made = partial(self.inner.configure_train, server_round, arrays, config)
+        return self._paid(MessageType.TRAIN, made, arrays, grid)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As `configure_train`, for the rounds that `Metrics` names; sends nothing without them."""
+        if self._metrics is None or server_round % self._metrics.every:
+            return []
+        made = partial(self.inner.configure_evaluate, server_round, arrays, config)
+        return self._paid(MessageType.EVALUATE, made, arrays, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Releases the noised mean of the clamped metrics, as the strategy inside returns it."""
+        if self._metrics is None or self._sent is None:
+            return None
+        unit = self._mechanism.model_copy(update={"l2_norm_clip": 1.0, "adaptive": None})
+        size = len(self._metrics.bounds)
+        mean, _ = self._mean(replies, self._metrics.vector, size, unit, None)
+        weight = getattr(self.inner, "weighted_by_key", "num-examples")
+        said = MetricRecord({**self._metrics.values(mean), weight: 1})
+        reply = Message(RecordDict({"metrics": said}), dst_node_id=1, message_type="evaluate")
+        return self.inner.aggregate_evaluate(server_round, [reply])
+
+    def _paid(
+        self,
+        kind: str,
+        made: Callable[[Grid], Iterable[Message]],
+        arrays: ArrayRecord,
+        grid: Grid,
+    ) -> list[Message]:
+        """The messages of a cohort that is drawn and paid for here; none beyond the budget."""
         self._sent = None
         if not self._roster:
             self._roster = self._awaited(grid)
@@ -235,9 +283,9 @@ class Guarded(TrainingOnly):
         if self._cohort is not None:
             drawn = self._cohort.draw(len(self._roster), number, 0, self._source)
         view = _View(grid, [self._roster[i] for i in drawn])
-        messages = list(self._asked(server_round, arrays, config, view))
+        messages = list(self._asked(made, view))
         partitions = {self._roster[i]: i for i in drawn}
-        sent = self._checked(messages, arrays, {*partitions})
+        sent = self._checked(kind, messages, arrays, {*partitions})
         if self._cohort is None:
             nodes = {message.metadata.dst_node_id for message in messages}
             partitions = {node: i for node, i in partitions.items() if node in nodes}
@@ -247,7 +295,7 @@ class Guarded(TrainingOnly):
             self._told = self._roster
         try:
             self._account.charge(number, 0, asked)
-            if self._declared is not None:
+            if self._declared is not None and kind == MessageType.TRAIN:
                 self._declared[1].charge(number, 0, asked)
         except BudgetExhausted as spent:
             _log.warning("%s", spent)
@@ -265,37 +313,14 @@ class Guarded(TrainingOnly):
         Raises:
             ConfigError: for a strategy that reads what is not there: clients' metrics.
         """
-        came = list(replies)
         if self._sent is None:
             return None, None
-        messages, sent, partitions = self._sent
-        self._sent = None
+        messages, sent, _ = self._sent
         start = trained(sent, self._frozen)
-        by_node = answers_by_node(messages, came)
-        updates = list[Tensor]()
-        why = list[str]()
-        for node in partitions:
-            try:
-                (reply, *_) = by_node[node]
-                updates.append(update_of(reply, start, sent))
-            except Exception as error:  # whatever it makes a check do, it counts as zero
-                why.append(f"node {node}: {type(error).__name__}: {error}"[:200])
-        self.zeroed = tuple(why)
-        if why:
-            level = logging.WARNING if not updates else logging.INFO
-            _log.log(level, "%d of %d replies count as zero", len(why), len(partitions))
         size = sum(a.size for a in start.values())
-        stacked = torch.stack(updates) if updates else torch.zeros(0, size, dtype=torch.float64)
-        number = self.odometer.covered
-        mean, self._clip = self._mechanism.noised_mean(
-            stacked,
-            torch.zeros(size, dtype=torch.float64),
-            Euclidean(),
-            ServerDraws(self._source, number, 0).normals,
-            expected_cohort=self._size,
-            l2_norm_clip=self._clip,
+        mean, self._clip = self._mean(
+            replies, lambda reply: update_of(reply, start, sent), size, self._mechanism, self._clip
         )
-        self._account.note_origins(number, frozenset({self._source.origin}))
         only = self._one_reply(messages, moved(sent, start, mean))
         try:
             made, metrics = self.inner.aggregate_train(server_round, [only])
@@ -318,6 +343,44 @@ class Guarded(TrainingOnly):
         return made, metrics
 
     # -- parts -------------------------------------------------------------------------------
+    def _mean(
+        self,
+        replies: Iterable[Message],
+        read: Callable[[Message], Tensor],
+        size: int,
+        mechanism: ClientMechanism,
+        clip: float | None,
+    ) -> tuple[Tensor, float]:
+        """The noised mean of what ``read`` finds in replies, and the next clip."""
+        assert self._sent is not None
+        messages, _, partitions = self._sent
+        self._sent = None
+        by_node = answers_by_node(messages, list(replies))
+        updates = list[Tensor]()
+        why = list[str]()
+        for node in partitions:
+            try:
+                (reply, *_) = by_node[node]
+                updates.append(read(reply))
+            except Exception as error:  # whatever it makes a check do, it counts as zero
+                why.append(f"node {node}: {type(error).__name__}: {error}"[:200])
+        self.zeroed = tuple(why)
+        if why:
+            level = logging.WARNING if not updates else logging.INFO
+            _log.log(level, "%d of %d replies count as zero", len(why), len(partitions))
+        stacked = torch.stack(updates) if updates else torch.zeros(0, size, dtype=torch.float64)
+        number = self.odometer.covered
+        found = mechanism.noised_mean(
+            stacked,
+            torch.zeros(size, dtype=torch.float64),
+            Euclidean(),
+            ServerDraws(self._source, number, 0).normals,
+            expected_cohort=self._size,
+            l2_norm_clip=clip,
+        )
+        self._account.note_origins(number, frozenset({self._source.origin}))
+        return found
+
     def _awaited(self, grid: Grid) -> tuple[int, ...]:
         """The nodes, once all of the population are connected, each in the place it had before."""
         population = self._promise.terms.population
@@ -330,12 +393,10 @@ class Guarded(TrainingOnly):
             )
         return placed(self._account.ledger.path, nodes)
 
-    def _asked(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, view: _View
-    ) -> Iterable[Message]:
+    def _asked(self, made: Callable[[Grid], Iterable[Message]], view: _View) -> Iterable[Message]:
         """The messages of the strategy inside."""
         try:
-            return self.inner.configure_train(server_round, arrays, config, view)
+            return made(view)
         except ValueError as error:
             raise ConfigError(
                 f"strategy: expected one that asks the cohort that guard drew, got {error}; give "
@@ -343,7 +404,7 @@ class Guarded(TrainingOnly):
             ) from error
 
     def _checked(
-        self, messages: list[Message], arrays: ArrayRecord, cohort: set[int]
+        self, kind: str, messages: list[Message], arrays: ArrayRecord, cohort: set[int]
     ) -> dict[str, Array]:
         """The arrays that all messages hold."""
         nodes = [message.metadata.dst_node_id for message in messages]
@@ -359,9 +420,9 @@ class Guarded(TrainingOnly):
         first = None
         for message in messages:
             records = list(message.content.array_records.values())
-            if message.metadata.message_type != MessageType.TRAIN or len(records) != 1:
+            if message.metadata.message_type != kind or len(records) != 1:
                 raise ConfigError(
-                    "strategy: expected training messages with one array record each, got "
+                    f"strategy: expected messages {kind!r} with one array record each, got "
                     f"{short(message.metadata.message_type)} with {len(records)}"
                 )
             (record,) = records
@@ -396,7 +457,7 @@ def guard(
     max_epsilon: float | None = None,
     cohort: CohortRule | None = None,
     clients_per_round: int | None = None,
-    evaluate: Literal["skip"] | None = None,
+    evaluate: Literal["skip"] | Metrics | None = None,
     frozen: tuple[str, ...] = (),
     adaptive: AdaptiveClip | None = None,
     declares: DPSGD | None = None,
@@ -419,7 +480,8 @@ def guard(
             every client; "own" leaves the draw to the strategy, and nothing is amplified. None:
             "fixed-size", or "all" where everybody is asked.
         clients_per_round: expected size of a cohort; None: as many as FedAvg would take.
-        evaluate: "skip" for a strategy that would ask clients for metrics.
+        evaluate: for a strategy that would ask clients for metrics: "skip", or those that clients
+            may tell; an evaluation draws a cohort, is noised and costs as much as a round.
         frozen: patterns of the names of arrays that clients do not change, such as
             "*running_mean".
         adaptive: a clip that follows a private quantile.
@@ -433,8 +495,8 @@ def guard(
             go together; nothing was written.
         LedgerDamaged: as `Ledger.recover`.
     """
-    _check_strategy(strategy, evaluate)
-    size = _cohort_size(strategy, clients_per_round, population)
+    check_strategy(strategy, evaluate)
+    size = cohort_size(strategy, clients_per_round, population)
     if not 0 < delta < 1 / population:
         raise ConfigError(f"delta: expected 0 < delta < 1 / population, got {short(delta)}")
     cohort = cohort or ("all" if size == population else "fixed-size")
@@ -499,65 +561,12 @@ def guard(
     if declares is not None:
         secret = sampling if cohort in ("fixed-size", "poisson") else Unsampled()
         own = declares.promise(population, secret, rounds or declares.num_rounds, delta)
-    account, second = _accounts(Path(ledger).absolute(), promise, own, clip, resume=resume)
+    account, second = accounts(Path(ledger).absolute(), promise, own, clip, resume=resume)
     if isinstance(strategy, FedAvg) and rule is not None:
         strategy = copy(strategy)  # it is shown the cohort alone, and asks all of it
         strategy.fraction_train, strategy.min_train_nodes, strategy.min_available_nodes = 1.0, 0, 0
-    return Guarded(strategy, mechanism, rule, promise, account, source, frozen, float(size), second)
-
-
-def _accounts(
-    path: Path, promise: Promise, declared: Promise | None, clip: float, *, resume: bool
-) -> tuple[Any, tuple[Promise, Any] | None]:
-    """Contexts of the account, and of that of what an app declares."""
-    said = {"terms": promise.terms.model_dump(mode="json"), "clip": clip}
-    beside = path.with_name(path.name + ".declared")
-    # Without a ledger, what is left beside it is of a run that a crash ended before it began.
-    paths = [path] if declared is None or not resume else [path, beside]
-    for one in paths:
-        if resume != one.exists():
-            raise ConfigError(
-                f"ledger: expected {'the' if resume else 'no'} file {one}, got "
-                f"{'none' if resume else 'one'}; resume=True goes on with one that is there"
-            )
-    account = gone_on(path, promise, said)
-    return account, None if declared is None else (declared, gone_on(beside, declared, said))
-
-
-def _cohort_size(strategy: Strategy, asked: int | None, population: int) -> int:
-    """The expected size of a cohort, by default what FedAvg would take."""
-    if asked is None and isinstance(strategy, FedAvg):
-        asked = max(int(population * strategy.fraction_train), strategy.min_train_nodes)
-    if asked is None:
-        raise ConfigError("clients_per_round: required with a strategy that is no FedAvg")
-    if not 1 <= asked <= population:
-        raise ConfigError(
-            f"clients_per_round: expected 1 to population = {population}, got {asked}"
-        )
-    return asked
-
-
-def _check_strategy(strategy: Strategy, evaluate: str | None) -> None:
-    """Refuse strategies that one noised mean cannot serve, or that ask for more than it."""
-    names = [one.__name__ for one in type(strategy).__mro__]
-    name = names[0]
-    if found := [n for n in names if n in _NEEDS_UPDATES or n.startswith("FedXgb")]:
-        raise ConfigError(
-            f"strategy: {found[0]} needs each client's own update; guard shows it one noised mean"
-        )
-    if any(n.startswith("DifferentialPrivacy") for n in names):
-        raise ConfigError(f"strategy: {name} noises already; hand guard the strategy inside")
-    if type(strategy).start is not Strategy.start:
-        raise ConfigError(f"strategy: {name} overrides start(), which guard replaces")
-    if evaluate not in (None, "skip"):
-        raise ConfigError(f"evaluate: expected 'skip', got {short(evaluate)}")
-    if getattr(strategy, "fraction_evaluate", 0.0) > 0 and evaluate is None:
-        raise ConfigError(
-            "strategy.fraction_evaluate: clients' metrics are not noised; set it to 0, or give "
-            "evaluate='skip'"
-        )
-    rules = (getattr(strategy, f"{what}_metrics_aggr_fn", None) for what in ("train", "evaluate"))
-    if any(getattr(one, "__module__", "flwr.").split(".")[0] != "flwr" for one in rules if one):
-        raise ConfigError(
-            "strategy: its own metrics_aggr_fn would see nothing but one weight of 1; remove it"
-        )
+        strategy.fraction_evaluate, strategy.min_evaluate_nodes = 1.0, 0
+    kept = evaluate if isinstance(evaluate, Metrics) else None
+    return Guarded(
+        strategy, mechanism, rule, promise, account, source, frozen, float(size), second, kept
+    )  # fmt: skip

@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message
+from flwr.serverapp.strategy import FedAvg, Strategy
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from manifed.errors import ConfigError, short
+from manifed.fields import Frozen, PositiveCount
 from manifed.flower.records import float_array
 from manifed.privacy.charging import Account, opened
 from manifed.privacy.ledger import Entry, Ledger, ledger_key
@@ -27,6 +30,7 @@ from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Budget, Promise
 
 _STATISTICS = ("*running_mean", "*running_var", "*num_batches_tracked")
+_NEEDS_UPDATES = ("Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg", "QFedAvg")
 _FLOATS = ("float16", "float32", "float64")
 _LAST = 2**24 - 1
 """The last round that an address of noise can name."""
@@ -34,6 +38,43 @@ NODES = "nodes"
 """What an entry says of the nodes: their ids, by the places that reservations name."""
 Start = Mapping[str, NDArray[np.float64]]
 """The arrays that clients train, as they were sent, in the order of the record."""
+
+
+class Metrics(Frozen):
+    """What clients may tell of a model: noised, and paid for as a round of training is."""
+
+    bounds: dict[str, tuple[float, float]] = Field(min_length=1)
+    """The metrics that are kept, each clamped to these bounds, such as {"eval_acc": (0, 1)}."""
+    every: PositiveCount = 1
+    """Of how many rounds one is followed by an evaluation."""
+
+    @model_validator(mode="after")
+    def _are_bounds(self) -> "Metrics":
+        if not all(low < high and math.isfinite(high - low) for low, high in self.bounds.values()):
+            raise ValueError(f"Expected bounds (low, high) with low < high, got {self.bounds}")
+        return self
+
+    def vector(self, reply: Message) -> Tensor:
+        """Returns a reply's metrics as a vector of norm 1 at most, 0 in the middle of the bounds.
+
+        Raises:
+            ValueError: for an error and for what is no number; others for what is no reply at all.
+        """
+        if reply.has_error():
+            raise ValueError(f"error {reply.error.code}")
+        (record,) = reply.content.metric_records.values()
+        found = [float(record[name]) for name in self.bounds]  # pyright: ignore[reportArgumentType]
+        if any(map(math.isnan, found)):
+            raise ValueError("expected numbers")
+        low, high = torch.tensor([*self.bounds.values()], dtype=torch.float64).T
+        there = torch.tensor(found, dtype=torch.float64).clamp(low, high)
+        return (2 * there - low - high) / (high - low) / math.sqrt(len(found))
+
+    def values(self, mean: Tensor) -> dict[str, float]:
+        """Returns the metrics that a mean of vectors stands for, which noise may put outside."""
+        low, high = torch.tensor([*self.bounds.values()], dtype=torch.float64).T
+        there = (low + high + (high - low) * math.sqrt(len(mean)) * mean) / 2
+        return dict(zip(self.bounds, there.tolist(), strict=True))
 
 
 def is_frozen(name: str, frozen: Iterable[str]) -> bool:
@@ -154,3 +195,72 @@ def placed(path: Path, nodes: Sequence[int]) -> tuple[int, ...]:
     Ledger.verify(path, key=ledger_key(), feed=told)
     fresh = iter(sorted({*nodes} - {*known}))
     return tuple(node if node in nodes else next(fresh) for node in known)
+
+
+def check_strategy(strategy: Strategy, evaluate: object) -> None:
+    """Refuses strategies that one noised mean cannot serve, or that ask for more than it.
+
+    Raises:
+        ConfigError: naming the strategy, or its argument.
+    """
+    names = [one.__name__ for one in type(strategy).__mro__]
+    name = names[0]
+    if found := [n for n in names if n in _NEEDS_UPDATES or n.startswith("FedXgb")]:
+        raise ConfigError(
+            f"strategy: {found[0]} needs each client's own update; guard shows it one noised mean"
+        )
+    if any(n.startswith("DifferentialPrivacy") for n in names):
+        raise ConfigError(f"strategy: {name} noises already; hand guard the strategy inside")
+    if type(strategy).start is not Strategy.start:
+        raise ConfigError(f"strategy: {name} overrides start(), which guard replaces")
+    if evaluate not in (None, "skip") and not isinstance(evaluate, Metrics):
+        raise ConfigError(f"evaluate: expected 'skip' or Metrics(...), got {short(evaluate)}")
+    if getattr(strategy, "fraction_evaluate", 0.0) > 0 and evaluate is None:
+        raise ConfigError(
+            "strategy.fraction_evaluate: clients' metrics are not noised; set it to 0, or give "
+            "evaluate='skip' or Metrics(...)"
+        )
+    rules = (getattr(strategy, f"{what}_metrics_aggr_fn", None) for what in ("train", "evaluate"))
+    if any(getattr(one, "__module__", "flwr.").split(".")[0] != "flwr" for one in rules if one):
+        raise ConfigError(
+            "strategy: its own metrics_aggr_fn would see nothing but one weight of 1; remove it"
+        )
+
+
+def accounts(
+    path: Path, promise: Promise, declared: Promise | None, clip: float, *, resume: bool
+) -> tuple[Any, tuple[Promise, Any] | None]:
+    """Returns contexts of the account, and of that of what an app declares.
+
+    Raises:
+        ConfigError: for a ledger that is there, or with ``resume`` is not; others as `gone_on`.
+    """
+    said = {"terms": promise.terms.model_dump(mode="json"), "clip": clip}
+    beside = path.with_name(path.name + ".declared")
+    # Without a ledger, what is left beside it is of a run that a crash ended before it began.
+    paths = [path] if declared is None or not resume else [path, beside]
+    for one in paths:
+        if resume != one.exists():
+            raise ConfigError(
+                f"ledger: expected {'the' if resume else 'no'} file {one}, got "
+                f"{'none' if resume else 'one'}; resume=True goes on with one that is there"
+            )
+    account = gone_on(path, promise, said)
+    return account, None if declared is None else (declared, gone_on(beside, declared, said))
+
+
+def cohort_size(strategy: Strategy, asked: int | None, population: int) -> int:
+    """Returns the expected size of a cohort, by default what FedAvg would take.
+
+    Raises:
+        ConfigError: without a size for another strategy, and for one beyond the population.
+    """
+    if asked is None and isinstance(strategy, FedAvg):
+        asked = max(int(population * strategy.fraction_train), strategy.min_train_nodes)
+    if asked is None:
+        raise ConfigError("clients_per_round: required with a strategy that is no FedAvg")
+    if not 1 <= asked <= population:
+        raise ConfigError(
+            f"clients_per_round: expected 1 to population = {population}, got {asked}"
+        )
+    return asked
