@@ -38,7 +38,7 @@ from manifed.privacy.events import (
     PrivacyUnit,
     label_of,
 )
-from manifed.privacy.mechanism import AdaptiveClip
+from manifed.privacy.mechanism import AdaptiveClip, RisingClip
 from manifed.privacy.random_numbers import BITS, NoiseSource, Precision
 from manifed.problems.data import Equal, PartitionRule
 from manifed.problems.problem import Problem
@@ -191,6 +191,9 @@ class ExampleLevel(_Protection):
     l1_norm_clip: Positive | None = None
     """L1 clip with Laplace noise, in place of ``l2_norm_clip``, for ``training.kind =
     "growing-samples"``."""
+    adaptive: RisingClip | None = None
+    """Lets the clip rise to a private quantile of gradient norms. ``l2_norm_clip`` is then the
+    largest that it may be. None: the clip is fixed."""
     noise: Noise
     """Amount of noise."""
 
@@ -434,6 +437,25 @@ class Setting:
     has_all_data: bool = True
     """Whether this process could read the data of everybody."""
 
+    def __post_init__(self) -> None:
+        """Puts what moves the clip around the algorithm, where there is an adaptive clip."""
+        privacy = self.privacy
+        if privacy.kind != "example-level" or privacy.adaptive is None:
+            return
+        from manifed.algorithms.adaptive_clip import AdaptiveClip
+
+        if isinstance(self.training, AdaptiveClip):
+            return
+        made = AdaptiveClip(
+            kind=self.training.kind,
+            client_update=self.training,
+            server_update=self.server_update,
+            rule=privacy.adaptive,
+        )
+        object.__setattr__(self, "training", made)
+        object.__setattr__(self, "strategy", None)
+        del self.__dict__["server_update"]  # it was that of the algorithm inside
+
     @property
     def problem_name(self) -> str:
         """The problem's name in messages."""
@@ -449,7 +471,7 @@ class Setting:
         strategy = self.strategy or TangentMean()
         if isinstance(training, ServerUpdate):
             return training
-        if type(strategy) is not TangentMean:
+        if not isinstance(strategy, TangentMean):
             return strategy
         maps = training.server_maps or strategy.maps or "exact"
         return strategy.model_copy(update={"maps": maps})
@@ -567,7 +589,7 @@ def _part_faults(setting: Setting) -> Iterator[str]:
             f"strategy.kind: training.kind = {training.kind!r} brings its own server update, got "
             f"{strategy.kind!r}; remove [strategy] (server_step_size is a key of [training])"
         )
-    if type(strategy) is TangentMean and training.server_maps and strategy.maps is not None:
+    if isinstance(strategy, TangentMean) and training.server_maps and strategy.maps is not None:
         yield (
             f"strategy.maps: the server moves by training.maps, got {strategy.maps!r}; remove it"
         )

@@ -48,33 +48,6 @@ class SecureMean(SecureRelay):
     mean_weights = "uniform"
     opens_sums = True
 
-    # -- what is the algorithm's own ---------------------------------------------------------
-    @property
-    def needs_everyone(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the algorithm needs every client."""
-        return self.server_update.needs_everyone
-
-    @property
-    def is_average(self) -> bool:
-        """Whether the model is an average of the points that were broadcast."""
-        return self.server_update.is_average
-
-    def start(self, x: Tensor) -> State:
-        """Returns the algorithm's state before round 1."""
-        return self.server_update.start(x)
-
-    def base(self, state: State, manifold: Manifold) -> Tensor:
-        """Returns the algorithm's base point."""
-        return self.server_update.base(state, manifold)
-
-    def model(self, state: State, manifold: Manifold) -> Tensor:
-        """Returns the algorithm's model."""
-        return self.server_update.model(state, manifold)
-
-    def output(self, state: State, manifold: Manifold) -> Tensor:
-        """Returns the algorithm's output."""
-        return self.server_update.output(state, manifold)
-
     # -- an attempt --------------------------------------------------------------------------
     def attempted(
         self, state: State, server_round: int, attempt: int, cohort: tuple[int, ...]

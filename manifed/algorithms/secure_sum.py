@@ -33,14 +33,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
 from functools import cache, lru_cache
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import PrivateAttr
 from torch import Tensor
 
-from manifed.algorithms.algorithm import Algorithm, Phase
+from manifed.algorithms.algorithm import Phase
+from manifed.algorithms.around import Around
 from manifed.algorithms.payloads import Payload, bytes_of, tensor_of
 from manifed.fields import KeyFiles
 from manifed.manifolds.base import Manifold
@@ -133,15 +134,11 @@ def _run_of(update: Any) -> bytes:
     return hashlib.sha256(said.encode()).digest()
 
 
-class SecureSum(Algorithm, KeyFiles):
+class SecureSum(Around, KeyFiles):
     """Base of `SecureMean`: what both sides know of the sum."""
 
     kind: Literal["secure-mean"] = "secure-mean"
     where = "privacy.trust"
-    client_update: Any
-    """What clients run."""
-    server_update: Any
-    """What the server does with the mean."""
     unit: PrivacyUnit
     sizes: tuple[int, ...]
     """The public N_i of every client, as trained on."""
@@ -163,22 +160,6 @@ class SecureSum(Algorithm, KeyFiles):
     def clients(self) -> int:
         """The number of all clients."""
         return len(self.sizes)
-
-    @property
-    def tried(self) -> Any:
-        """The algorithm's own client update."""
-        return self.client_update
-
-    @property
-    def tried_server(self) -> Any:
-        """The algorithm's own server update."""
-        return self.server_update
-
-    @property
-    def inner(self) -> Phase:
-        """The algorithm's one exchange."""
-        (phase,) = self.client_update.phases
-        return phase
 
     @property
     def run(self) -> bytes:
@@ -242,10 +223,6 @@ class SecureSum(Algorithm, KeyFiles):
         return degree(self.clients, self.numbers.dropped(self.clients), self.collusion)
 
     # -- what is asked and released ----------------------------------------------------------
-    def asks(self) -> Any:
-        """Asks what the algorithm asks."""
-        return self.client_update.asks()
-
     def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
         """The algorithm's queries; at client level nothing within an update is noised."""
         own = mechanism if self.unit == "example" else ExampleMechanism()
@@ -294,16 +271,6 @@ class SecureSum(Algorithm, KeyFiles):
                 label=label,
             ),
         )
-
-    def in_round(self, server_round: int) -> Self:
-        """Returns the update as it is run in one round."""
-        inner = self.client_update.in_round(server_round)
-        return self.model_copy(update={"client_update": inner})
-
-    @property
-    def is_scheduled(self) -> bool:
-        """Whether releases depend on the round."""
-        return self.client_update.is_scheduled
 
     # -- the exchanges -----------------------------------------------------------------------
     @property

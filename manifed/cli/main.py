@@ -122,9 +122,9 @@ def plan(
     out: Annotated[Path | None, Option(help="File for the config of the best method.")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Predict the best method for a budget.
+    """Choose the method for a budget.
 
-    Methods are listed best first. Nothing is run, and no budget is spent.
+    The one to take is listed first. Nothing is run, and no budget is spent.
     """
     from manifed.experiment.load import parse, save, table_of
     from manifed.experiment.planner import planned, with_option
@@ -135,7 +135,8 @@ def plan(
     rows = [
         {
             "method": option.name,
-            "predicted_gap": option.gap,
+            "relative_noise": option.relative_noise,
+            "l2_norm_clip": option.clip,
             "num_rounds": option.num_rounds,
             "step_size": getattr(option.training, "step_size", None),
             "noise_multiplier": option.noise_multiplier,
@@ -143,11 +144,9 @@ def plan(
         }
         for option in found
     ]
-    kind = table["problem"]["kind"]
     lines = [
-        f"nothing is predicted for problem.kind = {kind!r}: the safe default (docs/choosing.md)"
-        if found[0].gap is None
-        else "gap: (f(x) - f*) / |f*|, a mean over runs, for a guessed problem (docs/choosing.md)"
+        "relative noise: length of the noise of a mean that takes the whole budget, over its clip; "
+        "what a run will reach is not predicted (docs/choosing.md)"
     ]
     best = parse(made[0])
     if out:
@@ -155,8 +154,8 @@ def plan(
         lines.append(f"config: {out}")
     methods = [
         {**row, "training": one.get("training"), "strategy": one.get("strategy"),
-         "l2_norm_clip": option.clip}
-        for row, one, option in zip(rows, made, found, strict=True)
+         "adaptive": one["privacy"].get("adaptive")}
+        for row, one in zip(rows, made, strict=True)
     ]  # fmt: skip
     answer({"methods": methods}, *lines, rows=rows, label=best.setting.plan_label)
 

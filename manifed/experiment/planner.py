@@ -1,13 +1,21 @@
-"""The planner: predicts from public numbers which method suits a budget; reads no record.
+"""The planner: chooses method, clip, steps and rounds for a budget; it reads no record.
 
-``training = { kind = "auto" }`` is resolved here, when a config is read: every method that serves
-the problem is predicted at its best settings (`predictions.py`), and the one of the least gap is
-written into the config in its place. Where there are several guesses, it is the least geometric
-mean of the gaps. What is hashed, approved and run is that resolved config.
+``training = { kind = "auto" }`` is resolved here, when a config is read: a method is written into
+the config in its place. What is hashed, approved and run is that resolved config.
 
-Public are the dimension, the clients, their N_i, the clip and the budget; what the problem looks
-like is a guess, one a problem kind for all data sets (`predictions.py`). Who knows better says so
-in ``training.decay``. Where there is no guess a safe default is taken (`_safe`).
+A plan depends on public numbers: the problem's kind, the dimension, the clients, their N_i, the
+budget, and ``privacy.l2_norm_clip``, a bound that holds for every possible gradient and may be
+loose. What data look like is not guessed. Instead the clip, and the length of steps, follow from
+noised uploads while the run goes on (`adaptive_clip.py`, `measured_steps.py`). How a kind of
+problem is best served was measured (docs/choosing.md); `_RULES` holds the result.
+
+All rules are in terms of one number,
+
+    kappa = |noise of a mean with the whole budget| / clip,
+
+and of a count: a clip that lets a share 1 - q of gradients be cut costs a bias of at most 1 - q
+clips, and one that is larger by a clip costs kappa more noise, so q = 1 - 4 kappa within limits
+(after Amin, Kulesza, Munoz Medina, Vassilvitskii: Bounding User Contributions, 2019).
 
 Batches are full. A Poisson batch of a share q under the same budget has no less noise a round (the
 Gaussian limit has the deviation of the full batch's), and the batch's own on top: batches that grow
@@ -15,53 +23,90 @@ save computing time, which is not what a budget pays for.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from manifed.algorithms.averaging import GeodesicAverage, ProjectorAverage
+from manifed.algorithms.measured_steps import MeasuredSteps
 from manifed.algorithms.one_shot import LogEuclidean, OneShot, SecondMoment
 from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
-from manifed.algorithms.tangent_mean import TangentMean
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import Facts, facts_of
 from manifed.experiment.paths import fault, part
-from manifed.experiment.predictions import (
-    COMPLETION,
-    Array,
-    Cloud,
-    Components,
-    Descent,
-    Flat,
-    guess_of,
-)
 from manifed.experiment.schema import Experiment
-from manifed.fields import Frozen, PositiveCount
+from manifed.fields import Frozen, Positive, PositiveCount
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full
 from manifed.plan import example_mechanism, summed
+from manifed.privacy.mechanism import RisingClip
 from manifed.schedules import Geometric
+
+COMPLETION = "reproduction.matrix_completion:MatrixCompletion"
+_NORMALISED = 1e-6
+"""The clip of normalised gradients over their bound."""
+_STEP = 0.01
+"""Length of a client's step over the largest that a gradient moves it: no retraction bends it."""
 
 
 class _Auto(Frozen):
     """``training.kind = "auto"``: what the planner takes for granted."""
 
     kind: Literal["auto"] = "auto"
-    decay: float | None = Field(default=None, ge=1e-3, le=20)
-    """Public guess: eigenvalues of the second moment fall as i^-decay; None: by problem kind."""
+    residuals: Literal["symmetric"] | None = None
+    """Public statement that residuals of least squares are symmetric about 0, so that a shorter
+    clip costs no bias. None: nothing is said."""
+    typical_norm: Positive | None = None
+    """Public guess of a typical gradient's norm, where the clip starts. None: a twentieth of
+    ``privacy.l2_norm_clip``. It bounds nothing."""
     numbers_up: PositiveCount | None = None
     """Most numbers that a client may upload over the run; None: any."""
 
 
 @dataclass(frozen=True)
+class _Rule:
+    """How a kind of problem is descended."""
+
+    quantile: float | None = 0.97
+    """The largest share of gradients that are not clipped; None: all are, to their direction."""
+    rounds: int = 100
+    fall: float = 0.3
+    """Noise of the last round over that of the first."""
+    tail: float = 0.5
+    """Share of the rounds whose iterates are averaged; 0: the last one is the model."""
+    factor: float = 1.0
+    """Of steps by distance."""
+    distance: Callable[[float], float] | None = None
+    """Of the minimum from the start, by the bound of a gradient; None: by manifold."""
+    curvature: float | None = None
+    """The known curvature of the cost; None: steps go by distance."""
+    pace: float = 0.3
+    """The learning rate of the clip where noise does not slow it."""
+
+
+_SPANS = _Rule(quantile=None, rounds=30, fall=0.2)
+_MEANS = _Rule(quantile=0.6, rounds=30, fall=0.5, tail=0.0, curvature=2.0, pace=0.5)
+_RULES: Mapping[str, _Rule] = {
+    "principal-eigenvector": _SPANS,
+    "kpca": _SPANS,
+    COMPLETION: _Rule(quantile=None, fall=0.2, tail=0.2, factor=0.5, distance=lambda _: 1.0),
+    # scores of about 12 tell classes apart, and a row is at most as long as its gradient may be
+    "logistic": _Rule(fall=0.4, tail=0.2, distance=lambda bound: 12 / bound),
+    "least-squares": _Rule(quantile=0.7, fall=0.2),
+    "frechet-mean": _MEANS,
+    "nearest-mean": _MEANS,
+    "geometric-median": _Rule(quantile=None),  # all gradients have norm 1
+}
+
+
+@dataclass(frozen=True)
 class _Option:
-    """A method at its best settings, and what it is predicted to give."""
+    """A method with all its numbers."""
 
     training: SecondMoment | LogEuclidean | RSGD
     num_rounds: int
@@ -71,20 +116,17 @@ class _Option:
     """The noise multiplier of the first round."""
     numbers_up: int
     """How many numbers one client uploads over the run."""
-    gap: float | None
-    """Predicted (f(x) - f*) / |f*|, the geometric mean over the guesses; None: nothing is
-    predicted, the safe default."""
-
-    strategy: TangentMean | None = None
-    """The server's part of a descent with momentum or an average; None: the plain tangent mean."""
+    relative_noise: float
+    """Length of the noise of a mean that takes the whole budget, over the clip."""
+    strategy: MeasuredSteps | None = None
+    adaptive: RisingClip | None = None
 
     @property
     def name(self) -> str:
         """The method, in a few words."""
-        if self.gap is None:
-            return "rsgd, safe default"
-        used = (k for k in ("momentum", "average") if getattr(self.strategy, k, None) is not None)
-        return ", ".join((self.training.kind, *used))
+        if self.strategy is None:
+            return self.training.kind
+        return "descent, adaptive clip" if self.adaptive else "descent, fixed clip"
 
 
 # -- the table -------------------------------------------------------------------------------
@@ -103,13 +145,14 @@ def stand_in(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_option(table: Mapping[str, Any], option: _Option) -> dict[str, Any]:
     """Returns the table with a method, its rounds, its clip and its own server update."""
-    training, server = (
+    training, server, adaptive = (
         one and one.model_dump(mode="json", exclude_none=True)
-        for one in (option.training, option.strategy)
+        for one in (option.training, option.strategy, option.adaptive)
     )
+    privacy = {**table["privacy"], "l2_norm_clip": option.clip}
     return {
         **table, "training": training, "strategy": server,
-        "privacy": {**table["privacy"], "l2_norm_clip": option.clip},
+        "privacy": privacy if adaptive is None else {**privacy, "adaptive": adaptive},
         "federation": {**table["federation"], "num_rounds": option.num_rounds},
     }  # fmt: skip
 
@@ -118,14 +161,14 @@ def with_option(table: Mapping[str, Any], option: _Option) -> dict[str, Any]:
 def planned(
     table: Mapping[str, Any], parse: Callable[[dict[str, Any]], Experiment]
 ) -> list[_Option]:
-    """Lists the best settings of every method for a config's problem and budget, best first.
+    """Lists the methods for a config's problem and budget, the one to take first.
 
-    ``parse`` reads a table that names a method. Where no guess is made for the problem: the safe
-    default alone. Of several principal components the release comes first where it may be sent: how
-    fast a descent parts them rests on the spacing of the spectrum, which no public guess knows.
+    ``parse`` reads a table that names a method. Of several principal components the one-shot
+    release comes first, which was measured to be better than any descent; for everything else the
+    descent does.
 
     Raises:
-        ConfigError: for what "auto" does not take, a privacy or cohort that nothing is predicted
+        ConfigError: for what "auto" does not take, a privacy or cohort that nothing is planned
             for, or an upload of which ``numbers_up`` allows none.
     """
     training = part(table, "training")
@@ -135,49 +178,31 @@ def planned(
         raise ConfigError(f"training.{fault(error, _Auto)}") from None
     config = parse(stand_in(table))
     facts = public_numbers(config)
-    found = dict[str, list[_Option]]()
-    shape = facts.point_shape
+    size = math.prod(facts.point_shape)
     most = auto.numbers_up or math.inf
-    size = math.prod(shape)
-    clip = config.privacy.l2_norm_clip or 0.0
-    guess = guess_of(config, clip, shape, auto.decay)
-    for option in (
-        *_releases(config, facts, guess, clip),
-        *_descents(
-            config, facts, guess, clip, int(min(config.federation.num_rounds, most // size))
-        ),
-    ):
-        if option.numbers_up <= most:
-            found.setdefault(option.name, []).append(option)
+    if auto.residuals is not None and config.problem.kind != "least-squares":
+        raise ConfigError(
+            "training.residuals: 'symmetric' is a statement about problem.kind = 'least-squares', "
+            f"got {config.problem.kind!r}; remove it"
+        )
+    rounds = int(min(config.federation.num_rounds, most // size))
+    releases = [one for one in _releases(config, facts) if one.numbers_up <= most]
+    descent = _descent(config, facts, auto, rounds, most)
+    comes_first = config.problem.kind == "kpca" and facts.point_shape[1] > 1
+    found = [*releases, *descent] if comes_first else [*descent, *releases]
     if not found:
         raise ConfigError(
             f"training.numbers_up: expected at least {size}, one upload of a model's size, got "
             f"{auto.numbers_up}"
         )
-    each = [_best(options) for options in found.values()]
-    trusted = [option for option in each if option.training.kind == "second-moment"]
-    if config.problem.kind != "kpca" or shape[1] == 1:
-        trusted = []  # of one component all predictions are; of several, that of the release alone
-    best = _best(trusted or each)
-    return [best, *sorted((o for o in each if o is not best), key=_gap)]
-
-
-def _gap(option: _Option) -> float:
-    return math.inf if option.gap is None else option.gap
-
-
-def _best(options: Sequence[_Option]) -> _Option:
-    """The one of the least gap; of those within 5 %, which tells nothing, what sends least."""
-    most = 1.05 * min(map(_gap, options))
-    good = (option for option in options if _gap(option) <= most)
-    return min(good, key=lambda option: (option.numbers_up, _gap(option)))
+    return found
 
 
 def public_numbers(config: Experiment) -> Facts:
     """Returns N_i, a point's shape and the problem, from the named data set or as declared.
 
     Raises:
-        ConfigError: nothing is predicted for the config, its data set is not there, or sites have
+        ConfigError: nothing is planned for the config, its data set is not there, or sites have
             not declared their sizes.
     """
     for field, wanted, got in (
@@ -209,122 +234,105 @@ def public_numbers(config: Experiment) -> Facts:
 
 
 # -- every method ----------------------------------------------------------------------------
-_Guess = Components | Flat | Cloud | None
-
-
-def _releases(config: Experiment, facts: Facts, guess: _Guess, clip: float) -> Iterator[_Option]:
+def _releases(config: Experiment, facts: Facts) -> Iterator[_Option]:
     """The one-shot releases that the problem has a statistic for."""
+    clip = config.privacy.l2_norm_clip or 1.0
     for training in (SecondMoment(), LogEuclidean()):
-        if guess is None or not isinstance(facts.problem.sufficient_statistic, training.takes):
+        if not isinstance(facts.problem.sufficient_statistic, training.takes):
             continue
-        assert not isinstance(guess, Flat)
         # of log z, and not of the gradient -2 log z at the identity
         cut = clip / 2 if training.kind == "log-euclidean" else clip
         price, stddev = _noise(config, training, facts, cut)
         shape, _ = training.up.layout(facts.point_shape, torch.float64)["u"]
-        gap = float(_typical(np.atleast_1d(guess.one_shot_gap(stddev))))
-        yield _Option(training, 1, cut, price, math.prod(shape), gap)
+        size = math.prod(shape)
+        yield _Option(training, 1, cut, price, size, stddev * math.sqrt(size) / cut)
 
 
-def _descents(
-    config: Experiment, facts: Facts, guess: _Guess, clip: float, rounds: int
+def _descent(
+    config: Experiment, facts: Facts, auto: _Auto, rounds: int, most: float
 ) -> Iterator[_Option]:
-    """Full-batch descent for every setting that is tried; the safe default where none is known."""
-    if rounds < 1:
+    """Full-batch descent by the rule of the problem's kind; nothing where no round is allowed."""
+    manifold, shape = facts.problem.manifold, facts.point_shape
+    bound = config.privacy.l2_norm_clip or 1.0
+    rule = _RULES.get(config.problem.kind, _Rule())
+    if auto.residuals is not None:
+        rule = replace(rule, quantile=0.5)
+    share = _NORMALISED if rule.quantile is None else 1.0
+    if config.privacy.trust is not None and rule.quantile is not None:
+        # integers of a sum have one clip, and what it cuts of a curvature is not counted
+        distance = rule.distance if rule.curvature is None else lambda bound: bound / 6
+        rule = replace(rule, quantile=None, curvature=None, distance=distance)
+        share = 0.25
+    # exact logarithms of frames do not converge where the noise of a step is long
+    is_exact = manifold.has_logmap and not isinstance(manifold, Stiefel | Grassmann)
+    keys: dict[str, Any] = {"minibatch": Full(), "maps": "exact" if is_exact else "retraction"}
+    price, stddev = _noise(config, RSGD(step_size=1.0, **keys), facts, bound)
+    kappa = stddev * math.sqrt(manifold.dim(shape)) / bound
+    count = min(rounds, rule.rounds, max(15, math.ceil(kappa**-2)))
+    is_counted = rule.quantile is not None and count > 1
+    size = math.prod(shape) + is_counted
+    count = int(min(count, most // size))
+    if count < 1:
         return
-    manifold = facts.problem.manifold
+    ratio = float(f"{rule.fall ** (1 / max(count - 1, 1)):.4g}")
+    adaptive = None
+    if is_counted:
+        adaptive = _rising(rule, kappa, stddev / bound, count, auto.typical_norm, bound)
+    clip = float(f"{share * bound:.6g}")
+    step = float(f"{_STEP / clip:.3g}")
+    training = RSGD(step_size=step, **keys)
+    if count > 1:
+        falling = Geometric(scale=1.0, ratio=ratio)
+        training = ScheduledRSGD(step_size=step, noise_multipliers=falling, **keys)
+    strategy = _steps(config, facts, rule, bound, step, count, ratio)
+    scale = math.sqrt(sum(ratio ** (-2 * r) for r in range(count)))
+    yield _Option(training, count, clip, scale * price, count * size, kappa, strategy, adaptive)
+
+
+def _steps(
+    config: Experiment,
+    facts: Facts,
+    rule: _Rule,
+    bound: float,
+    step: float,
+    count: int,
+    ratio: float,
+) -> MeasuredSteps:
+    """The server's part: how long its steps are, and which iterates it averages."""
     shape = facts.point_shape
-    is_frame = isinstance(manifold, Stiefel | Grassmann)
-    is_spanned = is_frame or isinstance(manifold, Sphere)
-    if guess is not None and config.problem.kind in ("kpca", "least-squares"):
-        clip *= 0.5  # a gradient needs no more of the config's clip
-    keys: dict[str, Any] = {
-        "minibatch": Full(),
-        # exact logarithms of frames do not converge where the noise of a step is long
-        "maps": "exact" if manifold.has_logmap and not is_frame else "retraction",
-    }
-    price, stddev = _noise(config, RSGD(step_size=1.0, **keys), facts, clip)
-    found = [] if guess is None else list(_predicted(guess, stddev, rounds))
-    if not found:
-        distance = 1.0
-        if is_spanned:  # a right angle for every vector of a frame
-            distance = math.pi / 2 * math.sqrt(shape[1] if len(shape) == 2 else 1)
-        found = [(*_safe(clip, stddev**2 * manifold.dim(shape), distance, rounds), None)]
-    for tried, step, gap in found:
-        ratio = tried.noise_ratio
-        count = tried.num_rounds
-        average = None
-        strategy = None
-        training = RSGD(step_size=step, **keys)
-        if ratio != 1.0:
-            falling = Geometric(scale=1.0, ratio=ratio)
-            training = ScheduledRSGD(step_size=step, noise_multipliers=falling, **keys)
-        if tried.from_round is not None:
-            kind = ProjectorAverage if is_spanned else GeodesicAverage
-            average = kind(from_round=tried.from_round, noise_ratio=ratio)
-        if tried.momentum or average:
-            strategy = TangentMean(momentum=tried.momentum or None, average=average)
-        scale = math.sqrt(sum(ratio ** (-2 * r) for r in range(count)))
-        up = count * math.prod(shape)
-        yield _Option(training, count, clip, scale * price, up, gap, strategy)
+    is_spanned = isinstance(facts.problem.manifold, Sphere | Stiefel | Grassmann)
+    average = None
+    if rule.tail and count > 1:
+        kind = ProjectorAverage if is_spanned else GeodesicAverage
+        first = max(1, math.ceil((1 - rule.tail) * count))
+        average = kind(from_round=first, noise_ratio=ratio)
+    if rule.curvature is not None:
+        curvature = rule.curvature * step / getattr(config.problem, "num_classes", 1)
+        return MeasuredSteps(
+            curvature=float(f"{curvature:.6g}"), noise_ratio=ratio, average=average
+        )
+    distance = 1.0
+    if rule.distance is not None:
+        distance = rule.distance(bound)
+    elif is_spanned:  # a right angle for every vector of a frame
+        distance = math.pi / 2 * math.sqrt(shape[1] if len(shape) == 2 else 1)
+    return MeasuredSteps(distance=float(f"{distance:.6g}"), factor=rule.factor, average=average)
 
 
-def _predicted(
-    guess: Components | Flat | Cloud, stddev: float, rounds: int
-) -> Iterator[tuple[Descent, float, float]]:
-    """(descent, its best step, predicted gap) of all settings that are tried and not lost."""
-    shares = (0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.75, 1.0)
-    counts = (1, 2, 3, 4, 6, 8, 11, 15, 22, 30, 45, 60, 100, 200, 400)
-    if isinstance(guess, Components):  # its directions are followed one by one: it is slow
-        shares = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
-        counts = (1, 3, 8, 15, 30, 60, 100, 200, 400)
-    steps = np.array([float(f"{share / guess.sharpest:.3g}") for share in shares])
-    found = [
-        (tried, np.atleast_2d(guess.descent_gaps(tried, stddev)))
-        for tried in _tried(steps, sorted({min(count, rounds) for count in counts}))
-    ]
-    # a guess by which every setting is lost says nothing of which to take
-    is_told = np.isfinite([gaps.min(-1) for _, gaps in found]).any(0)
-    for tried, gaps in found if is_told.any() else []:
-        typical = _typical(gaps[is_told])
-        best = int(typical.argmin())
-        if math.isfinite(typical[best]):
-            yield tried, float(steps[best]), float(typical[best])
-
-
-def _safe(clip: float, spread: float, distance: float, rounds: int) -> tuple[Descent, float]:
-    """What is taken where nothing is predicted: averaged descent with the step of the worst case.
-
-    For gradients of a root mean square G and a start at distance D, the average of T steps of size
-    D / (G sqrt T) of convex cost is off by at most D G / sqrt T (Nemirovski, Juditsky, Lan,
-    Shapiro 2009). Here G^2 = C^2 + T s^2 dim for the clip C and the deviation s of one round, so
-    T ends where the noise is all there is. D: a right angle for every vector of a frame; 1
-    elsewhere.
-    """
-    rounds = min(rounds, max(1, math.ceil(clip**2 / spread)))
-    step = distance / math.sqrt(rounds * clip**2 + rounds**2 * spread)
-    first = None if rounds == 1 else max(1, rounds // 4)
-    return Descent(np.ones(1), rounds, from_round=first), float(f"{step:.3g}")
-
-
-def _typical(gaps: Array) -> Array:
-    """The geometric mean over guesses, the first axis: no guess counts more for its large gaps."""
-    with np.errstate(divide="ignore"):
-        found: Array = gaps[0] if len(gaps) == 1 else np.exp(np.log(gaps).mean(0))
-    return found
-
-
-def _tried(steps: Array, counts: Sequence[int]) -> Iterator[Descent]:
-    """Numbers of rounds, averages that begin at a share of them, falling noise and momentum."""
-    for count in counts:
-        if count == 1:
-            yield Descent(steps, 1)
-            continue
-        for first in {None, *(max(1, int(share * count)) for share in (0.25, 0.5))}:
-            for fall in (1.0, 0.5, 0.2, 0.05):  # noise of the last round over that of the first
-                ratio = float(f"{fall ** (1 / (count - 1)):.4g}")
-                yield Descent(steps, count, noise_ratio=ratio, from_round=first)
-            yield Descent(steps, count, momentum=0.5, from_round=first)
+def _rising(
+    rule: _Rule, kappa: float, spread: float, count: int, typical: float | None, bound: float
+) -> RisingClip:
+    """The adaptive clip: its target by the noise, and its pace by that of the noised count."""
+    # a clip that has few rounds to rise starts higher
+    start = 0.05 ** min(1.0, (count - 1) / 14) if typical is None else min(typical / bound, 0.99)
+    share = RisingClip.model_fields["budget_share"].default
+    deviation = spread * math.sqrt(count) / (2 * math.sqrt(share))
+    assert rule.quantile is not None
+    return RisingClip(
+        start=float(f"{start:.4g}"),
+        target_quantile=float(f"{min(max(1 - 4 * kappa, 0.3), rule.quantile):.4g}"),
+        learning_rate=float(f"{rule.pace / max(1.0, 4 * deviation):.4g}"),
+    )
 
 
 def _noise(
@@ -332,11 +340,12 @@ def _noise(
 ) -> tuple[float, float]:
     """(multiplier, deviation in every coordinate of the weighted mean) of one full-batch round."""
     sizes = facts.sizes
+    privacy = config.privacy.model_copy(update={"l2_norm_clip": clip, "adaptive": None})
     once = replace(
         config.setting,
         training=training,
         federation=config.federation.model_copy(update={"num_rounds": 1}),
-        privacy=config.privacy.model_copy(update={"l2_norm_clip": clip}),
+        privacy=privacy,
     )
     mechanism = example_mechanism(once, sizes)
     (release,) = training.releases(mechanism, sizes[0])

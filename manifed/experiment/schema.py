@@ -79,7 +79,13 @@ _TRAINING = Kinds(
         "noisy-gram": "algorithms.one_shot:NoisyGram",
     },
 )
-_STRATEGY = Kinds(ServerUpdate, {"tangent-mean": "algorithms.tangent_mean:TangentMean"})
+_STRATEGY = Kinds(
+    ServerUpdate,
+    {
+        "tangent-mean": "algorithms.tangent_mean:TangentMean",
+        "measured-steps": "algorithms.measured_steps:MeasuredSteps",
+    },
+)
 
 
 class Output(Frozen):
@@ -154,6 +160,7 @@ class Experiment(Frozen):
             return table
         found = dict(table)
         _follow(found, "evaluation", kind="oracle")
+        _follow(found, "strategy", kind="tangent-mean")
         if getattr(table.get("data"), "kind", part(table, "data").get("kind")) == "file":
             _follow(found, "federation", partition={"kind": "natural"})
         federation = part(table, "federation")
@@ -304,8 +311,13 @@ def canonical(config: Experiment) -> str:
     table = config.model_dump(mode="json", exclude={"output", "engine", "description"})
     if isinstance(config.data, SiteData):
         del table["data"]["paths"]
-    if table["privacy"].get("trust", "") is None:  # hashes are those of before there was one
-        del table["privacy"]["trust"]
+    privacy = table["privacy"]
+    for name in ("trust", "adaptive"):  # hashes are those of before there was one
+        if privacy.get(name, "") is None and (name, privacy["kind"]) != (
+            "adaptive",
+            "client-level",
+        ):
+            del privacy[name]
     if config.engine.dtype != "float64":  # alone of the engine it decides the trajectory
         table["dtype"] = config.engine.dtype
     if config.evaluation.kind == "public":

@@ -108,9 +108,10 @@ def rows_of_least(words: _Array, present: _Array, size: int) -> tuple[_Array, _A
 UNNOISED = "-unnoised"
 """What the label of a query ends with where nothing was added to its answer."""
 
-_Form = Literal["gradient", "difference", "each"]
-"""What one example adds to a mean: its clipped gradient; its correction, clipped as one vector; or
-its correction with each of the two gradients clipped (so that it moves the mean by two bounds)."""
+_Form = Literal["gradient", "difference", "each", "below"]
+"""What one example adds to a mean: its clipped gradient; its correction, clipped as one vector; its
+correction with each of the two gradients clipped (so that it moves the mean by two bounds); or 1/2
+where its gradient is not clipped, and -1/2 where it is."""
 
 
 class WrongSize(ValueError):

@@ -12,6 +12,7 @@ Everything here serves one client and a stacked cohort, with a leading dimension
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,7 +21,13 @@ from torch import Tensor
 
 from manifed.oracles.fused import fused_steps, is_fused
 from manifed.oracles.minibatch import UNNOISED, Query, WrongSize, rows_of, rows_of_least
-from manifed.oracles.sums import clip_each, correction_sum, gradient_sum, sum_of_good
+from manifed.oracles.sums import (
+    clip_each,
+    correction_sum,
+    gradient_sum,
+    share_below,
+    sum_of_good,
+)
 from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.problems.examples import KEY, Examples
 from manifed.problems.problem import Problem
@@ -316,6 +323,38 @@ class Oracle:
                 f"{type(self.problem).__name__} with {type(problem).__name__}"
             )
         return self.answer(label, origin, problem=problem)
+
+    def narrow(self, share: float) -> None:
+        """Clips from now on to this share of each clip norm, and draws so much less noise.
+
+        Noise over sensitivity, and so the price, stays as it is; that of a "count" is not a clip's.
+        """
+        for label, before in self._asked.items():
+            query = before.query
+            clip = None if query.clip is None else share * query.clip
+            asked = before._replace(query=replace(query, clip=clip))
+            if query.form != "below":
+                stddev = None if asked.stddev is None else share * asked.stddev
+                asked = asked._replace(stddev=stddev, charged=share * asked.charged)
+            self._asked[label] = asked
+
+    def share_below(self, x: Tensor) -> Tensor:
+        """Returns the noised share of examples whose gradient at x is not clipped, (..., 1).
+
+        Guarantees: one example moves it by at most 1/2 over N_i, whatever it holds, and changes
+        nobody else's part. It is counted as an answer "count".
+        """
+        asked = self._asked["count"]
+        x = x.detach()
+        examples, chosen = self._batch(asked, self.problem)
+        weights = chosen / asked.size.unsqueeze(-1)
+        each = (self.problem, asked.query, (x,), examples, weights)
+        share = sum_of_good(share_below, *each, size=1) + 0.5
+        self.queries["count" if asked.stddev is not None else "count" + UNNOISED] += 1
+        if asked.stddev is None:
+            return share
+        drawn = self._draws.normals((1,), Stream.GRADIENT_NOISE, self._step - 1)
+        return share + asked.stddev.unsqueeze(-1) * drawn
 
     # -- what goes with answers --------------------------------------------------------------
     def shown(self, x: Tensor, seen: Tensor) -> Tensor:

@@ -106,6 +106,19 @@ def correction_sum(problem: Problem, query: Query, points: Points, examples: Exa
     return Vectors(total, lambda: torch.isfinite(change).flatten(-manifold.ndim).all(-1))
 
 
+def share_below(problem: Problem, query: Query, points: Points, examples: Examples) -> Vectors:
+    """Returns the sum (..., 1) of 1/2 for each gradient that a clip leaves as it is, else -1/2.
+
+    One that is not finite counts as clipped.
+    """
+    (x,), clip = points, query.clip
+    norms = problem.gradients(x, examples).norms
+    halves = torch.where(norms <= (math.inf if clip is None else clip), 0.5, -0.5).to(torch.float64)
+    return Vectors(
+        lambda weights: (weights * halves).sum(-1, keepdim=True), lambda: torch.isfinite(norms)
+    )
+
+
 def clip_each(manifold: Manifold, x: Tensor, vectors: Tensor, clip: float | None) -> Tensor:
     """Scales vectors at x to metric norm at most ``clip``; vectors not finite become zero."""
     if clip is None:
@@ -146,7 +159,8 @@ def sum_of_good(
     weights = weights.to(torch.float64)
     is_carried = len(points) > 1 and points[0].shape[-1] > SHARED_AMONG_THREADS
     is_apart = len(points) == 1 or (problem.manifold.carries_rows_apart and not is_carried)
-    if size is None and is_apart and keeps_rows_apart(problem):
+    is_small = size is None or query.form == "below"
+    if is_small and is_apart and keeps_rows_apart(problem):
         return _together(rule, problem, query, points, examples, weights)
     if weights.dim() == 1:
         return _in_blocks(rule, problem, query, points, examples, weights, size)

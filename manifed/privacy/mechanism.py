@@ -127,6 +127,22 @@ class AdaptiveClip(Frozen):
     """Noise multiplier of the quantile estimate."""
 
 
+class RisingClip(Frozen):
+    """A clip of example gradients that rises to a private quantile of their norms.
+
+    `manifed.algorithms.adaptive_clip` says how, and what it costs.
+    """
+
+    start: Fraction = 0.05
+    """Clip norm of the first round, as a share of ``l2_norm_clip``."""
+    target_quantile: Fraction = 0.5
+    """Share of gradients that should not be clipped."""
+    learning_rate: Positive = 0.2
+    """Step size of the adaptation."""
+    budget_share: Fraction = 0.05
+    """Share of a round's budget that pays for the count of gradients below the clip."""
+
+
 class ClientMechanism(Frozen):
     """Per-client clipping and Gaussian noise in the server's average (unit: client).
 

@@ -18,7 +18,13 @@ from manifed.federation.held_out import judged
 from manifed.manifolds import SPD, Lorentz, Manifold, Sphere, Stiefel
 from manifed.oracles.integer_sums import SEED, IntegerSum
 from manifed.oracles.minibatch import Ask, Query
-from manifed.oracles.sums import correction_sum, gradient_sum, keeps_rows_apart, sum_of_good
+from manifed.oracles.sums import (
+    correction_sum,
+    gradient_sum,
+    keeps_rows_apart,
+    share_below,
+    sum_of_good,
+)
 from manifed.privacy.integers import Coding
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.problems.examples import Examples
@@ -89,6 +95,10 @@ def cohorts(case, examples, points, counts):
 def assert_sums_alike(case, rule, query, sizes=FEW, counts=(3,)):
     problem, x, examples = case.made()
     size = None
+    if rule is share_below:  # a clip at the norm of a record: an ulp of it would turn its bit
+        watched = shard(examples, 1, 0)
+        clip = float(problem.gradients(x, watched).norms[0])
+        size, query = 1, replace(query, form="below", clip=clip)
     if rule is IntegerSum:  # which tell numbers apart by 2^-49 of the clip
         size = math.prod(problem.manifold.coords_of(x))
         rule = IntegerSum(Coding(1, size, 64, 2**50, 2**49, 16, CLIP, 1))
@@ -140,6 +150,11 @@ def all_of(case, count):
 @of([c for c in CASES if not c.is_dear])
 def test_a_record_adds_the_same_bits_whatever_is_summed_with_it(case):
     assert_sums_alike(case, gradient_sum, query_of("gradient"))
+
+
+@of([c for c in CASES if not c.is_dear])
+def test_a_record_is_counted_alike_below_a_clip_whatever_is_counted_with_it(case):
+    assert_sums_alike(case, share_below, query_of("gradient"), (1, 7, 33), (2, 3))
 
 
 @of([c for c in CASES if c.name in {"pca", "kpca-stiefel", "mean-lorentz", "module-relu"}])

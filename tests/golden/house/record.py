@@ -79,8 +79,10 @@ def machine():
     """The digits of sums depend on it."""
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.is_file() else []
-    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
-    return f"{model or platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    told = {line.split(":")[0].strip(): line.split(":")[1].strip() for line in lines if ":" in line}
+    # processors of one name differ in the kernels that a library picks for them
+    names = [told[key] for key in ("model name", "cpu family", "model", "stepping") if key in told]
+    return f"{' '.join(names) or platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def command(*arguments):

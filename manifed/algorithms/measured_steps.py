@@ -1,0 +1,96 @@
+r"""Steps of the server whose length follows from the noised uploads, and so costs no privacy.
+
+``distance``: distance over gradients (Ivgi, Hinder, Carmon: DoG is SGD's Best Friend, 2023), with a
+public distance D in place of a tiny one. With u_t the mean of round t over its clip norm,
+
+    x_{t+1} = Exp_x( factor r_t u_t / sqrt(|u_1|^2 + ... + |u_t|^2) ),
+    r_t = max(D, dist(x_1, x_i), i <= t).
+
+It does not depend on the scale of the cost, of its gradients or of ``training.step_size``.
+
+``curvature``: for costs whose Hessian is a known multiple h of the identity where nothing is
+clipped, as means of points have h = 2. Each round gives an estimate x - g_t / h of the minimum, and
+x moves to the mean of all of them, weighted by the inverse variances of their noise:
+
+    x_{t+1} = Exp_x( -(w_t / (w_1 + ... + w_t)) g_t / (h e_t) ),   w_t = (e_t / z_t)^2.
+
+e_t is what a clip leaves of the curvature: about (1 + s_t)/2 where a share s_t is not clipped,
+since a clipped gradient still turns with x. Without an adaptive clip e_t = 1.
+"""
+
+from math import sqrt
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from manifed.algorithms.adaptive_clip import CLIP
+from manifed.algorithms.algorithm import There
+from manifed.algorithms.payloads import State
+from manifed.algorithms.tangent_mean import TangentMean
+from manifed.fields import Positive
+
+_LEAST_LEFT = 0.25
+"""The least e_t: a share that noise makes small must not make a step long."""
+
+
+class MeasuredSteps(TangentMean):
+    """A tangent mean whose step length follows from the uploads, by a distance or a curvature."""
+
+    kind: Literal["measured-steps"] = "measured-steps"  # pyright: ignore[reportIncompatibleVariableOverride]
+    distance: Positive | None = None
+    """Public guess of how far the minimum is from the start. Too small costs more than too large.
+    """
+    factor: Positive = 1.0
+    """Factor of steps by distance."""
+    curvature: Positive | None = None
+    """Curvature of the cost where nothing is clipped, times ``training.step_size``."""
+    noise_ratio: float = Field(default=1.0, ge=1e-3, le=1e3)
+    """Noise of a round over that of the round before, for the weights by curvature."""
+
+    @model_validator(mode="after")
+    def _has_one_rule(self) -> "MeasuredSteps":
+        if (self.distance is None) == (self.curvature is None):
+            raise ValueError(
+                "strategy: expected either distance or curvature with kind = 'measured-steps', got "
+                f"{self.distance} and {self.curvature}"
+            )
+        return self
+
+    def start(self, x: Tensor) -> State:
+        """Returns the state before round 1, with what steps are measured by."""
+        nothing = torch.zeros((), dtype=torch.float64, device=x.device)
+        state = super().start(x) | {"measured": nothing}
+        return state if self.distance is None else state | {"origin": x, "reach": nothing}
+
+    def server(self, state: State, mean: Tensor, here: There) -> State:
+        """Takes a step of measured length along the mean, as `TangentMean.server` does."""
+        rule = self._by_curvature if self.distance is None else self._by_distance
+        length, kept = rule(state, mean, here)
+        return super().server(state, length * mean, here) | kept
+
+    def _by_distance(self, state: State, mean: Tensor, here: There) -> tuple[float, State]:
+        """The multiple of the mean that is the step, and the squares and reach that are kept."""
+        assert self.distance is not None
+        x, clip = state["x"], float(state[CLIP]) if CLIP in state else 1.0
+        manifold = here.manifold
+        squares = state["measured"] + (manifold.norm(x, mean).double() / clip) ** 2
+        if manifold.has_logmap:
+            moved = manifold.dist(state["origin"], x)
+        else:
+            moved = torch.linalg.vector_norm(x - state["origin"])
+        reach = torch.maximum(state["reach"], moved.double())
+        kept = {"measured": squares, "reach": reach}
+        if not float(squares) > 0:  # nothing was uploaded but zeros
+            return 0.0, kept
+        return self.factor * max(self.distance, float(reach)) / (clip * sqrt(squares)), kept
+
+    def _by_curvature(self, state: State, mean: Tensor, here: There) -> tuple[float, State]:
+        """The multiple of the mean that is the step, and the sum of weights that is kept."""
+        assert self.curvature is not None
+        share: Any = here.collected.mean.get("share")
+        left = 1.0 if share is None else min(max((1 + float(share)) / 2, _LEAST_LEFT), 1.0)
+        weight = (left * self.noise_ratio ** (1 - here.round)) ** 2
+        total = state["measured"] + weight
+        return weight / float(total) / (self.curvature * left), {"measured": total}
