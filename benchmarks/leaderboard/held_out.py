@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.leaderboard.tasks import DELTA, MOST_UPLOADS, Table, Task
+from benchmarks.leaderboard.tasks import DELTA, LEAST_SQUARES, MOST_UPLOADS, Table, Task
 
 Rows = np.ndarray[Any, Any]
 
@@ -151,7 +151,7 @@ _CELLS = [f"c{i}{j}" for i in range(4) for j in range(4)]
 TASKS = (
     _task(
         "rents", "least squares of skewed rents", _rents,
-        ["size", "age", "distance", "rooms", "rent"], {"kind": "least-squares"},
+        ["size", "age", "distance", "rooms", "rent"], LEAST_SQUARES,
         _regression(
             ["size", "age", "distance", "rooms"], [[0, 1000], [0, 500], [0, 200], [0, 40]],
             "rent", 10000,
@@ -160,7 +160,7 @@ TASKS = (
     ),
     _task(
         "pressures", "least squares of correlated laboratory values", _pressures,
-        [*_LABS, "pressure"], {"kind": "least-squares"},
+        [*_LABS, "pressure"], LEAST_SQUARES,
         _regression(_LABS, [[-20, 20]] * 6, "pressure", 400), 1060.0,
     ),
     _task(

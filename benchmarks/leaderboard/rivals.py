@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.leaderboard.tasks import DELTA, Task
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import parse
-from manifed.manifolds import Grassmann, Sphere, Stiefel
+from manifed.manifolds import SPD, Grassmann, Sphere, Stiefel
 from manifed.problems.examples import Examples
 from manifed.problems.linear import LinearModel
 from manifed.problems.pca import KPCA, PrincipalEigenvector
@@ -199,6 +199,9 @@ def run(data: Pooled, epsilon: float, settings: Sequence[Setting], seed: int) ->
         except torch.linalg.LinAlgError:
             after = x
         is_there = torch.isfinite(after).flatten(1).all(-1) & (after.flatten(1).norm(dim=1) < 1e8)
+        if isinstance(data.manifold, SPD):
+            values = torch.linalg.eigvalsh(torch.where(wide(is_there), after, x))
+            is_there &= values[..., 0] > 1e-8 * values[..., -1]
         after = torch.where(wide(is_there), after, x)
         if bool((columns["momentum"] > 0).any()):
             velocity = data.maps.transport(x, after, velocity)

@@ -59,6 +59,7 @@ def _mean_on(manifold: str) -> Table:
     return {"kind": "frechet-mean", "manifold": manifold, "start": {"kind": "origin"}}
 
 
+LEAST_SQUARES = {"kind": "least-squares", "start": {"kind": "origin"}}
 _REGRESSION = {"kind": "synthetic-least-squares", "num_clients": 10, "rows": 500, "dimension": 10}
 TASKS = (
     Task(
@@ -71,21 +72,21 @@ TASKS = (
         maps="retraction",
     ),
     Task(
-        "least-squares", "least squares, symmetric residuals", {"kind": "least-squares"},
+        "least-squares", "least squares, symmetric residuals", LEAST_SQUARES,
         {**_REGRESSION, "noise_stddev": 0.5}, 100.0, has_seeded_data=True,
     ),
     Task(
-        "least-squares-said", "the same, with residuals = \"symmetric\"", {"kind": "least-squares"},
+        "least-squares-said", "the same, with residuals = \"symmetric\"", LEAST_SQUARES,
         {**_REGRESSION, "noise_stddev": 0.5}, 100.0, has_seeded_data=True,
         auto={"residuals": "symmetric"},
     ),
     Task(
-        "least-squares-skewed", "least squares, exponential residuals", {"kind": "least-squares"},
+        "least-squares-skewed", "least squares, exponential residuals", LEAST_SQUARES,
         {**_REGRESSION, "kind": f"{_OWN}:SkewedRegression"}, 100.0, has_seeded_data=True,
     ),
     Task(
-        "diabetes", "least squares, diabetes (442 rows)", {"kind": "least-squares"},
-        {"kind": f"{_OWN}:Diabetes"}, 20.0,
+        "diabetes", "least squares, diabetes (442 rows)", LEAST_SQUARES,
+        {"kind": f"{_OWN}:Diabetes"}, 6.7,
     ),
     Task(
         "logistic-a9a", "logistic regression, a9a", {"kind": "logistic"}, {"kind": "a9a"}, 3.9,

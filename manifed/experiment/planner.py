@@ -50,6 +50,11 @@ from manifed.schedules import Geometric
 COMPLETION = "reproduction.matrix_completion:MatrixCompletion"
 _NORMALISED = 1e-6
 """The clip of normalised gradients over their bound."""
+_FEWEST, _PER_NOISE = 25, 0.2
+"""Rounds that noise does not make useless: at least 25, and a fifth of kappa^-2, at which the noise
+of one round is half as long as its clip."""
+_LOUD = 0.03
+"""The kappa from which on noise of the last rounds falls less: there is little to average out."""
 _STEP = 0.01
 """Length of a client's step over the largest that a gradient moves it: no retraction bends it."""
 
@@ -151,8 +156,11 @@ def with_option(table: Mapping[str, Any], option: _Option) -> dict[str, Any]:
         for one in (option.training, option.strategy, option.adaptive)
     )
     privacy = {**table["privacy"], "l2_norm_clip": option.clip}
+    problem = table["problem"]
+    if problem.get("kind") == "least-squares":  # random weights are far from any that are sought
+        problem = {"start": {"kind": "origin"}, **problem}
     return {
-        **table, "training": training, "strategy": server,
+        **table, "problem": problem, "training": training, "strategy": server,
         "privacy": privacy if adaptive is None else {**privacy, "adaptive": adaptive},
         "federation": {**table["federation"], "num_rounds": option.num_rounds},
     }  # fmt: skip
@@ -269,13 +277,16 @@ def _descent(
     keys: dict[str, Any] = {"minibatch": Full(), "maps": "exact" if is_exact else "retraction"}
     price, stddev = _noise(config, RSGD(step_size=1.0, **keys), facts, bound)
     kappa = stddev * math.sqrt(manifold.dim(shape)) / bound
-    count = min(rounds, rule.rounds, max(15, math.ceil(kappa**-2)))
+    count = min(rounds, rule.rounds, max(_FEWEST, math.ceil(_PER_NOISE / kappa**2)))
     is_counted = rule.quantile is not None and count > 1
     size = math.prod(shape) + is_counted
     count = int(min(count, most // size))
     if count < 1:
         return
-    ratio = float(f"{rule.fall ** (1 / max(count - 1, 1)):.4g}")
+    fall = rule.fall
+    if rule.quantile is not None and rule.curvature is None:
+        fall = min(1.0, fall * max(1.0, kappa / _LOUD))
+    ratio = float(f"{fall ** (1 / max(count - 1, 1)):.4g}")
     adaptive = None
     if is_counted:
         adaptive = _rising(rule, kappa, stddev / bound, count, auto.typical_norm, bound)
