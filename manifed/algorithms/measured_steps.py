@@ -40,8 +40,7 @@ class MeasuredSteps(TangentMean):
 
     kind: Literal["measured-steps"] = "measured-steps"  # pyright: ignore[reportIncompatibleVariableOverride]
     distance: Positive | None = None
-    """Public guess of how far the minimum is from the start. Too small costs more than too large.
-    """
+    """Public guess of how far the minimum is from the start. Steps grow where it is too small."""
     factor: Positive = 1.0
     """Factor of steps by distance."""
     curvature: Positive | None = None

@@ -102,8 +102,8 @@ _RULES: Mapping[str, _Rule] = {
     COMPLETION: _Rule(quantile=None, fall=0.2, tail=0.2, factor=0.5, distance=lambda _: 1.0),
     # scores of about 12 tell classes apart, and a row is at most as long as its gradient may be
     "logistic": _Rule(fall=0.4, tail=0.2, distance=lambda bound: 12 / bound),
-    # in the unit of the target, which the bound of a gradient is in, too
-    "least-squares": _Rule(quantile=0.7, fall=0.2, distance=lambda bound: bound / 20),
+    # in the unit of the target, as the bound of a gradient is; steps grow where it is too small
+    "least-squares": _Rule(quantile=0.7, fall=0.2, distance=lambda bound: bound / 200),
     "frechet-mean": _MEANS,
     "nearest-mean": _MEANS,
     "geometric-median": _Rule(quantile=None),  # all gradients have norm 1
@@ -323,7 +323,7 @@ def _steps(
         return MeasuredSteps(
             curvature=float(f"{curvature:.6g}"), noise_ratio=ratio, average=average
         )
-    distance = 1.0
+    distance = 0.1
     if rule.distance is not None:
         distance = rule.distance(bound)
     elif is_spanned:  # a right angle for every vector of a frame
