@@ -127,7 +127,7 @@ def plan(
     The one to take is listed first. Nothing is run, and no budget is spent.
     """
     from manifed.experiment.load import parse, save, table_of
-    from manifed.experiment.planner import planned, with_option
+    from manifed.experiment.planner import planned, trusts, with_option
 
     table = table_of(config, sets or ())
     found = planned(table, parse)
@@ -157,7 +157,11 @@ def plan(
          "adaptive": one["privacy"].get("adaptive")}
         for row, one in zip(rows, made, strict=True)
     ]  # fmt: skip
-    answer({"methods": methods}, *lines, rows=rows, label=best.setting.plan_label)
+    each = trusts(table, parse)
+    label = best.setting.plan_label
+    answer({"methods": methods, "trusts": each}, *lines, rows=rows, label=label)
+    echo("what another trust would give; it is another promise, and no plan changes it:")
+    print_table(each)
 
 
 @app.command(cls=Command)

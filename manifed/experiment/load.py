@@ -105,6 +105,10 @@ def parse(table: _Table, plugins: Collection[str] | None = None) -> Experiment:
 
         best, *_ = planner.planned(table, partial(parse, plugins=plugins))
         return parse(planner.with_option(table, best), plugins)
+    if part(table, "privacy").get("adaptive") == "auto":
+        from manifed.experiment import planner
+
+        return parse(planner.with_clip(table, partial(parse, plugins=plugins)), plugins)
     try:
         return Experiment.model_validate(plain(table), strict=True)
     except ValidationError as error:
@@ -261,3 +265,5 @@ def _check_resolved(table: Mapping[str, Any]) -> None:
     """
     if _is_auto(table):
         raise ConfigError("training.kind: expected a method, which a plan has found, got 'auto'")
+    if part(table, "privacy").get("adaptive") == "auto":
+        raise ConfigError("privacy.adaptive: expected a table, which a plan has made, got 'auto'")

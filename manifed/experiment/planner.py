@@ -43,7 +43,7 @@ from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full
-from manifed.plan import example_mechanism, summed
+from manifed.plan import client_mechanism, example_mechanism, summed
 from manifed.privacy.mechanism import RisingClip
 from manifed.schedules import Geometric
 
@@ -240,6 +240,82 @@ def public_numbers(config: Experiment) -> Facts:
             f"problem.{field}: a plan needs fewer than the {shape[0]} columns, got {shape[1]}"
         )
     return facts
+
+
+def with_clip(
+    table: Mapping[str, Any], parse: Callable[[dict[str, Any]], Experiment]
+) -> dict[str, Any]:
+    """Returns the table of a named method with an adaptive clip in place of "auto".
+
+    Raises:
+        ConfigError: as `public_numbers`.
+    """
+    fixed = {**table, "privacy": {**table["privacy"], "adaptive": None}}
+    config = parse(fixed)
+    facts = public_numbers(config)
+    rule = _RULES.get(config.problem.kind, _Rule())
+    rule = replace(rule, quantile=rule.quantile or _Rule().quantile)
+    bound = config.privacy.l2_norm_clip or 1.0
+    _, stddev = _noise(config, RSGD(step_size=1.0, minibatch=Full()), facts, bound)
+    kappa = stddev * math.sqrt(facts.problem.manifold.dim(facts.point_shape)) / bound
+    rising = _rising(rule, kappa, stddev / bound, config.federation.num_rounds, None, bound)
+    return {**fixed, "privacy": {**fixed["privacy"], "adaptive": rising.model_dump(mode="json")}}
+
+
+_ASKED = {
+    None: "nothing: each client noises its own uploads",
+    "secure-sum": "that the server and one client do not collude, and that most clients stay",
+    "client-level": "a server that is trusted with uploads; all records of a client are protected",
+}
+"""What each trust asks of the parties."""
+
+
+def trusts(
+    table: Mapping[str, Any], parse: Callable[[dict[str, Any]], Experiment]
+) -> list[dict[str, Any]]:
+    """Lists, for each trust, the method that a plan would take and how long its noise is.
+
+    It changes no config: another trust is another promise. What cannot be planned says why.
+    """
+    rows = list[dict[str, Any]]()
+    for trust, asks in _ASKED.items():
+        row: dict[str, Any] = {"trust": trust or "each client"}
+        privacy = {**table["privacy"], "trust": trust}
+        try:
+            if trust == "client-level":
+                del privacy["trust"]
+                row |= _at_client_level(parse(stand_in(table)), privacy, table, parse)
+            else:
+                first, *_ = planned({**table, "privacy": privacy}, parse)
+                row |= {"method": first.name, "relative_noise": first.relative_noise}
+        except ConfigError as refused:
+            row["method"] = str(refused)
+        rows.append({"trust": None, "method": None, "relative_noise": None, **row, "asks": asks})
+    return rows
+
+
+def _at_client_level(
+    config: Experiment,
+    privacy: Mapping[str, Any],
+    table: Mapping[str, Any],
+    parse: Callable[[dict[str, Any]], Experiment],
+) -> dict[str, Any]:
+    """Of the mean of all clients' uploads, noised once by the server."""
+    facts = public_numbers(config)
+    kept = {k: v for k, v in privacy.items() if k not in ("kind", "adaptive", "noise")}
+    noise = {k: v for k, v in privacy["noise"].items() if k != "adversary"}
+    noise |= {"adversary": "client-level"}
+    once = {**stand_in(table), "federation": {**table["federation"], "num_rounds": 1}}
+    made = parse({**once, "privacy": {**kept, "kind": "client-level", "noise": noise}})
+    mechanism = client_mechanism(made.setting)
+    assert mechanism is not None
+    count = made.federation.num_clients
+    spread = mechanism.stddev(count) / mechanism.l2_norm_clip
+    size = facts.problem.manifold.dim(facts.point_shape)
+    return {
+        "method": "local steps, clipped uploads",
+        "relative_noise": spread * math.sqrt(size),
+    }
 
 
 # -- every method ----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import from_toml, load, parse, table_of, to_toml
-from manifed.experiment.planner import planned, public_numbers, stand_in
+from manifed.experiment.planner import planned, public_numbers, stand_in, trusts
 from manifed.experiment.schema import sha256
 from manifed.plan import example_mechanism, promise_of
 from tests.algorithms.gossip_runs import reports_of
@@ -146,6 +146,36 @@ def test_the_command_prints_the_methods_and_writes_the_best(tmp_path):
     wrong = invoke("plan", BEST, "--set", "privacy={kind='none'}")
     assert wrong.exit_code == 2
     assert wrong.stderr.count("\n") == 1
+
+
+def test_a_row_for_each_trust_says_how_long_its_noise_is_and_what_it_asks():
+    table = table_of(BEST)
+    local, summed, client = trusts(table, parse)
+    assert [row["trust"] for row in (local, summed, client)] == [
+        "each client", "secure-sum", "client-level"]  # fmt: skip
+    assert local["relative_noise"] == options()[0].relative_noise
+    # one of ten clients may tell what it added: nine shares are sized for the whole noise
+    assert summed["relative_noise"] == pytest.approx(local["relative_noise"] / 3, rel=1e-3)
+    multiplier = example_mechanism(load(BEST).setting, (180,) * 10).noise.multiplier
+    once = multiplier * sum(0.2 ** (-2 * r / 29) for r in range(30)) ** -0.5
+    assert client["relative_noise"] == pytest.approx(once * math.sqrt(63) / 10, rel=1e-2)
+    assert table == table_of(BEST)  # a plan changes no trust
+    alone = table_of(BEST, ["federation.num_clients=1"])
+    assert "privacy.trust" in trusts(alone, parse)[1]["method"]  # why no sum is possible
+    assert "collude" in invoke("plan", BEST).stdout
+
+
+def test_a_named_method_may_leave_its_clip_to_a_plan():
+    own = ("training={kind='rsgd',step_size=0.5,minibatch={kind='full'}}",
+           "federation.num_rounds=40", "privacy.adaptive='auto'")  # fmt: skip
+    config = load(BEST, [*KINDS["logistic"][0], *own])
+    planned_clip = options(*KINDS["logistic"][0])[0].adaptive
+    assert config.privacy.adaptive.target_quantile == planned_clip.target_quantile
+    assert config.training.kind == "rsgd"
+    assert from_toml(to_toml(config)) == config
+    with pytest.raises(ConfigError, match=r"'auto' plans for privacy.noise.kind"):
+        load(BEST, [*own, "privacy.noise={kind='multiplier',noise_multiplier=2}",
+                    "privacy.delta=1e-5"])  # fmt: skip
 
 
 # -- every kind ----------------------------------------------------------------------------------
