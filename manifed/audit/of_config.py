@@ -99,16 +99,21 @@ def _of_examples(config: Experiment, source: NoiseSource) -> _Found:
         if config.setting.is_at_sites
         else min(load_shards(config).examples, key=len)
     )
+    adaptive: Any = getattr(config.privacy, "adaptive", None)
+    beside = ""
+    if adaptive is not None:  # attacked at the largest clip, where noise is as large
+        mechanism = mechanism.scaled((1 - adaptive.budget_share) ** -0.5)
+        beside = "; the count beside an answer is not attacked"
     if training.is_scheduled:
         training = training.in_round(costliest_round(training, mechanism, len(smallest), rounds))
     own = ExampleAttack(facts.problem, training, mechanism, smallest, initial_point(config), source)
-    how = "own problem: the record that moves the upload most"
+    how = f"own problem: the record that moves the upload most{beside}"
     if isinstance(training, OneShot):
         return [(own, how)]
     extreme = enough(worst_case(training, mechanism, len(smallest), source), rounds)
     return [
         (replace(own, num_rounds=extreme.num_rounds), how),
-        (extreme, "worst case: canary gradient at the clip norm, all others zero"),
+        (extreme, f"worst case: canary gradient at the clip norm, all others zero{beside}"),
     ]
 
 

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import pytest
 
+from manifed.audit.of_config import attacks_of
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import from_toml, load, parse, table_of, to_toml
@@ -176,6 +177,17 @@ def test_a_named_method_may_leave_its_clip_to_a_plan():
     with pytest.raises(ConfigError, match=r"'auto' plans for privacy.noise.kind"):
         load(BEST, [*own, "privacy.noise={kind='multiplier',noise_multiplier=2}",
                     "privacy.delta=1e-5"])  # fmt: skip
+
+
+def test_the_audit_of_an_adaptive_clip_attacks_the_answer_and_says_so():
+    """Its noise is that of a budget less the share that the count takes."""
+    config = load(BEST, KINDS["logistic"][0])
+    own, _ = attacks_of(config, 40)
+    mechanism = example_mechanism(config.setting, public_numbers(config).sizes)
+    assert own.attack.mechanism.noise.multiplier == pytest.approx(
+        mechanism.noise.multiplier / math.sqrt(1 - config.privacy.adaptive.budget_share)
+    )
+    assert own.how.endswith("the count beside an answer is not attacked")
 
 
 # -- every kind ----------------------------------------------------------------------------------
