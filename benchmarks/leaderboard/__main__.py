@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -257,7 +258,7 @@ def main() -> None:
     print(json.dumps(headline(rows)))
     if given.out is not None:
         name = "held_out" if given.held_out else "leaderboard"
-        command = f"python -m benchmarks.leaderboard{' --held-out' * given.held_out}"
+        command = " ".join(["python -m benchmarks.leaderboard", *sys.argv[1:]])
         (given.out / f"{name}.md").write_text(text_of(rows, command), encoding="utf-8")
         lines = ",\n".join(json.dumps(row) for row in cells)
         (given.out / f"{name}.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")

@@ -14,8 +14,8 @@ All rules are in terms of one number,
     kappa = |noise of a mean with the whole budget| / clip,
 
 and of a count: a clip that lets a share 1 - q of gradients be cut costs a bias of at most 1 - q
-clips, and one that is larger by a clip costs kappa more noise, so q = 1 - 4 kappa within limits
-(after Amin, Kulesza, Munoz Medina, Vassilvitskii: Bounding User Contributions, 2019).
+clips, and one that is larger by a clip costs kappa more noise, so q = 1 - 4 kappa (means: 8) within
+limits (after Amin, Kulesza, Munoz Medina, Vassilvitskii: Bounding User Contributions, 2019).
 
 Batches are full. A Poisson batch of a share q under the same budget has no less noise a round (the
 Gaussian limit has the deviation of the full batch's), and the batch's own on top: batches that grow
@@ -92,10 +92,12 @@ class _Rule:
     """The known curvature of the cost; None: steps go by distance."""
     pace: float = 0.3
     """The learning rate of the clip where noise does not slow it."""
+    caution: float = 4.0
+    """The target of a clip is the quantile 1 - ``caution`` kappa."""
 
 
 _SPANS = _Rule(quantile=None, rounds=30, fall=0.2)
-_MEANS = _Rule(quantile=0.6, rounds=30, fall=0.5, tail=0.0, curvature=2.0, pace=0.5)
+_MEANS = _Rule(rounds=30, fall=0.5, tail=0.0, curvature=2.0, pace=0.5, caution=8.0)
 _RULES: Mapping[str, _Rule] = {
     "principal-eigenvector": _SPANS,
     "kpca": _SPANS,
@@ -418,7 +420,7 @@ def _rising(
     assert rule.quantile is not None
     return RisingClip(
         start=float(f"{start:.4g}"),
-        target_quantile=float(f"{min(max(1 - 4 * kappa, 0.3), rule.quantile):.4g}"),
+        target_quantile=float(f"{min(max(1 - rule.caution * kappa, 0.3), rule.quantile):.4g}"),
         learning_rate=float(f"{rule.pace / max(1.0, 4 * deviation):.4g}"),
     )
 
