@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from manifed.algorithms.decor import Decor
     from manifed.algorithms.gossip import Gossip
     from manifed.algorithms.growing_samples import GrowingSamples
+    from manifed.algorithms.measured_steps import MeasuredSteps
     from manifed.algorithms.one_shot import LogEuclidean, NoisyGram, SecondMoment
     from manifed.algorithms.projected import Projected, ProjectedPartial
     from manifed.algorithms.rfedags import RFedAGS
@@ -29,6 +30,7 @@ __all__ = [
     "Gossip",
     "GrowingSamples",
     "LogEuclidean",
+    "MeasuredSteps",
     "NoisyGram",
     "Projected",
     "ProjectedPartial",
@@ -50,6 +52,7 @@ __getattr__, __dir__ = lazily(
         "decor": ["Decor"],
         "gossip": ["Gossip"],
         "growing_samples": ["GrowingSamples"],
+        "measured_steps": ["MeasuredSteps"],
         "one_shot": ["LogEuclidean", "NoisyGram", "SecondMoment"],
         "projected": ["Projected", "ProjectedPartial"],
         "rfedags": ["RFedAGS"],
