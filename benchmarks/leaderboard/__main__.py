@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def ours(task: Task, clients: int, epsilon: float, data: Any) -> Cell:
 
 # -- rivals --------------------------------------------------------------------------------------
 def theirs(data: Any, epsilon: float) -> Cell:
-    """The cells of tuned descent, of the best one-shot release, and of a central curator."""
+    """The cells of tuned descent and of the best one-shot release."""
     best = rivals.tuned(data, epsilon)
     found: Cell = {"descent": {
         "shares": [float(rivals.run(data(s), epsilon, [best], s)) for s in SEEDS],
@@ -120,14 +120,11 @@ def theirs(data: Any, epsilon: float) -> Cell:
 def source_of(task: Task, clients: int) -> Any:
     """Gives the data of a seed; data that no seed changes are loaded once, with other starts."""
 
-    @lru_cache(maxsize=None if task.has_seeded_data else 1)
-    def loaded(seed: int) -> rivals.Pooled:
-        return rivals.Pooled(task, seed, clients)
-
+    @cache
     def at(seed: int) -> rivals.Pooled:
-        if task.has_seeded_data:
-            return loaded(seed)
-        return loaded(0).started_at(initial_point(parse(task.table(1.0, seed, clients))))
+        if task.has_seeded_data or seed == 0:
+            return rivals.Pooled(task, seed, clients)
+        return at(0).started_at(initial_point(rivals.plain(task, seed, clients)))
 
     return at
 

@@ -110,6 +110,18 @@ def test_losses_come_first_and_the_headline_is_a_mean_over_tasks():
     assert rows[0]["excess"] == pytest.approx(8e-3)
 
 
+@pytest.mark.slow
+def test_a_tuned_rival_is_as_good_as_numbers_found_by_hand():
+    """Two seeds with a bad draw must not choose: that once left rivals five times too weak."""
+    data = board.source_of(BY_NAME["least-squares"], 10)
+    by_hand = Setting(0.155, 0.766, 100, tail=0.8)
+    shares = [
+        np.mean([float(rivals.run(data(s), 0.5, [one], s)) for s in board.SEEDS])
+        for one in (rivals.tuned(data, 0.5), by_hand)
+    ]
+    assert shares[0] < 1.2 * shares[1]
+
+
 def test_seeds_that_tune_are_never_reported():
     assert not {*rivals.TUNING, *rivals.CHOOSING} & {*board.SEEDS}
 
