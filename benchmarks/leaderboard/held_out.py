@@ -7,7 +7,7 @@ before they were first run, and are run at the end: python -m benchmarks.leaderb
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ Rows = np.ndarray[Any, Any]
 class HeldOut(Task):
     """A task whose records are made up, and written into a csv file for each client."""
 
-    make: Callable[[np.random.Generator, int], Rows] = lambda rng, count: np.zeros((count, 1))
+    make: Callable[[np.random.Generator, int], Rows] = field(
+        default=lambda rng, count: np.zeros((count, 1)), repr=False
+    )
     """The rows of so many records."""
     columns: tuple[str, ...] = ()
     count: int = 3000
