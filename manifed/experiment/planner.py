@@ -30,6 +30,7 @@ from typing import Any, Literal
 import torch
 from pydantic import ValidationError
 
+from manifed.algorithms.adaptive_clip import LEAST
 from manifed.algorithms.averaging import GeodesicAverage, ProjectorAverage
 from manifed.algorithms.measured_steps import MeasuredSteps
 from manifed.algorithms.one_shot import LogEuclidean, OneShot, SecondMoment
@@ -48,8 +49,6 @@ from manifed.privacy.mechanism import RisingClip
 from manifed.schedules import Geometric
 
 COMPLETION = "reproduction.matrix_completion:MatrixCompletion"
-_NORMALISED = 1e-6
-"""The clip of normalised gradients over their bound."""
 _FEWEST, _PER_NOISE = 25, 0.2
 """Rounds that noise does not make useless: at least 25, and a fifth of kappa^-2, at which the noise
 of one round is half as long as its clip."""
@@ -157,13 +156,12 @@ def with_option(table: Mapping[str, Any], option: _Option) -> dict[str, Any]:
         one and one.model_dump(mode="json", exclude_none=True)
         for one in (option.training, option.strategy, option.adaptive)
     )
-    privacy = {**table["privacy"], "l2_norm_clip": option.clip}
     problem = table["problem"]
     if problem.get("kind") == "least-squares":  # random weights are far from any that are sought
         problem = {"start": {"kind": "origin"}, **problem}
     return {
         **table, "problem": problem, "training": training, "strategy": server,
-        "privacy": privacy if adaptive is None else {**privacy, "adaptive": adaptive},
+        "privacy": {**table["privacy"], "l2_norm_clip": option.clip, "adaptive": adaptive},
         "federation": {**table["federation"], "num_rounds": option.num_rounds},
     }  # fmt: skip
 
@@ -258,9 +256,8 @@ def with_clip(
     rule = _RULES.get(config.problem.kind, _Rule())
     rule = replace(rule, quantile=rule.quantile or _Rule().quantile)
     bound = config.privacy.l2_norm_clip or 1.0
-    _, stddev = _noise(config, RSGD(step_size=1.0, minibatch=Full()), facts, bound)
-    kappa = stddev * math.sqrt(facts.problem.manifold.dim(facts.point_shape)) / bound
-    rising = _rising(rule, kappa, stddev / bound, config.federation.num_rounds, None, bound)
+    _, spread, kappa = _descent_noise(config, facts, bound)
+    rising = _rising(rule, kappa, spread, config.federation.num_rounds, None, bound)
     return {**fixed, "privacy": {**fixed["privacy"], "adaptive": rising.model_dump(mode="json")}}
 
 
@@ -281,43 +278,41 @@ def trusts(
     """
     rows = list[dict[str, Any]]()
     for trust, asks in _ASKED.items():
-        row: dict[str, Any] = {"trust": trust or "each client"}
-        privacy = {**table["privacy"], "trust": trust}
+        method, noise = "local steps, clipped uploads", None
         try:
             if trust == "client-level":
-                del privacy["trust"]
-                row |= _at_client_level(parse(stand_in(table)), privacy, table, parse)
+                noise = _client_level_noise(table, parse)
             else:
-                first, *_ = planned({**table, "privacy": privacy}, parse)
-                row |= {"method": first.name, "relative_noise": first.relative_noise}
+                first, *_ = planned(
+                    {**table, "privacy": {**table["privacy"], "trust": trust}}, parse
+                )
+                method, noise = first.name, first.relative_noise
         except ConfigError as refused:
-            row["method"] = str(refused)
-        rows.append({"trust": None, "method": None, "relative_noise": None, **row, "asks": asks})
+            method = str(refused)
+        row = {"trust": trust or "each client", "method": method, "relative_noise": noise}
+        rows.append({**row, "asks": asks})
     return rows
 
 
-def _at_client_level(
-    config: Experiment,
-    privacy: Mapping[str, Any],
-    table: Mapping[str, Any],
-    parse: Callable[[dict[str, Any]], Experiment],
-) -> dict[str, Any]:
-    """Of the mean of all clients' uploads, noised once by the server."""
-    facts = public_numbers(config)
-    kept = {k: v for k, v in privacy.items() if k not in ("kind", "adaptive", "noise")}
-    noise = {k: v for k, v in privacy["noise"].items() if k != "adversary"}
-    noise |= {"adversary": "client-level"}
-    once = {**stand_in(table), "federation": {**table["federation"], "num_rounds": 1}}
-    made = parse({**once, "privacy": {**kept, "kind": "client-level", "noise": noise}})
+def _client_level_noise(
+    table: Mapping[str, Any], parse: Callable[[dict[str, Any]], Experiment]
+) -> float:
+    """Kappa of the mean of all clients' uploads, which the server noises once."""
+    once = stand_in(table)
+    facts = public_numbers(parse(once))
+    privacy = {k: v for k, v in table["privacy"].items() if k not in ("adaptive", "trust")}
+    noise = {**privacy["noise"], "adversary": "client-level"}
+    made = parse(
+        {
+            **once,
+            "federation": {**table["federation"], "num_rounds": 1},
+            "privacy": {**privacy, "kind": "client-level", "noise": noise},
+        }
+    )
     mechanism = client_mechanism(made.setting)
     assert mechanism is not None
-    count = made.federation.num_clients
-    spread = mechanism.stddev(count) / mechanism.l2_norm_clip
-    size = facts.problem.manifold.dim(facts.point_shape)
-    return {
-        "method": "local steps, clipped uploads",
-        "relative_noise": spread * math.sqrt(size),
-    }
+    spread = mechanism.stddev(made.federation.num_clients) / mechanism.l2_norm_clip
+    return spread * math.sqrt(facts.problem.manifold.dim(facts.point_shape))
 
 
 # -- every method ----------------------------------------------------------------------------
@@ -344,7 +339,7 @@ def _descent(
     rule = _RULES.get(config.problem.kind, _Rule())
     if auto.residuals is not None:
         rule = replace(rule, quantile=0.5)
-    share = _NORMALISED if rule.quantile is None else 1.0
+    share = LEAST if rule.quantile is None else 1.0
     if config.privacy.trust is not None and rule.quantile is not None:
         # integers of a sum have one clip, and what it cuts of a curvature is not counted
         distance = rule.distance if rule.curvature is None else lambda bound: bound / 6
@@ -353,8 +348,7 @@ def _descent(
     # exact logarithms of frames do not converge where the noise of a step is long
     is_exact = manifold.has_logmap and not isinstance(manifold, Stiefel | Grassmann)
     keys: dict[str, Any] = {"minibatch": Full(), "maps": "exact" if is_exact else "retraction"}
-    price, stddev = _noise(config, RSGD(step_size=1.0, **keys), facts, bound)
-    kappa = stddev * math.sqrt(manifold.dim(shape)) / bound
+    price, spread, kappa = _descent_noise(config, facts, bound)
     count = min(rounds, rule.rounds, max(_FEWEST, math.ceil(_PER_NOISE / kappa**2)))
     is_counted = rule.quantile is not None and count > 1
     size = math.prod(shape) + is_counted
@@ -367,7 +361,7 @@ def _descent(
     ratio = float(f"{fall ** (1 / max(count - 1, 1)):.4g}")
     adaptive = None
     if is_counted:
-        adaptive = _rising(rule, kappa, stddev / bound, count, auto.typical_norm, bound)
+        adaptive = _rising(rule, kappa, spread, count, auto.typical_norm, bound)
     clip = float(f"{share * bound:.6g}")
     step = float(f"{_STEP / clip:.3g}")
     training = RSGD(step_size=step, **keys)
@@ -423,6 +417,13 @@ def _rising(
         target_quantile=float(f"{min(max(1 - rule.caution * kappa, 0.3), rule.quantile):.4g}"),
         learning_rate=float(f"{rule.pace / max(1.0, 4 * deviation):.4g}"),
     )
+
+
+def _descent_noise(config: Experiment, facts: Facts, bound: float) -> tuple[float, float, float]:
+    """(multiplier, deviation over the clip, kappa) of one round that takes the whole budget."""
+    price, stddev = _noise(config, RSGD(step_size=1.0, minibatch=Full()), facts, bound)
+    spread = stddev / bound
+    return price, spread, spread * math.sqrt(facts.problem.manifold.dim(facts.point_shape))
 
 
 def _noise(

@@ -312,11 +312,9 @@ def canonical(config: Experiment) -> str:
     if isinstance(config.data, SiteData):
         del table["data"]["paths"]
     privacy = table["privacy"]
-    for name in ("trust", "adaptive"):  # hashes are those of before there was one
-        if privacy.get(name, "") is None and (name, privacy["kind"]) != (
-            "adaptive",
-            "client-level",
-        ):
+    later = ("trust",) if privacy["kind"] == "client-level" else ("trust", "adaptive")
+    for name in later:  # hashes are those of before there was one
+        if privacy.get(name, "") is None:
             del privacy[name]
     if config.engine.dtype != "float64":  # alone of the engine it decides the trajectory
         table["dtype"] = config.engine.dtype
