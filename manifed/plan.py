@@ -84,7 +84,7 @@ def example_mechanism(setting: Setting, sizes: Sizes) -> ExampleMechanism:
         return _noised(privacy, multiplier=rule.noise_multiplier)
     _check_delta(setting, rule.delta, sizes, "privacy.noise.delta")
     each = tuple(sorted(set(sizes)))
-    each = each if privacy.unit == "example" else each[:1]
+    each = each[:1] if privacy.unit == "client" else each
 
     def tariff(size: int, multiplier: float) -> Tariff:
         alike = (size,) * (len(setting.federation.cohort.probabilities) or 1)

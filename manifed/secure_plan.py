@@ -46,7 +46,7 @@ def sealed(setting: Any, sizes: tuple[int, ...]) -> Any:
     if unit == "client":  # what a client holds says nothing of its weight
         sizes = (1,) * clients
     sizes = sizes if held is None else tuple(map(held.trained_on, sizes))
-    if unit == "example" and server.weighting == "uniform" and len(set(sizes)) > 1:
+    if unit != "client" and server.weighting == "uniform" and len(set(sizes)) > 1:
         raise ConfigError(
             "strategy.weights: expected 'num-examples' with privacy.trust = 'secure-sum' and "
             f"examples as units, which all weigh alike in one sum, got 'uniform' and {sizes[:5]}"

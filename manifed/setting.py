@@ -185,7 +185,12 @@ class ExampleLevel(_Protection):
     """
 
     kind: Literal["example-level"] = "example-level"
-    unit: ClassVar[PrivacyUnit] = "example"
+    unit: Literal["example", "person"] = "example"
+    """"example": neighbours differ in one record. "person": in all rows of one person, whom
+    ``data.person`` names; her rows are clipped and drawn as one record."""
+    sites_per_person: PositiveCount = 1
+    """Number of clients at which one person may have rows. All their releases are charged to her.
+    """
     correction_l2_norm_clip: Positive | None = None
     """Clip of the correction of ``rsvrg``. None: ``l2_norm_clip``."""
     l1_norm_clip: Positive | None = None
@@ -558,7 +563,13 @@ class Setting:
             ConfigError: with both.
         """
         least = min(sizes) if self.held_out is None else self.held_out.trained_on(min(sizes))
+        several = getattr(self.privacy, "sites_per_person", 1) > 1 and len({*sizes}) > 1
         for batch in (ask.batch for ask in self.training.asks()):
+            if several and batch.kind != "full":  # rates differ, and no client is the worst for all
+                raise ConfigError(
+                    "training.minibatch.kind: expected 'full' with privacy.sites_per_person > 1 "
+                    f"and clients of different sizes, got {batch.kind!r}"
+                )
             if batch.kind != "full" and batch.batch_size > least:
                 raise ConfigError(
                     f"training.minibatch.batch_size: expected at most the smallest shard's {least} "
@@ -639,7 +650,7 @@ def _privacy_faults(setting: Setting) -> Iterator[str]:
         )
     if privacy.kind == "example-level":
         yield from _example_level_faults(setting, privacy)
-    if privacy.unit == "example":
+    if privacy.unit != "client":
         yield from _sampling_faults(setting, privacy.neighboring_relation, privacy.l2_norm_clip)
 
 
@@ -648,6 +659,23 @@ def _example_level_faults(setting: Setting, privacy: ExampleLevel) -> Iterator[s
     training = setting.training
     held = setting.held_out
     noise = privacy.noise
+    if setting.problem is not None:
+        of_persons = setting.problem.of_rows is not setting.problem
+        if of_persons != (privacy.unit == "person"):
+            yield (
+                "privacy.unit: expected 'person' exactly where records are persons (data.person, "
+                f"or problems.Persons), got {privacy.unit!r}"
+            )
+    several = f"privacy.sites_per_person = {privacy.sites_per_person}"
+    if privacy.sites_per_person > 1 and privacy.unit != "person":
+        yield f"{several}: goes with privacy.unit = 'person', got {privacy.unit!r}; remove it"
+    if privacy.sites_per_person > 1 and setting.federation.cohort.kind != "all":
+        yield (  # the clients of a person are not drawn by one coin
+            f"federation.cohort.kind: expected 'all' with {several}, got "
+            f"{setting.federation.cohort.kind!r}"
+        )
+    if privacy.sites_per_person > 1 and privacy.trust is not None:
+        yield f"privacy.trust: expected none with {several}, got {privacy.trust.kind!r}"
     if noise.kind == "published" and training.published_steps is None:
         yield (
             "privacy.noise.kind: 'published' is the formula of 'rsgd' and 'rsvrg', got "
@@ -706,6 +734,7 @@ def _sampling_faults(setting: Setting, relation: NeighboringRelation, clip: floa
         l2_norm_clip=clip,
         neighboring_relation=relation,
         noise=mechanism.Noise(multiplier=1.0),
+        unit=setting.privacy.unit,
     )
     try:  # for a shard so large that a minibatch is a proper part of it
         releases = training.releases(unit, 1 << 20) if is_plugin(training.kind) else ()
@@ -718,9 +747,9 @@ def _sampling_faults(setting: Setting, relation: NeighboringRelation, clip: floa
             f"training.kind: {training.kind!r} states no release; with privacy.kind = "
             "'example-level' releases() must charge every answer of the oracle"
         )
-    if any((r.unit, r.neighboring_relation) != ("example", relation) for r in releases):
+    if any((r.unit, r.neighboring_relation) != (unit.unit, relation) for r in releases):
         yield (
-            f"training.kind: {training.kind!r}: expected releases of unit 'example' under "
+            f"training.kind: {training.kind!r}: expected releases of unit {unit.unit!r} under "
             f"{relation!r}, as privacy.neighboring_relation says"
         )
     if "poisson" in schemes and relation == "replace-one":

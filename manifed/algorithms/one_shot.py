@@ -134,7 +134,7 @@ class OneShot(Algorithm):
                 f"1, got {rounds}"
             )
         problem = setting.problem
-        if problem and not isinstance(problem.sufficient_statistic, self.takes):
+        if problem and not isinstance(problem.of_rows.sufficient_statistic, self.takes):
             raise ValueError(
                 f"training.kind: {self.kind!r} solves problem.kind = "
                 f"{self.solves}, got {setting.problem_name!r}; use training.kind = 'rsgd'"
@@ -216,7 +216,7 @@ class NoisyGram(OneShot):
     def check(self, setting: Any) -> None:
         """Refuses a ridge that is not the problem's."""
         super().check(setting)
-        problem = setting.problem
+        problem = setting.problem and setting.problem.of_rows
         if isinstance(problem, LinearModel) and problem.ridge != self.ridge:
             raise ValueError(
                 f"training.ridge: expected the problem's {problem.ridge:g}, got {self.ridge:g}"

@@ -167,7 +167,7 @@ class SecureMean(SecureRelay):
         down = self.server_update.down(own, inner.name)
         x, base = down.point, self.server_update.base(own, manifold)
         up: Any = mean.reshape(-1)
-        if self.unit == "example":
+        if self.unit != "client":
             draws = Draws(NoiseSource.from_seed(0), 0, here.round)
             place = Here(manifold, inner.name, here.round, down, None, draws, inner.places)
             oracle: Any = _Opened(manifold, mean)
@@ -189,7 +189,7 @@ class SecureMean(SecureRelay):
         It depends on no draw of a cohort, which the mean would show.
         """
         each = [1.0] * self.clients
-        if self.unit == "example":
+        if self.unit != "client":
             assert self.mechanism is not None
             sizes = {n: self.queries(self.mechanism, n)[0].expected_size for n in {*self.sizes}}
             each = [sizes[n] for n in self.sizes]

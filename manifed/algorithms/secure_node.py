@@ -298,7 +298,7 @@ class SecureNode(SecureSum):
         inner = self.inner
         down = inner.down(*self._inner_of(here.came))
         inside = here._replace(exchange=inner.name, came=down, memory=kept, places=inner.places)
-        if self.unit == "example":
+        if self.unit != "client":
             asked = IntegerOracle.of(oracle, coding)
             self.client_update.client(x, asked, inside)
             found, after = asked.total, {}

@@ -177,7 +177,7 @@ class SecureSum(Around, KeyFiles):
     # -- the numbers -------------------------------------------------------------------------
     def _multiplier(self, mechanism: ExampleMechanism) -> float:
         """The noise multiplier of this round, which an algorithm may scale."""
-        if self.unit == "example" and self.is_scheduled:
+        if self.unit != "client" and self.is_scheduled:
             (query,) = self.queries(mechanism, max(self.sizes))
             mechanism = query.mechanism
         return mechanism.noise.multiplier
@@ -185,7 +185,7 @@ class SecureSum(Around, KeyFiles):
     def numbers_with(self, mechanism: ExampleMechanism) -> SumNumbers:
         """Returns what fixes all integers of the sum, but for who takes part in it."""
         z = self._multiplier(mechanism)
-        ends = (1, self.rounds) if self.unit == "example" and self.is_scheduled else ()
+        ends = (1, self.rounds) if self.unit != "client" and self.is_scheduled else ()
         return SumNumbers(
             unit=self.unit,
             neighboring_relation=mechanism.neighboring_relation,
@@ -193,7 +193,7 @@ class SecureSum(Around, KeyFiles):
             multiplier=z or 1.0,  # a search for it begins with none
             max_dropped=self.max_dropped,
             collusion=self.collusion,
-            most=sum(self.sizes) if self.unit == "example" else self.clients,
+            most=sum(self.sizes) if self.unit != "client" else self.clients,
             scheduled=tuple(self.in_round(r)._multiplier(mechanism) or 1.0 for r in ends),
         )
 
@@ -206,7 +206,7 @@ class SecureSum(Around, KeyFiles):
     def size_of(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> int:
         """Returns how many integers a client uploads for points of this shape."""
         ((own, _),) = self.inner.up.layout(shape, dtype).values()
-        is_tangent = self.unit == "example" or self.server_update.space == "tangent"
+        is_tangent = self.unit != "client" or self.server_update.space == "tangent"
         if own == shape and is_tangent:
             own = self._manifold.coords_shape(shape)
         return math.prod(own)
@@ -225,7 +225,7 @@ class SecureSum(Around, KeyFiles):
     # -- what is asked and released ----------------------------------------------------------
     def queries(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Query, ...]:
         """The algorithm's queries; at client level nothing within an update is noised."""
-        own = mechanism if self.unit == "example" else ExampleMechanism()
+        own = mechanism if self.unit != "client" else ExampleMechanism()
         return self.client_update.queries(own, num_examples)
 
     def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Release, ...]:
@@ -251,7 +251,7 @@ class SecureSum(Around, KeyFiles):
             return math.sqrt(max(0.0, square)) * (1 - 1e-12)
 
         label, sampling = "upload", Unsampled()
-        if self.unit == "example":
+        if self.unit != "client":
             (query,) = self.queries(mechanism, num_examples)
             label, sampling = query.label, query.sampling
         return (

@@ -29,7 +29,15 @@ from manifed.manifolds.linalg import Shape
 from manifed.plan import Sizes, example_mechanism, plan, summed
 from manifed.privacy.random_numbers import NoiseSource, Stream
 from manifed.problems.data import NUM_EXAMPLES, SiteData
-from manifed.problems.examples import Examples
+from manifed.problems.examples import (
+    PERSON,
+    Examples,
+    check_apart,
+    count,
+    grouped,
+    rows_of,
+    without_persons,
+)
 from manifed.problems.problem import InvalidRecord, Problem
 from manifed.problems.shards import (
     check_pair,
@@ -85,6 +93,7 @@ def load_shards(config: Experiment) -> Facts:
     federation = config.federation
     clients = range(federation.num_clients)
     examples = _examples(config, clients, federation.num_examples or (None,) * len(clients))
+    check_apart(examples, getattr(config.privacy, "sites_per_person", len(examples)))
     return replace(_facts(config, examples[0], tuple(map(len, examples))), examples=examples)
 
 
@@ -95,7 +104,7 @@ def _facts(config: Experiment, like: Examples, sizes: Sizes | None) -> Facts:
     source = config.data
     if not isinstance(source, SiteData):
         source = dataset(source, config.federation.seed, data_folder())
-    problem = config.problem.build()
+    problem = config.minimised
     return Facts(
         problem,
         problem.point_shape(like),
@@ -180,8 +189,17 @@ def made_up_examples(config: Experiment, num_examples: int = 1) -> Examples:
     assert isinstance(config.data, SiteData)
     with named_by("data", ValueError):
         check_pair(config.problem, config.data)
-        blank = config.data.blank().take(torch.zeros(num_examples, dtype=torch.long))
-        return config.problem.prepare(blank, {**config.data.meta, NUM_EXAMPLES: num_examples})
+        blank = prepared(config, config.data.blank(), num_examples)
+        return blank.take(torch.zeros(num_examples, dtype=torch.long))
+
+
+def prepared(config: Experiment, found: Examples, size: int) -> Examples:
+    """Returns the records that a site's file holds, as the problem reads them; ``size`` is N_i."""
+    assert isinstance(config.data, SiteData)
+    rows = without_persons(found)
+    made = config.problem.prepare(rows, {**config.data.meta, NUM_EXAMPLES: size})
+    most = getattr(config.data, "rows_per_person", None)
+    return made if most is None else grouped(made, found[PERSON], most)
 
 
 def _own_size(config: Experiment, partition: int, declared: int | None) -> int:
@@ -224,7 +242,7 @@ def own_examples(
 def _checked(config: Experiment, partition: int, examples: Examples) -> Examples:
     """A client's examples, all of which something can be computed from."""
     try:
-        config.problem.check_records(examples.judged)
+        config.problem.check_records(rows_of(examples.judged))
     except InvalidRecord as error:
         raise ConfigError(
             f"data.kind: {config.data.kind!r}: client {partition}, {error}; mend or remove the "
@@ -251,8 +269,8 @@ def _read(config: Experiment, partition: int, path: Path | None, size: int | Non
     ):
         check_pair(config.problem, data)
         found = data.read(path or paths[partition])
-        size = len(found) if size is None else size
-        examples = config.problem.prepare(found, {**data.meta, NUM_EXAMPLES: size})
+        size = count(found) if size is None else size
+        examples = prepared(config, found, size)
     # nobody may ask if a site holds N_i examples where N_i + 1 would be a neighbour
     is_any = privacy.kind != "none" and privacy.neighboring_relation == "add-or-remove"
     if not is_any and len(examples) != size:
@@ -285,7 +303,7 @@ def client_setup(config: Experiment, sizes: Sizes) -> ClientSetup:
     """Makes the setup that all clients of a process share; ``sizes`` are their N_i."""
     setting = summed(config.setting, sizes)
     return ClientSetup(
-        config.problem.build(),
+        config.minimised,
         setting.training,
         example_mechanism(setting, sizes),
         setting.held_out,

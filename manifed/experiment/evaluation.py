@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from manifed.errors import named_by
-from manifed.experiment.assembly import load_shards, split_of
+from manifed.experiment.assembly import load_shards, prepared, split_of
 from manifed.experiment.schema import Experiment
 from manifed.federation.held_out import HELD_OUT
 from manifed.manifolds.base import Manifold
-from manifed.problems.data import NUM_EXAMPLES, DataSource, SiteData
-from manifed.problems.examples import Examples
+from manifed.problems.data import DataSource, SiteData
+from manifed.problems.examples import Examples, count, rows_of
 from manifed.problems.problem import Optimum, Problem, ProblemSource
 from manifed.problems.shards import dataset, shards
 from manifed.setting import Setting
@@ -204,7 +204,7 @@ def public_evaluator(config: Experiment) -> PublicEvaluator | None:
     assert isinstance(data, SiteData)
     with named_by("evaluation.path", OSError, ValueError):
         found = data.read(Path(held.path))
-        size, *_ = config.federation.num_examples or (len(found),)
-        examples = config.problem.prepare(found, {**data.meta, NUM_EXAMPLES: size})
-        config.problem.check_records(examples)
-    return PublicEvaluator(config.problem.build(), examples)
+        size, *_ = config.federation.num_examples or (count(found),)
+        examples = prepared(config, found, size)
+        config.problem.check_records(rows_of(examples))
+    return PublicEvaluator(config.minimised, examples)

@@ -320,7 +320,7 @@ def _releases(config: Experiment, facts: Facts) -> Iterator[_Option]:
     """The one-shot releases that the problem has a statistic for."""
     clip = config.privacy.l2_norm_clip or 1.0
     for training in (SecondMoment(), LogEuclidean()):
-        if not isinstance(facts.problem.sufficient_statistic, training.takes):
+        if not isinstance(facts.problem.of_rows.sufficient_statistic, training.takes):
             continue
         # of log z, and not of the gradient -2 log z at the identity
         cut = clip / 2 if training.kind == "log-euclidean" else clip

@@ -19,7 +19,7 @@ from manifed.experiment.paths import part
 from manifed.experiment.plugins import Kinds, is_plugin, plugins_in, sha256_of
 from manifed.fields import Frozen, PositiveCount
 from manifed.problems.data import DataSource, SiteData
-from manifed.problems.problem import ProblemSource
+from manifed.problems.problem import Problem, ProblemSource
 from manifed.problems.shards import check_pair
 from manifed.problems.synthetic import StreamData
 from manifed.setting import (
@@ -185,6 +185,16 @@ class Experiment(Frozen):
         return _setting_of(self)
 
     @property
+    def minimised(self) -> Problem:
+        """The problem of the records, which are persons where the data name them."""
+        problem, rows = self.problem.build(), getattr(self.data, "rows_per_person", None)
+        if rows is None:
+            return problem
+        from manifed.problems.persons import Persons
+
+        return Persons(problem, rows)
+
+    @property
     def server_update(self) -> ServerUpdate:
         """The server update: the algorithm's own, or ``strategy`` with the maps of training."""
         return self.setting.server_update
@@ -259,7 +269,7 @@ class Experiment(Frozen):
             ("data", self.data, "load", DataSource),
             ("problem", problem, "prepare", ProblemSource),
         ):
-            if made is problem and privacy.unit != "example":
+            if made is problem and privacy.unit == "client":
                 continue
             is_own = not getattr(type(made), maker).__module__.startswith("manifed.")
             if is_own and type(made).mixes_records is base.mixes_records:
@@ -285,7 +295,7 @@ class Experiment(Frozen):
 
 @lru_cache(maxsize=8)
 def _setting_of(config: Experiment) -> Setting:
-    problem = config.problem.build()
+    problem = config.minimised
     data = config.data
     return Setting(
         config.federation,
@@ -316,6 +326,10 @@ def canonical(config: Experiment) -> str:
     for name in later:  # hashes are those of before there was one
         if privacy.get(name, "") is None:
             del privacy[name]
+    if privacy["kind"] == "example-level" and privacy["unit"] == "example":
+        del privacy["unit"], privacy["sites_per_person"]
+    if table["data"].get("person", "") is None:
+        del table["data"]["person"], table["data"]["rows_per_person"]
     if config.engine.dtype != "float64":  # alone of the engine it decides the trajectory
         table["dtype"] = config.engine.dtype
     if config.evaluation.kind == "public":

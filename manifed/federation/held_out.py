@@ -141,9 +141,10 @@ class PrivateEvaluation(_HeldOut):
     def release(self, mechanism: ExampleMechanism) -> Release:
         """The release that one evaluation of one client is charged as."""
         return Release(
-            unit="example",
+            unit=mechanism.unit,
             neighboring_relation=mechanism.neighboring_relation,
             noise_multiplier=self.multiplier(mechanism),
+            count=mechanism.sites_per_person,
             label=LABEL,
         )
 

@@ -317,7 +317,7 @@ class Oracle:
             ValueError: the problem has no such statistic.
         """
         problem = self.problem.sufficient_statistic
-        if not isinstance(problem, kind):
+        if problem is None or not isinstance(problem.of_rows, kind):
             raise ValueError(
                 f"Expected a problem with the sufficient statistic {kind.__name__}, got "
                 f"{type(self.problem).__name__} with {type(problem).__name__}"

@@ -27,7 +27,7 @@ from pydantic import Field, model_validator
 
 from manifed.fields import BY_KIND, Frozen, NonNegative, PositiveCount, Probability
 
-PrivacyUnit = Literal["example", "client"]
+PrivacyUnit = Literal["example", "person", "client"]
 NeighboringRelation = Literal["add-or-remove", "replace-one"]
 _Knowledge = Literal["nothing", "one", "coalition", "everything"]
 """Whose masks an adversary knows: nobody's, one node's, a coalition's, those of all others."""

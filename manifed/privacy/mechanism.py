@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from manifed.fields import Fraction, Frozen, NonNegative, Positive
+from manifed.fields import Fraction, Frozen, NonNegative, Positive, PositiveCount
 from manifed.manifolds.base import Manifold, clipped
 from manifed.manifolds.euclidean import Euclidean
 from manifed.privacy.events import (
@@ -65,6 +65,10 @@ class ExampleMechanism(Frozen):
     the same number, which bounds the L2 norm too."""
     neighboring_relation: NeighboringRelation = "add-or-remove"
     noise: Noise = Noise()
+    unit: PrivacyUnit = "example"
+    """What a record is: an example, or all rows of a person."""
+    sites_per_person: PositiveCount = 1
+    """How many clients' releases a person is charged for, because she may have rows at so many."""
 
     def masks(self) -> tuple[PrivacyUnit, float] | None:
         """The unit that masks hide, and the deviation of one mask; None without masks."""
@@ -102,11 +106,11 @@ class ExampleMechanism(Frozen):
         is_laplace = self.l1_norm_clip is not None
         return Release(
             kind="laplace" if is_laplace else "gaussian",
-            unit="example",
+            unit=self.unit,
             neighboring_relation=self.neighboring_relation,
             noise_multiplier=stddev / sensitivity,
             sampling=Unsampled() if is_laplace else sampling,
-            count=count,
+            count=count * self.sites_per_person,
             label=label,
         )
 

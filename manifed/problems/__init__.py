@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from manifed.problems.linear import LeastSquares, Logistic
     from manifed.problems.module_problem import ModuleProblem
     from manifed.problems.pca import KPCA, PrincipalEigenvector
+    from manifed.problems.persons import Persons
     from manifed.problems.problem import Problem
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "LeastSquares",
     "Logistic",
     "ModuleProblem",
+    "Persons",
     "PrincipalEigenvector",
     "Problem",
 ]
@@ -36,6 +38,7 @@ __getattr__, __dir__ = lazily(
         "linear": ["LeastSquares", "Logistic"],
         "module_problem": ["ModuleProblem"],
         "pca": ["KPCA", "PrincipalEigenvector"],
+        "persons": ["Persons"],
         "problem": ["Problem"],
     },
 )

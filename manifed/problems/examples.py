@@ -1,7 +1,8 @@
 """Examples of one client or of a stacked cohort, as named tensors or as a stream."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,10 @@ from manifed.errors import ConfigError, short
 
 KEY = "dropout_key"
 """The tensor of uniforms, one an example and step, that an oracle adds for `Problem.needs_keys`."""
+PERSON = "person"
+"""The tensor (n,) of whole numbers that says whose a row is, and later who a record is."""
+SHARE = "share"
+"""The tensor (n, m) of what each row of a person counts for: 1/k, and 0 where it repeats one."""
 _BLOCK = 256
 """Records of a stream that are drawn together, and of a client that models are judged by."""
 
@@ -208,3 +213,80 @@ class Stream:
             rng = np.random.default_rng([self.seed, 3, client, number])
             known = self._newest[client] = number, self.draw(rng, _BLOCK)
         return known[1]
+
+
+# -- records that are persons -------------------------------------------------------------------
+def codes(names: Iterable[Any]) -> Tensor:
+    """Returns a whole number for each name (a text or a number), the same at every client."""
+    found = list[int]()
+    for name in names:
+        is_whole = isinstance(name, float) and name.is_integer()
+        text = str(int(name) if is_whole else name).encode("utf-8", "surrogatepass")
+        found.append(int.from_bytes(blake2b(text, digest_size=8).digest(), "little", signed=True))
+    return torch.tensor(found, dtype=torch.int64)
+
+
+def count(examples: Examples) -> int:
+    """Returns how many records examples make: their rows, or the persons whose rows they are."""
+    person = examples.tensors.get(PERSON)
+    return len(examples) if person is None else len(person.unique())
+
+
+def without_persons(examples: Examples) -> Examples:
+    """Returns examples without the column that says whose they are."""
+    rest = {key: tensor for key, tensor in examples.tensors.items() if key != PERSON}
+    return replace(examples, tensors=rest)
+
+
+def grouped(examples: Examples, person: Tensor, most: int) -> Examples:
+    """Makes a record of each person, of rows (n, *feature): tensors (persons, most, *feature)."""
+    names, numbers = np.unique(person.numpy(force=True), return_counts=True)
+    order = np.argsort(person.numpy(force=True), kind="stable")
+    rows = numbers[:, None]
+    kept = np.minimum(rows, most)
+    slot = np.arange(most)
+    place = np.where(slot < kept, slot * rows // kept, 0)
+    index = torch.from_numpy(order[(np.cumsum(numbers) - numbers)[:, None] + place])
+    share = torch.from_numpy((slot < kept) / kept)
+    return Examples(
+        {
+            **{key: tensor[index] for key, tensor in examples.tensors.items()},
+            SHARE: share,
+            PERSON: torch.from_numpy(names),
+        },
+        {**{key: n + 1 for key, n in examples.feature_ndim.items()}, SHARE: 1, PERSON: 0},
+    )
+
+
+def rows_of(examples: Examples) -> Examples:
+    """Returns all rows of persons, (..., persons * m, *feature); other examples as they are."""
+    if SHARE not in examples.tensors:
+        return examples
+    tensors, ndim = dict[str, Tensor](), dict[str, int]()
+    for key, held in examples.tensors.items():
+        if key in (SHARE, PERSON):
+            continue
+        # one random number a person is that of all her rows
+        is_key = key == KEY
+        tensor = held.unsqueeze(-1).expand(examples[SHARE].shape) if is_key else held
+        ndim[key] = 0 if is_key else examples.feature_ndim[key] - 1
+        at = tensor.dim() - ndim[key] - 2
+        tensors[key] = tensor.flatten(at, at + 1)
+    return Examples(tensors, ndim)
+
+
+def check_apart(shards: Sequence[Examples], most: int) -> None:
+    """Refuses persons who are at more than ``most`` of the clients.
+
+    Raises:
+        ConfigError: with the number of clients, and nobody's name.
+    """
+    if not all(PERSON in shard.tensors for shard in shards):
+        return
+    names = torch.cat([shard[PERSON] for shard in shards])
+    found = int(names.unique(return_counts=True)[1].max())
+    if found > most:
+        raise ConfigError(
+            f"privacy.sites_per_person: expected at least {found}, because a person has rows at "
+            f"{found} clients, got {most}; declare {found}, or keep each person at one client"
+        )

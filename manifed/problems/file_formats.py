@@ -67,6 +67,8 @@ class Layout(DataSource):
     """Column or array of the labels."""
     classes: tuple[int | str, ...] = ()
     """Public list of possible labels. Logistic regression takes the second for +1."""
+    person: str | None = None
+    """Column or array that names the person of each row, for ``privacy.unit = "person"``."""
     features: tuple[str, ...] = ()
     """Columns of features, for hyperbolic prediction."""
     format: _Format | None = None
@@ -84,12 +86,13 @@ class Layout(DataSource):
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Columns or arrays with one entry an example: features and, last, the label."""
-        return (*self.features, *([self.label] if self.label else []))
+        """Columns or arrays with one entry an example: features, label and person."""
+        return (*self.features, *filter(None, (self.label, self.person)))
 
     def is_text(self, name: str) -> bool:
-        """Whether a column or array holds text: labels, where the classes are text."""
-        return name == self.label and bool(self.classes) and isinstance(self.classes[0], str)
+        """Whether a column or array holds text: persons, and labels whose classes are text."""
+        is_label = name == self.label and bool(self.classes) and isinstance(self.classes[0], str)
+        return is_label or name == self.person
 
     def raw(self, path: Path) -> Raw:
         """The examples of a file, by ``source``, ``format`` or its suffix.
@@ -136,6 +139,8 @@ class Layout(DataSource):
         arrays = [(self.array, x, self.one_shape), *((n, found.get(n), ()) for n in self.beside)]
         for name, one, shape in arrays:
             kind, what = ("U", "text") if self.is_text(name) else ("iuf", "integers or floats")
+            if name == self.person:
+                kind, what = "Uiu", "text or integers"
             if one is None or one.dtype.kind not in kind or one.shape != (count, *shape):
                 got = "none" if one is None else f"{one.dtype.name} of shape {one.shape}"
                 expected = f"{what} of shape (n, {', '.join(map(str, shape))})"
@@ -168,7 +173,7 @@ class Layout(DataSource):
         """The columns of a csv file that are wanted."""
         values = array("d")
         lines = array("q")
-        texts = list[str]()
+        texts = list[list[str]]()
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             reader = csv.reader(file, delimiter=self.delimiter, strict=True)
             try:
@@ -195,7 +200,7 @@ class Layout(DataSource):
                         except ValueError:
                             what = "expected a number with a decimal point, got text"
                             raise BadFile(path, what, place=line, column=name) from None
-                    texts += cells.values()
+                    texts.append([*cells.values()])
                     lines.append(reader.line_num)
             except (csv.Error, UnicodeEncodeError) as error:
                 what = "expected UTF-8; save it as UTF-8"
@@ -203,7 +208,9 @@ class Layout(DataSource):
                     what = f"expected csv, got {' '.join(str(error).split())}"
                 raise BadFile(path, what, place=f"line {reader.line_num}") from None
         columns = np.array(values).reshape(-1, len(numbers)).T
-        found = dict.fromkeys(places, np.array(texts)) | dict(zip(numbers, columns, strict=True))
+        named = [name for name in places if self.is_text(name)]
+        found: dict[str, NDArray[Any]] = dict(zip(numbers, columns, strict=True))
+        found |= {name: np.array([row[i] for row in texts], str) for i, name in enumerate(named)}
         return found, lambda i: f"line {lines[i]}"
 
     def _parquet(self, path: Path) -> tuple[_Found, _Place]:

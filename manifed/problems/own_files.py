@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from manifed.errors import short
-from manifed.fields import Positive
+from manifed.fields import Positive, PositiveCount
 from manifed.problems.data import Dataset, ExampleKind, checksum, named
-from manifed.problems.examples import Examples
+from manifed.problems.examples import PERSON, Examples, codes
 from manifed.problems.file_formats import Array, BadFile, Layout, Raw
 
 _Interval = tuple[float, float]
@@ -88,6 +88,8 @@ class FileData(Layout):
     """Subtract each signal's mean over time."""
     has_intercept: bool = False
     """Append a constant 1 to each row, after the bounds are applied."""
+    rows_per_person: PositiveCount | None = None
+    """Most rows of one person that count, spread evenly over hers; required with ``person``."""
     paths: tuple[str, ...] = ()
     """Files of the clients in a simulation, relative to the config."""
 
@@ -136,6 +138,11 @@ class FileData(Layout):
         yield (
             self.outside == "project" and self.row_norm is None and {*_BOUNDS} <= {*of.takes},
             "outside: 'project' needs row_norm, the radius of the sphere",
+        )
+        yield (
+            (self.person is None) != (self.rows_per_person is None),
+            "person, rows_per_person: expected both or none, a column that names persons and how "
+            "many rows of one count",
         )
         if self.source is not None:
             try:
@@ -216,6 +223,8 @@ class FileData(Layout):
         beside: dict[str, NDArray[Any]] = {name: np.zeros(1) for name in self.features}
         if self.label is not None:
             beside[self.label] = np.array([*self.classes, *(self.label_range or ()), 0.0][:1])
+        if self.person is not None:
+            beside[self.person] = np.array(["nobody"])
         inside = self.model_copy(update={"outside": "clip"})
         return inside._examples(Raw(Path("blank"), values, beside, str))
 
@@ -309,9 +318,14 @@ class FileData(Layout):
                 "expected numbers that are finite, and their squares; mend them, or set data.range"
             )
             self._refuse(raw, np.any(is_bad, axis=-1), what)
-        return Examples(
+        found = Examples(
             {key: torch.from_numpy(np.ascontiguousarray(value)) for key, value in tensors.items()}
         )
+        if self.person is None:
+            return found
+        names = raw.beside[self.person]
+        self._refuse(raw, names == "", "expected the name of a person, got nothing", self.person)
+        return Examples({**found.tensors, PERSON: codes(names.tolist())})
 
     def _labels(self, raw: Raw, label: NDArray[Any]) -> NDArray[Any]:
         """Targets inside ``label_range``, class numbers, or the signs of two classes."""

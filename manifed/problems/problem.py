@@ -112,6 +112,11 @@ class Problem:
     """Largest |grad f| of the reference solution, over 1 + |f|."""
 
     @property
+    def of_rows(self) -> "Problem":
+        """The problem itself, or that of the rows where records are persons (`Persons`)."""
+        return self
+
+    @property
     def sufficient_statistic(self) -> "Problem | None":
         """The statistic whose sum over examples fixes the minimiser; None if none is known.
 

@@ -29,7 +29,7 @@ from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.plan import plan
 from manifed.privacy.charging import Account, opened
-from manifed.problems.examples import Examples
+from manifed.problems.examples import Examples, check_apart
 from manifed.problems.module_problem import Loss, ModuleProblem
 from manifed.problems.own_arrays import tensor_of
 from manifed.problems.problem import Problem
@@ -111,7 +111,7 @@ class Result:
             named_by(f"features of shape {shape}", ArithmeticError),
             computing(self.problem, {"features": shape}, "features"),
         ):
-            wide = self.problem.widened(Examples({"z": read}))
+            wide = self.problem.of_rows.widened(Examples({"z": read}))
             return self.problem.predict(self.model, wide["z"])
 
     @property
@@ -204,6 +204,7 @@ def federate(
         federation, client, problem.manifold, server, privacy or NoPrivacy(),
         held_out or Evaluation(is_enabled=False), engine, problem,
     )  # fmt: skip
+    check_apart(examples, getattr(setting.privacy, "sites_per_person", len(examples)))
     made = plan(setting, tuple(map(len, examples)))
     with computing(problem, examples[0].shapes):
         shape = tuple(problem.point_shape(examples[0]))

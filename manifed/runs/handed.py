@@ -22,7 +22,7 @@ from manifed.experiment.assembly import starts
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.exchange import Transport
 from manifed.federation.plan import Plan
-from manifed.problems.examples import Examples
+from manifed.problems.examples import PERSON, Examples, codes
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_problem import ModuleProblem
 from manifed.problems.own_arrays import columns_of, tensor_of
@@ -122,7 +122,10 @@ def _examples(client: str, shard: Any) -> Examples:
     """A client's examples, real numbers in the type that they came in; shape (n, *feature)."""
     held = shard.tensors if isinstance(shard, Examples) else shard
     if isinstance(held, Mapping):
-        tensors = {str(key): tensor_of(one, f"{client}, {key!r}") for key, one in held.items()}
+        numbers = {str(key): one for key, one in held.items() if key != PERSON}
+        tensors = {key: tensor_of(one, f"{client}, {key!r}") for key, one in numbers.items()}
+        if PERSON in held:
+            tensors[PERSON] = codes(np.asarray(held[PERSON]).ravel().tolist())
     else:
         tensors = {"z": tensor_of(held, client)}
     for name, tensor in tensors.items():
