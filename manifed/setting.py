@@ -666,16 +666,18 @@ def _example_level_faults(setting: Setting, privacy: ExampleLevel) -> Iterator[s
                 "privacy.unit: expected 'person' exactly where records are persons (data.person, "
                 f"or problems.Persons), got {privacy.unit!r}"
             )
-    several = f"privacy.sites_per_person = {privacy.sites_per_person}"
-    if privacy.sites_per_person > 1 and privacy.unit != "person":
-        yield f"{several}: goes with privacy.unit = 'person', got {privacy.unit!r}; remove it"
-    if privacy.sites_per_person > 1 and setting.federation.cohort.kind != "all":
-        yield (  # the clients of a person are not drawn by one coin
-            f"federation.cohort.kind: expected 'all' with {several}, got "
-            f"{setting.federation.cohort.kind!r}"
+    sites = privacy.sites_per_person
+    most = setting.federation.num_clients if privacy.unit == "person" else 1
+    if sites > most:
+        yield (
+            f"privacy.sites_per_person: expected at most {most}, the clients at which one "
+            f"{privacy.unit} can be, got {sites}"
         )
-    if privacy.sites_per_person > 1 and privacy.trust is not None:
-        yield f"privacy.trust: expected none with {several}, got {privacy.trust.kind!r}"
+    cohort = setting.federation.cohort.kind
+    if sites > 1 and cohort != "all":  # no one coin draws all the clients of a person
+        yield f"federation.cohort.kind: expected 'all' with {sites} sites a person, got {cohort!r}"
+    if sites > 1 and privacy.trust is not None:
+        yield f"privacy.trust: expected none with {sites} sites a person, got a secure sum"
     if noise.kind == "published" and training.published_steps is None:
         yield (
             "privacy.noise.kind: 'published' is the formula of 'rsgd' and 'rsvrg', got "

@@ -57,7 +57,7 @@ from manifed.privacy.secldp import (
     Worst,
     against,
 )
-from manifed.problems.examples import Examples
+from manifed.problems.examples import PERSON, SHARE, Examples
 from manifed.problems.frechet import HyperbolicPrediction, OnPoints
 from manifed.problems.linear import LeastSquares
 from manifed.problems.pca import PrincipalEigenvector
@@ -152,14 +152,19 @@ class ExampleAttack(Attack):
         for row in norms.argsort(descending=True)[:4].tolist():
             record = {key: tensor[row] for key, tensor in self.shard.tensors.items()}
             yield record
+            own = self.problem.of_rows
             for key, value in record.items():
-                yield from (record | {key: one} for one in self._further(value))
+                if own is self.problem:
+                    yield from (record | {key: one} for one in self._further(value))
+                elif key not in (SHARE, PERSON):  # all rows of a person are one row
+                    further = self._further(value[0])
+                    yield from (record | {key: one.expand_as(value)} for one in further)
 
     def _further(self, value: Tensor) -> list[Tensor]:
         """Values that lie further away than one of a record."""
         x = self.x
         manifold = self.problem.manifold
-        if isinstance(self.problem, OnPoints | HyperbolicPrediction):
+        if isinstance(self.problem.of_rows, OnPoints | HyperbolicPrediction):
             if value.shape != x.shape:
                 return []
             u = manifold.logmap(x, value)

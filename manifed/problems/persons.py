@@ -20,6 +20,7 @@ from torch import Tensor
 
 from manifed.errors import ConfigError, check_kind, short
 from manifed.manifolds.base import Manifold
+from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.linalg import Shape
 from manifed.problems.examples import (
     KEY,
@@ -30,7 +31,8 @@ from manifed.problems.examples import (
     rows_of,
     without_persons,
 )
-from manifed.problems.problem import Optimum, Problem, Shards, client_weights
+from manifed.problems.problem import Gradients, Optimum, Problem, Shards, Vectors, client_weights
+from manifed.problems.rows import row_lengths
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class Persons(Problem):
         check_kind("problem", self.problem, Problem, "a problem of rows (manifed.problems)")
         if type(self.rows) is not int or self.rows < 1:
             raise ConfigError(f"rows: expected a whole number >= 1, got {short(self.rows)}")
+        is_apart = vars(type(self.problem)).get("keeps_rows_apart", False)
+        is_apart = is_apart and isinstance(self.manifold, Euclidean)
+        object.__setattr__(self, "keeps_rows_apart", is_apart)
 
     @property
     def of_rows(self) -> Problem:
@@ -123,10 +128,12 @@ class Persons(Problem):
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """Mean gradient of each person's rows, tangent at x, shape ``(..., n, *point)``."""
         each = self.problem.rgrads(x, rows_of(examples))
-        share = examples[SHARE]
-        axis = each.dim() - 1 - self.manifold.ndim
-        whole = each.unflatten(axis, tuple(share.shape[-2:]))
-        return (self.manifold.expand_scalar(share) * whole).sum(axis + 1)
+        return self._mean(each, examples, self.manifold.ndim)
+
+    def gradients(self, x: Tensor, examples: Examples) -> Gradients:
+        """Returns the gradients of `rgrads` in the form that is summed and clipped."""
+        found = self.rgrads(x, examples)
+        return (_Flat if self.keeps_rows_apart else Vectors)(self.manifold, x, found)
 
     def correct(self, x: Tensor, examples: Examples) -> Tensor | None:
         """Share of each person's rows that is predicted right, shape ``(..., n)``."""
@@ -153,7 +160,22 @@ class Persons(Problem):
         """Returns measures that only the problem of the rows has."""
         return self.problem.metrics(x, optimum, meta)
 
-    def _mean(self, each: Tensor, examples: Examples) -> Tensor:
-        """Sum over each person's rows of what they give, (..., n * m), times their shares."""
+    def _mean(self, each: Tensor, examples: Examples, ndim: int = 0) -> Tensor:
+        """Sums over each person's rows what they give, (..., n * m, *entry), times their shares.
+
+        Row by row, because a sum of torch's own rounds by how many persons there are.
+        """
         share = examples[SHARE].to(each.dtype)
-        return (share * each.unflatten(-1, tuple(share.shape[-2:]))).sum(-1)
+        axis = each.dim() - 1 - ndim
+        weights = share.reshape(*share.shape, *[1] * ndim)
+        first, *rest = (weights * each.unflatten(axis, tuple(share.shape[-2:]))).unbind(axis + 1)
+        return sum(rest, first)
+
+
+class _Flat(Vectors):
+    """Gradients on R^d, whose norms depend on one person each, bit for bit."""
+
+    @property
+    def norms(self) -> Tensor:
+        """Returns their lengths."""
+        return row_lengths(self.vectors)

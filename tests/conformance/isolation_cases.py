@@ -1,7 +1,7 @@
 """Problems with records, some within a few ulp of a kink, and a rule that shows what each adds."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,12 @@ from manifed.layers import BiMap, KeyedDropout, LogEig, OrthogonalLinear, ReEig
 from manifed.manifolds import SPD, Lorentz, PoincareBall, SPDLogEuclidean, Sphere
 from manifed.oracles.sums import Vectors
 from manifed.problems.class_means import ClassMeans
-from manifed.problems.examples import KEY, Examples
+from manifed.problems.examples import KEY, PERSON, SHARE, Examples
 from manifed.problems.frechet import FrechetMean, GeometricMedian, HyperbolicPrediction
 from manifed.problems.linear import LeastSquares, Logistic
 from manifed.problems.module_problem import ModuleProblem, made
 from manifed.problems.pca import KPCA, PrincipalEigenvector
+from manifed.problems.persons import Persons
 from manifed.problems.problem import Problem
 from manifed.problems.statistics import GramMatrices, LabelledGrams, LogSums, SecondMoments
 from manifed_extras.log_cholesky import SPDLogCholesky
@@ -104,14 +105,15 @@ class Case:
         )
         tensors = dict(problem.made_up(like, _ALL, generator(1)).tensors)
         if self.classes:
-            drawn = torch.randint(0, self.classes, (_ALL,), generator=generator(2))
+            shape = (_ALL, *self.feature["label"])
+            drawn = torch.randint(0, self.classes, shape, generator=generator(2))
             tensors["label"] = drawn.to(like["label"].dtype)
         for key in self.whole - {"label"}:
             shape = (_ALL, *self.feature[key])
             tensors[key] = torch.randint(0, 7, shape, generator=generator(3))
         shape = problem.point_shape(like)
-        if isinstance(problem, ModuleProblem):
-            x = problem.start
+        if isinstance(problem.of_rows, ModuleProblem):
+            x = problem.of_rows.start
         elif problem.manifold.name == "Euclidean":
             x = normals(4, *shape)
         else:
@@ -243,7 +245,25 @@ MODULES = [
     _module("table", Table, 2, whole=frozenset({"label", "feature"})),
     _module("dropout", _dropping, 10, keyed=True),
 ]  # fmt: skip
-CASES = [*LINEAR, *CURVED, *MODULES]
+
+
+def _persons(name, build, kink=None, whole=frozenset(), classes=0, is_dear=False, **rows):
+    """Persons of three rows each, of a problem's own shapes."""
+    feature = {key: shape if key == KEY else (3, *shape) for key, shape in rows.items()}
+    feature |= {SHARE: (3,), PERSON: ()}
+    problem = Case(f"persons-{name}", lambda: Persons(build(), 3), feature, classes, kink, whole)
+    return replace(problem, is_dear=is_dear)
+
+
+PERSONS = [
+    _persons("logistic", Logistic, _linear_of, **LABELLED),
+    _persons("least-squares", LeastSquares, _linear_of, **REGRESSION),
+    _persons("mean-sphere", lambda: FrechetMean(Sphere()), z=(5,), is_dear=True),
+    _persons("kpca", lambda: KPCA(3), z=(13,), is_dear=True),
+    _persons("dropout", lambda: ModuleProblem(made(_dropping, 0)), feature=(10,), label=(),
+             whole=frozenset({"label"}), classes=3, is_dear=True, **{KEY: ()}),
+]  # fmt: skip
+CASES = [*LINEAR, *CURVED, *MODULES, *PERSONS]
 
 
 # -- what stands around a record -----------------------------------------------------------------
