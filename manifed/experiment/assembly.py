@@ -93,7 +93,7 @@ def load_shards(config: Experiment) -> Facts:
     federation = config.federation
     clients = range(federation.num_clients)
     examples = _examples(config, clients, federation.num_examples or (None,) * len(clients))
-    check_apart(examples, getattr(config.privacy, "sites_per_person", len(examples)))
+    check_apart(examples, config.privacy)
     return replace(_facts(config, examples[0], tuple(map(len, examples))), examples=examples)
 
 

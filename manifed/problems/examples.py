@@ -266,27 +266,27 @@ def rows_of(examples: Examples) -> Examples:
     for key, held in examples.tensors.items():
         if key in (SHARE, PERSON):
             continue
-        # one random number a person is that of all her rows
-        is_key = key == KEY
-        tensor = held.unsqueeze(-1).expand(examples[SHARE].shape) if is_key else held
-        ndim[key] = 0 if is_key else examples.feature_ndim[key] - 1
+        depth = examples.feature_ndim[key]  # 0: one number a person, which all her rows have
+        tensor = held if depth else held.unsqueeze(-1).expand(examples[SHARE].shape)
+        ndim[key] = max(depth - 1, 0)
         at = tensor.dim() - ndim[key] - 2
         tensors[key] = tensor.flatten(at, at + 1)
     return Examples(tensors, ndim)
 
 
-def check_apart(shards: Sequence[Examples], most: int) -> None:
-    """Refuses persons who are at more than ``most`` of the clients.
+def check_apart(shards: Sequence[Examples], privacy: Any) -> None:
+    """Refuses persons, where they are protected, who are at more clients than is declared.
 
     Raises:
         ConfigError: with the number of clients, and nobody's name.
     """
-    if not all(PERSON in shard.tensors for shard in shards):
+    if privacy.unit != "person" or not all(PERSON in shard.tensors for shard in shards):
         return
     names = torch.cat([shard[PERSON] for shard in shards])
     found = int(names.unique(return_counts=True)[1].max())
-    if found > most:
+    if found > privacy.sites_per_person:
         raise ConfigError(
             f"privacy.sites_per_person: expected at least {found}, because a person has rows at "
-            f"{found} clients, got {most}; declare {found}, or keep each person at one client"
+            f"{found} clients, got {privacy.sites_per_person}; declare {found}, or keep each "
+            "person at one client"
         )

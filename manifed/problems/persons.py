@@ -23,7 +23,6 @@ from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.linalg import Shape
 from manifed.problems.examples import (
-    KEY,
     PERSON,
     SHARE,
     Examples,
@@ -91,15 +90,15 @@ class Persons(Problem):
         return statistic and Persons(statistic, self.rows)
 
     def made_up(self, like: Examples, count: int, generator: torch.Generator) -> Examples:
-        """Makes up persons of as many rows as count."""
-        has_keys = KEY in like.tensors
-        if has_keys:
-            rest = {key: tensor for key, tensor in like.tensors.items() if key != KEY}
-            like = Examples(rest, like.feature_ndim)
-        rows = self.problem.made_up(rows_of(like), count * self.rows, generator)
-        made = grouped(rows, torch.arange(count).repeat_interleave(self.rows), self.rows)
-        keys = torch.rand(count, generator=generator, dtype=torch.float64)
-        return made.beside(KEY, keys) if has_keys else made
+        """Makes up persons of as many rows as count, and uniform numbers that a person has."""
+        own = [key for key, depth in like.feature_ndim.items() if not depth and key != PERSON]
+        rest = {key: tensor for key, tensor in like.tensors.items() if key not in own}
+        rows = rows_of(Examples(rest, like.feature_ndim))
+        made = self.problem.made_up(rows, count * self.rows, generator)
+        made = grouped(made, torch.arange(count).repeat_interleave(self.rows), self.rows)
+        for key in own:
+            made = made.beside(key, torch.rand(count, generator=generator, dtype=torch.float64))
+        return made
 
     def widened(self, examples: Examples) -> Examples:
         """Returns a record of each person, of rows with a column "person"."""

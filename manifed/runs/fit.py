@@ -204,7 +204,7 @@ def federate(
         federation, client, problem.manifold, server, privacy or NoPrivacy(),
         held_out or Evaluation(is_enabled=False), engine, problem,
     )  # fmt: skip
-    check_apart(examples, getattr(setting.privacy, "sites_per_person", len(examples)))
+    check_apart(examples, setting.privacy)
     made = plan(setting, tuple(map(len, examples)))
     with computing(problem, examples[0].shapes):
         shape = tuple(problem.point_shape(examples[0]))

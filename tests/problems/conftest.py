@@ -10,10 +10,11 @@ from manifed.manifolds.hyperbolic import Lorentz
 from manifed.manifolds.spd import SPD, SPDLogEuclidean
 from manifed.manifolds.sphere import Sphere
 from manifed.problems.class_means import ClassMeans
-from manifed.problems.examples import Examples
+from manifed.problems.examples import PERSON, SHARE, Examples
 from manifed.problems.frechet import FrechetMean, GeometricMedian, HyperbolicPrediction
 from manifed.problems.linear import LeastSquares, Logistic
 from manifed.problems.pca import KPCA, PrincipalEigenvector
+from manifed.problems.persons import Persons
 from manifed.problems.problem import Problem
 from reproduction.matrix_completion import MatrixCompletion
 from reproduction.mlp import MLP
@@ -94,6 +95,21 @@ def labelled(maker, num_classes):
     return make
 
 
+def persons(maker, count=3):
+    """Persons of two and of all ``count`` rows."""
+
+    def make(generator, lead):
+        found = maker(generator, (*lead, count))
+        kept = 2 + torch.arange(lead[-1]) % (count - 1)
+        share = (torch.arange(count) < kept.unsqueeze(-1)).double() / kept.unsqueeze(-1)
+        tensors = {**found.tensors, SHARE: share.expand(*lead, count)}
+        tensors[PERSON] = torch.arange(lead[-1]).expand(lead)
+        depths = {key: depth + 1 for key, depth in found.feature_ndim.items()}
+        return Examples(tensors, depths | {SHARE: 1, PERSON: 0})
+
+    return make
+
+
 CASES = {
     "principal-eigenvector": Case(PrincipalEigenvector(), rows),
     "kpca-stiefel": Case(KPCA(2, "stiefel"), rows),
@@ -114,6 +130,10 @@ CASES = {
     "mlp-tanh": Case(MLP(4, 3, "tanh"), labelled(rows, 3), has_optimum=False),
     "matrix-completion-stiefel": Case(MatrixCompletion(2, "stiefel"), columns),
     "matrix-completion-grassmann": Case(MatrixCompletion(2, "grassmann"), columns),
+    "persons-ridge": Case(Persons(LeastSquares(ridge=0.3), 3), persons(regression)),
+    "persons-logistic": Case(Persons(Logistic(penalty=0.3), 3), persons(classification)),
+    "persons-kpca": Case(Persons(KPCA(2), 3), persons(rows)),
+    "persons-frechet": Case(Persons(FrechetMean(SPD()), 3), persons(near(SPD(), (3, 3), 0.5))),
 }
 
 
