@@ -162,7 +162,7 @@ class Persons(Problem):
     def _mean(self, each: Tensor, examples: Examples, ndim: int = 0) -> Tensor:
         """Sums over each person's rows what they give, (..., n * m, *entry), times their shares.
 
-        Row by row, because a sum of torch's own rounds by how many persons there are.
+        Row by row: how torch adds up a dimension may depend on the size of the whole call.
         """
         share = examples[SHARE].to(each.dtype)
         axis = each.dim() - 1 - ndim

@@ -204,8 +204,8 @@ def federate(
         federation, client, problem.manifold, server, privacy or NoPrivacy(),
         held_out or Evaluation(is_enabled=False), engine, problem,
     )  # fmt: skip
-    check_apart(examples, setting.privacy)
     made = plan(setting, tuple(map(len, examples)))
+    check_apart(examples, setting.privacy)
     with computing(problem, examples[0].shapes):
         shape = tuple(problem.point_shape(examples[0]))
     x = start_of(problem, start, shape, seed)

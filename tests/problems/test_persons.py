@@ -219,7 +219,7 @@ def test_what_nothing_bounds_is_refused_by_name(run, said):
 def manifed_cohort():
     from manifed.federation.cohorts import PoissonCohort
 
-    return PoissonCohort(rate=0.5)
+    return PoissonCohort(sampling_probability=0.5)
 
 
 # -- files ---------------------------------------------------------------------------------------
