@@ -304,6 +304,40 @@ def export(
 
 
 @app.command(cls=Command)
+def predict(
+    directory: Annotated[Path, Argument(help="Folder of a finished run, or of its export.")],
+    file: Annotated[Path, Argument(help="File with the columns that the run was trained on.")],
+    out: Annotated[Path | None, Option(help="csv file to write (default: print it).")] = None,
+    judge: Annotated[
+        bool, Option("--judge", help="Read the labels too, and print accuracy or rmse.")
+    ] = False,
+    rebuild: Annotated[
+        bool, Option("--rebuild", help="Rebuild rows from their principal components.")
+    ] = False,
+) -> None:
+    """Predict each row of a file.
+
+    The file is read as in training. A prediction costs no privacy.
+    """
+    from manifed.durable import write_atomically
+    from manifed.runs.places import check_file
+    from manifed.runs.predict import predicted
+
+    if out is not None:
+        check_file("--out", out)
+    found = predicted(directory, file, is_judged=judge, is_rebuilt=rebuild)
+    said = [f"{name}: {value:.4g}" for name, value in found.quality.items()]
+    if out is None:
+        echo(found.csv, nl=False)
+        echo("\n".join(said), err=True, nl=bool(said))
+        print_json({"label": found.label, **found.quality, **found.columns})
+        return
+    write_atomically(out, found.csv.encode())
+    count = len(found.columns["row"])
+    answer({"rows": count, **found.quality}, *said, f"{out}: {count} rows", label=found.label)
+
+
+@app.command(cls=Command)
 def site(
     ledger: Annotated[Path, Option(help="Folder of the ledger of this data set.")],
     partition: Annotated[int, Option(min=0, help="Number of this client in the federation.")],

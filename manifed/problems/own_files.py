@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import model_validator
+from torch import Tensor
 
 from manifed.errors import short
 from manifed.fields import Positive, PositiveCount
@@ -370,6 +371,14 @@ class FileData(Layout):
         what = f"expected a row of length <= data.row_norm = {self.row_norm:g}"
         self._refuse(raw, is_long, what, mend="clip")
         return np.where(is_long[:, None], unit * self.row_norm, values)
+
+    def unscaled(self, values: Tensor) -> Tensor:
+        """Returns entries (n, d) on the scale of a file, of such that were rescaled."""
+        if self.range is None or self.rescale_to is None:
+            return values
+        low, high = map(torch.from_numpy, self._bounds())
+        least, most = self.rescale_to
+        return low + (values - least) * ((high - low) / (most - least))
 
     def _matrices(self, raw: Raw, z: Array) -> Array:
         """Symmetric parts (n, m, m) with eigenvalues moved into ``range``.

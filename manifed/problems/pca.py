@@ -82,6 +82,10 @@ class _Components(FrozenProblem):
         """The second moment of the rows."""
         return SecondMoments()
 
+    def predict(self, x: Tensor, features: Tensor) -> Tensor:
+        """Coordinates of each row in the components, shape ``(n, k)``."""
+        return row_maps(features, x.reshape(len(x), -1).mT.contiguous())
+
     def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
         """The largest principal angle to the optimum, up to signs."""
         frames = (point.reshape(len(x), -1) for point in (x, optimum.x))

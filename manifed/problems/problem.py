@@ -358,12 +358,16 @@ class ProblemSource(Frozen):
         Raises:
             InvalidRecord: naming the record, for the log of its owner.
         """
+        self.check_entries(examples)
+        if not isinstance(self, Problem):
+            self.build().check_records(examples)
+
+    def check_entries(self, examples: Examples) -> None:
+        """Refuses records with an entry beyond the public bound; errors as `check_records`."""
         for key, tensor in examples.tensors.items():
             worst = tensor.abs().reshape(len(examples), -1).amax(-1)
             expected = f"|{key}| <= {self.largest_entry:g} in every entry"
             require(worst, worst <= self.largest_entry, expected)
-        if not isinstance(self, Problem):
-            self.build().check_records(examples)
 
     def mixes_records(self) -> str | None:
         """Returns the part of ``prepare`` that lets records of a client mix; None if none does."""

@@ -33,6 +33,7 @@ from manifed.privacy.tariff import Tariff
 from manifed.runs.evidence import Evidence, evidence_of, is_private
 from manifed.runs.folder import FolderDamaged, RunFolder, encode, with_label
 from manifed.runs.places import check_new
+from manifed.runs.predict import card
 from manifed.runs.report import Run, read
 from manifed.runs.statement import statement_of
 
@@ -170,6 +171,7 @@ def export(directory: Path, out: Path) -> list[Path]:
                 with_label({key: row[key] for key in public.columns}, public.label)
             )
         write_atomically(out / "statement.txt", statement.encode())
+        write_atomically(out / "card.md", card(public.manifest).encode())
         folder.save_tensors("model", tensors)
         write_atomically(folder.manifest_path, encode(public.manifest))
         for path in out.iterdir():  # to be published: whoever may enter the folder may read

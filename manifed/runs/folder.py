@@ -131,7 +131,8 @@ class Final(Table):
     epsilon: _Epsilon | None
     delta: _Delta | None
     rounds: Count
-    seconds: _Number
+    seconds: _Number | None = None
+    """Left out of what is published."""
 
 
 class _Manifest(Table):

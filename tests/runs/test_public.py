@@ -35,6 +35,7 @@ def launched(path, *sets):
 def exported(directory, out):
     """Everything that is published but the model, as data."""
     assert sorted(path.name for path in public.export(directory, out)) == [
+        "card.md",
         "manifest.json",
         "metrics.csv",
         "model.safetensors",
