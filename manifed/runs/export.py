@@ -19,8 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from manifed.durable import write_atomically
 from manifed.errors import ConfigError
 from manifed.experiment.evaluation import published
@@ -33,7 +31,7 @@ from manifed.privacy.tariff import Tariff
 from manifed.runs.evidence import Evidence, evidence_of, is_private
 from manifed.runs.folder import FolderDamaged, RunFolder, encode, with_label
 from manifed.runs.places import check_new
-from manifed.runs.predict import card
+from manifed.runs.predict import card, model_in
 from manifed.runs.report import Run, read
 from manifed.runs.statement import statement_of
 
@@ -158,10 +156,7 @@ def export(directory: Path, out: Path) -> list[Path]:
         raise ConfigError(f"Expected a finished run, got {directory}; resume it first")
     check_new("--out", out, lambda path: not any(path.iterdir()))
     public = viewed(run)
-    tensors = source.load_tensors("model")
-    if list(tensors) != ["x"] or not torch.isfinite(tensors["x"]).all():
-        path = directory / "model.safetensors"
-        raise FolderDamaged(path, "one tensor x of finite numbers", "others")
+    x = model_in(source)
     statement = statement_of(public.manifest["privacy"] or {"kind": "none"}) + "\n"
     is_made = not out.exists()
     try:
@@ -172,7 +167,7 @@ def export(directory: Path, out: Path) -> list[Path]:
             )
         write_atomically(out / "statement.txt", statement.encode())
         write_atomically(out / "card.md", card(public.manifest).encode())
-        folder.save_tensors("model", tensors)
+        folder.save_tensors("model", {"x": x})
         write_atomically(folder.manifest_path, encode(public.manifest))
         for path in out.iterdir():  # to be published: whoever may enter the folder may read
             path.chmod(out.stat().st_mode & 0o666)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomli_w
+import torch
 from torch import Tensor
 
 from manifed.errors import ConfigError, named_by
@@ -24,7 +25,7 @@ from manifed.problems.problem import Problem
 from manifed.runs.folder import FolderDamaged, RunFolder
 from manifed.runs.handed import computing
 from manifed.runs.report import Run, read
-from manifed.runs.statement import label_in, statement_of, verdict
+from manifed.runs.statement import headline, label_in, statement_of, verdict
 
 _ANY = {
     "federation": {"num_clients": 1, "num_rounds": 1},
@@ -72,42 +73,38 @@ def predicted(
     """
     run = read(directory)
     config = _config(run)
-    x = RunFolder(directory).load_tensors("model")["x"]
+    x = model_in(RunFolder(directory))
     data = config.data
-    assert isinstance(data, FileData)
-    changes: dict[str, Any] = {"person": None, "rows_per_person": None}
-    if not is_judged:
-        changes |= {"label": None}
-    elif data.label is None:
+    if is_judged and data.label is None:
         raise ConfigError("data.label: expected a label to judge by, got none in the config")
+    changes = {"person": None, "rows_per_person": None, **({} if is_judged else {"label": None})}
     with named_by("FILE", OSError, ValueError):
         found = data.model_copy(update=changes).read(file)
-    rows = found["feature" if "feature" in found.tensors else "z"]
+    rows = found.tensors.get("feature", next(iter(found.tensors.values())))
     problem = config.problem.build()
     with computing(problem, found.shapes, str(file)):
         config.problem.check_entries(Examples({"z": rows}))
         values = problem.predict(x, rows)
     if is_rebuilt:
         values = _rebuilt(problem, data, x, values)
-    names = data.columns if is_rebuilt else ()
     quality = dict[str, float]()
-    label = found.tensors.get("label", found.tensors.get("target"))
     columns: dict[str, list[Any]] = {"row": [*range(1, len(rows) + 1)]}
     if data.classes and values.dim() == 1:
         numbers = values.clamp_min(0).long()  # a linear model says -1 and 1
         columns["prediction"] = [data.classes[k] for k in numbers.tolist()]
-        if label is not None:
-            right = numbers == label.clamp_min(0)
-            quality["accuracy"] = float(right.double().mean())
+        if is_judged:
+            quality["accuracy"] = float((numbers == found["label"].clamp_min(0)).double().mean())
     else:
         flat = values.reshape(len(rows), -1)
-        if len(names) != flat.shape[1]:
-            names = [f"prediction_{k}" for k in range(1, flat.shape[1] + 1)]
-        names = names if len(names) > 1 or is_rebuilt else ["prediction"]
+        names = [f"prediction_{k}" for k in range(1, flat.shape[1] + 1)]
+        if is_rebuilt and data.columns:
+            names = data.columns
+        elif values.dim() == 1:
+            names = ["prediction"]
         columns |= dict(zip(names, flat.T.tolist(), strict=True))
-        if label is not None:
-            quality["rmse"] = float((flat[:, 0] - label).square().mean().sqrt())
-    return Predicted(columns, quality, label_in(run.manifest["privacy"] or {"kind": "none"}))
+        if is_judged:
+            quality["rmse"] = float((flat[:, 0] - found["target"]).square().mean().sqrt())
+    return Predicted(columns, quality, label_in(run.manifest.get("privacy") or {"kind": "none"}))
 
 
 def _config(run: Run) -> Any:
@@ -145,6 +142,19 @@ def _rebuilt(problem: Problem, data: FileData, x: Tensor, scores: Tensor) -> Ten
     return data.unscaled(scores @ x.reshape(len(x), -1).mT)
 
 
+def model_in(folder: RunFolder) -> Tensor:
+    """Returns the model of a finished run.
+
+    Raises:
+        FolderDamaged: its file holds something else.
+    """
+    tensors = folder.load_tensors("model")
+    if list(tensors) != ["x"] or not torch.isfinite(tensors["x"]).all():
+        path = folder.directory / "model.safetensors"
+        raise FolderDamaged(path, "one tensor x of finite numbers", "others")
+    return tensors["x"]
+
+
 # -- what may be said of a run --------------------------------------------------------------------
 def _set_in(table: Mapping[str, Any]) -> dict[str, Any]:
     """A config for a reader, without what is empty or off."""
@@ -155,7 +165,7 @@ def _set_in(table: Mapping[str, Any]) -> dict[str, Any]:
 def card(manifest: Mapping[str, Any]) -> str:
     """Returns the model card of a run's public part: what it is, and what may be said of it."""
     privacy = manifest.get("privacy") or {"kind": "none"}
-    config = manifest["config"]
+    config = manifest.get("config") or {}
     said = verdict(privacy)
     if label_in(privacy) == Label.RELEASE:
         one: Any = privacy["adversaries"][0]
@@ -173,7 +183,7 @@ def card(manifest: Mapping[str, Any]) -> str:
         ),
         "What a record is, and how the model was trained": tomli_w.dumps(_set_in(config)),
     }
-    lines = [f"# {manifest['name']}"]
+    lines = [f"# {manifest.get('name', 'model')}", "", headline(privacy)]
     for title, text in parts.items():
         lines += ["", f"## {title}", "", *(f"    {line}" for line in text.splitlines())]
     return "\n".join(lines) + "\n"

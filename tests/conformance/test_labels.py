@@ -30,6 +30,7 @@ from tests.site.sites import DELTA, Peer, site_of, write
 RELEASE, SEEDED, PLANNED, NOT_PRIVATE, UNKNOWN = Label
 SILENT = {
     ("privacy", "reconcile"): "rounds of two ledgers",
+    ("predict",): "predictions of a model, whose card has its epsilon",
 }
 """Commands that show no epsilon."""
 SETS = (
@@ -198,6 +199,7 @@ def test_what_a_fit_leaves_has_its_label(tmp_path):
 # -- modules ---------------------------------------------------------------------------------------
 SHOWING = {
     "cli/privacy.py": "`privacy: LABEL` is the first line of every command in it",
+    "runs/predict.py": "a model card, below its label",
     "runs/report.py": "titles of fits and axes of epsilon begin with the label",
     "runs/statement.py": "below the verdict",
     "site/process.py": "the ready line has the label before what was spent",
