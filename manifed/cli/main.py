@@ -373,6 +373,10 @@ def site(
     rehearsal: Annotated[
         bool, Option(help="Also answer with seeded noise, which protects nobody.")
     ] = False,
+    is_dry: Annotated[
+        bool,
+        Option("--check", help="Read --data as --config says, print which rows count, and exit."),
+    ] = False,
 ) -> None:
     """Run the process of a site, which guards one data file.
 
@@ -387,6 +391,8 @@ def site(
             "REHEARSAL: this site answers with noise that anybody can subtract. It protects "
             "nobody; use made-up data only."
         )
+    if is_dry:
+        raise Exit(2 if process.check(data, config or ()) else 0)
     os.umask(0o077)
     try:
         process.run(

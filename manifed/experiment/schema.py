@@ -328,8 +328,9 @@ def canonical(config: Experiment) -> str:
             del privacy[name]
     if privacy["kind"] == "example-level" and privacy["unit"] == "example":
         del privacy["unit"], privacy["sites_per_person"]
-    if table["data"].get("person", "") is None:
-        del table["data"]["person"], table["data"]["rows_per_person"]
+    for name in config.data.later:
+        if table["data"][name] in (None, [], False):
+            del table["data"][name]
     if config.engine.dtype != "float64":  # alone of the engine it decides the trajectory
         table["dtype"] = config.engine.dtype
     if config.evaluation.kind == "public":

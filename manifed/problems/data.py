@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -53,6 +53,8 @@ class DataSource(Frozen):
     if TYPE_CHECKING:
         kind: Any
         """The name in the config."""
+    later: ClassVar[tuple[str, ...]] = ()
+    """Keys that are no part of a config's hash where they say nothing: hashes are older."""
 
     @property
     @abstractmethod

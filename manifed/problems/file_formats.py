@@ -10,10 +10,11 @@ import importlib
 from array import array
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator
 from torch.utils.data import default_collate
 
 from manifed.durable import check_regular
@@ -28,6 +29,15 @@ _Place = Callable[[int], str]
 """Where in its file an example stands: "line 17" of example 15."""
 _MOST_BYTES = 1 << 33
 """The most bytes of the arrays of one file, unpacked; a file that states more is refused unread."""
+
+
+def _pairs(table: Any) -> Any:
+    """A table of a config as pairs, which have a hash."""
+    return tuple(table.items()) if isinstance(table, Mapping) else table
+
+
+_T = TypeVar("_T")
+Pairs = Annotated[tuple[tuple[str, _T], ...], BeforeValidator(_pairs)]
 
 
 class BadFile(ValueError):
@@ -69,6 +79,14 @@ class Layout(DataSource):
     """Public list of possible labels. Logistic regression takes the second for +1."""
     person: str | None = None
     """Column or array that names the person of each row, for ``privacy.unit = "person"``."""
+    categories: Pairs[tuple[str, ...]] = ()
+    """Text columns with the public list of their values: ``{ ward = ["A", "B"] }``. Each value
+    becomes an entry of the row, 1 or 0, behind the ``columns``."""
+    synonyms: Pairs[Pairs[float]] = ()
+    """Other names of columns, with the factor to their unit:
+    ``{ glucose = { glucose_mmol = 18.02 } }``."""
+    empty_cells: tuple[str, ...] = ()
+    """Texts that stand for an empty cell of a csv file, such as "NA"."""
     features: tuple[str, ...] = ()
     """Columns of features, for hyperbolic prediction."""
     format: _Format | None = None
@@ -86,13 +104,13 @@ class Layout(DataSource):
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Columns or arrays with one entry an example: features, label and person."""
-        return (*self.features, *filter(None, (self.label, self.person)))
+        """Columns or arrays with one entry an example: features, categories, label and person."""
+        return (*self.features, *dict(self.categories), *filter(None, (self.label, self.person)))
 
     def is_text(self, name: str) -> bool:
-        """Whether a column or array holds text: persons, and labels whose classes are text."""
+        """Whether a column holds text: persons, categories, and labels whose classes are text."""
         is_label = name == self.label and bool(self.classes) and isinstance(self.classes[0], str)
-        return is_label or name == self.person
+        return is_label or name == self.person or name in dict(self.categories)
 
     def raw(self, path: Path) -> Raw:
         """The examples of a file, by ``source``, ``format`` or its suffix.
@@ -150,16 +168,21 @@ class Layout(DataSource):
         return Raw(path, np.array(x, dtype=np.float64), found, place)
 
     # -- tables -----------------------------------------------------------------------------------
-    def _places(self, path: Path, found: list[str]) -> dict[str, int]:
-        """Where each column stands that is wanted, once each; the file's own are not quoted."""
+    def _places(self, path: Path, found: list[str]) -> dict[str, tuple[int, float]]:
+        """Where each column stands that is wanted, once each, and the factor to its unit.
+
+        The file's own names are not quoted.
+        """
         if not found:
             raise BadFile(
                 path, "expected a line of column names and rows below it, got an empty file"
             )
         names = [name.strip() for name in found]
-        wanted = (*self.columns, *self.beside)
-        for name in wanted:
-            if (count := names.count(name)) != 1:
+        places = dict[str, tuple[int, float]]()
+        for name in (*self.columns, *self.beside):
+            alike = {**dict(dict(self.synonyms).get(name, ())), name: 1.0}
+            at = [(i, alike[one]) for i, one in enumerate(names) if one in alike]
+            if (count := len(at)) != 1:
                 hint = "; is data.delimiter right?" if len(names) == 1 else ""
                 raise BadFile(
                     path,
@@ -167,7 +190,8 @@ class Layout(DataSource):
                     f"line names the columns{hint}",
                     column=name,
                 )
-        return {name: names.index(name) for name in wanted}
+            places[name] = at[0]
+        return places
 
     def _csv(self, path: Path) -> tuple[_Found, _Place]:
         """The columns of a csv file that are wanted."""
@@ -190,9 +214,10 @@ class Layout(DataSource):
                             "cells that hold the separator",
                             place=line,
                         )
-                    cells = {name: row[at].strip() for name, at in places.items()}
+                    cells = {name: row[at].strip() for name, (at, _) in places.items()}
                     for name in numbers:
                         cell = cells.pop(name) or "nan"
+                        cell = "nan" if cell in self.empty_cells else cell
                         try:  # "_" between digits and digits beyond ASCII are no number in csv
                             values.append(
                                 float(cell if cell.isascii() and "_" not in cell else "text")
@@ -208,6 +233,7 @@ class Layout(DataSource):
                     what = f"expected csv, got {' '.join(str(error).split())}"
                 raise BadFile(path, what, place=f"line {reader.line_num}") from None
         columns = np.array(values).reshape(-1, len(numbers)).T
+        columns = [u * places[name][1] for name, u in zip(numbers, columns, strict=True)]
         named = [name for name in places if self.is_text(name)]
         found: dict[str, NDArray[Any]] = dict(zip(numbers, columns, strict=True))
         found |= {name: np.array([row[i] for row in texts], str) for i, name in enumerate(named)}
@@ -223,10 +249,11 @@ class Layout(DataSource):
             wanted = self._places(path, file.schema_arrow.names)
             if file.metadata.num_rows * 8 * len(wanted) > _MOST_BYTES:
                 raise BadFile(path, f"expected at most {_MOST_BYTES} bytes of numbers, got more")
-            table = file.read(columns=list(wanted))
+            names = file.schema_arrow.names
+            table = file.read(columns=[names[at] for at, _ in wanted.values()])
         found: dict[str, NDArray[Any]] = {}
-        for name in wanted:
-            column = table.column(name)
+        for name, (at, factor) in wanted.items():
+            column = table.column(names[at])
             if self.is_text(name):
                 labels = ["" if label is None else str(label) for label in column.to_pylist()]
                 found[name] = np.strings.strip(np.array(labels, dtype=str))
@@ -234,6 +261,7 @@ class Layout(DataSource):
             found[name] = column.to_numpy()
             if found[name].dtype.kind not in "iuf":
                 raise BadFile(path, f"expected integers or floats, got {column.type}", column=name)
+            found[name] = found[name] * factor
         return found, lambda i: f"row {i + 1}"
 
     # -- a function of one's own ------------------------------------------------------------------

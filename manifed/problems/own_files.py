@@ -7,7 +7,7 @@ numbers and what becomes of what lies outside. Shapes and start points follow fr
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,14 +19,13 @@ from manifed.errors import short
 from manifed.fields import Positive, PositiveCount
 from manifed.problems.data import Dataset, ExampleKind, checksum, named
 from manifed.problems.examples import PERSON, Examples, codes
-from manifed.problems.file_formats import Array, BadFile, Layout, Raw
+from manifed.problems.file_formats import Array, BadFile, Layout, Pairs, Raw
+from manifed.problems.file_points import covariances, directions, hyperboloid, matrices
 
 _Interval = tuple[float, float]
 _Outside = Literal["refuse", "clip", "project"]
 _LARGEST = 1e100
 """The largest bound; two bounds lie one over it apart at least, so rescaled values are finite."""
-_FARTHEST = 1e60
-"""Largest |space| of a point of the hyperboloid: no record is larger."""
 _FINITE = "expected a finite number, got NaN, infinity or nothing; mend it or remove the row"
 
 
@@ -40,11 +39,14 @@ class _Kind(NamedTuple):
 
 
 _BOUNDS = ("range", "rescale_to", "row_norm")
+_CELLS = ("missing", "has_missing_columns", "categories")
 _PROJECTED = ("refuse", "project")
 _KINDS = {
-    "rows": _Kind("rows", ("label", "classes", *_BOUNDS)),
-    "regression": _Kind("regression", ("label", "label_range", "has_intercept", *_BOUNDS)),
-    "classification": _Kind("classification", ("label", "classes", "has_intercept", *_BOUNDS)),
+    "rows": _Kind("rows", ("label", "classes", *_BOUNDS, *_CELLS)),
+    "regression": _Kind("regression", ("label", "label_range", "has_intercept", *_BOUNDS, *_CELLS)),
+    "classification": _Kind(
+        "classification", ("label", "classes", "has_intercept", *_BOUNDS, *_CELLS)
+    ),
     "spd-matrices": _Kind("spd-matrices", ("label", "classes", "range"), _PROJECTED, "[m, m]"),
     "signals": _Kind(
         "spd-matrices", ("label", "classes", "range", "rescale_to"), ("refuse", "clip"),
@@ -60,6 +62,10 @@ _KINDS = {
 class FileData(Layout):
     """Data in one file for each client: csv, npy, npz, parquet or safetensors."""
 
+    later: ClassVar[tuple[str, ...]] = (
+        "person", "rows_per_person", "missing", "has_missing_columns", "categories", "synonyms",
+        "empty_cells", "aliases",
+    )  # fmt: skip
     kind: Literal["file"] = "file"
     examples: Literal[
         "rows", "regression", "classification", "spd-matrices", "signals", "sphere-points",
@@ -89,6 +95,13 @@ class FileData(Layout):
     """Subtract each signal's mean over time."""
     has_intercept: bool = False
     """Append a constant 1 to each row, after the bounds are applied."""
+    missing: Pairs[float] = ()
+    """Public constants for empty cells, by column: ``{ BMI = 27.0 }``. Other columns may have no
+    empty cell."""
+    has_missing_columns: bool = False
+    """Whether each column of ``missing`` has an entry more, 1 where a cell was empty, else 0."""
+    aliases: Pairs[tuple[str, ...]] = ()
+    """Other texts for a class: ``{ yes = ["y", "1"] }``."""
     rows_per_person: PositiveCount | None = None
     """Most rows of one person that count, spread evenly over hers; required with ``person``."""
     paths: tuple[str, ...] = ()
@@ -150,6 +163,27 @@ class FileData(Layout):
                 named(self.source, "function")
             except ValueError as error:
                 yield True, f"source: {error}"
+        named_by_table = {"missing": dict(self.missing), "synonyms": dict(self.synonyms)}
+        for key, known in (("missing", columns), ("synonyms", names)):
+            yield (
+                not {*named_by_table[key]} <= {*known},
+                f"{key}: expected names among {list(known)}, got {list(named_by_table[key])}",
+            )
+        yield (
+            self.has_missing_columns and not self.missing,
+            "has_missing_columns: needs missing, the columns whose cells may be empty",
+        )
+        yield (
+            not {*dict(self.aliases)} <= {*map(str, classes)},
+            f"aliases: expected classes among {list(classes)}, got {[*dict(self.aliases)]}",
+        )
+        yield (
+            any(len({*levels}) < max(1, len(levels)) for _, levels in self.categories),
+            "categories: expected the values of a column, each of them once",
+        )
+        for name, others in self.synonyms:
+            is_wrong = self.is_text(name) and {*dict(others).values()} != {1.0}
+            yield is_wrong, f"synonyms: expected factors 1 for the text column {name!r}"
         shape = self.one_shape
         size = np.prod(shape, dtype=float)
         yield (
@@ -226,6 +260,7 @@ class FileData(Layout):
             beside[self.label] = np.array([*self.classes, *(self.label_range or ()), 0.0][:1])
         if self.person is not None:
             beside[self.person] = np.array(["nobody"])
+        beside |= {name: np.array(levels[:1]) for name, levels in self.categories}
         inside = self.model_copy(update={"outside": "clip"})
         return inside._examples(Raw(Path("blank"), values, beside, str))
 
@@ -280,22 +315,55 @@ class FileData(Layout):
         hint = f"; mend it, or set data.outside = {mend!r}" if mend else ""
         raise BadFile(raw.path, f"{what}{hint}", place=raw.place(first), column=column)
 
+    def refused(self, path: Path) -> tuple[int, list[str]]:
+        """Returns how many examples a file has, and why each is refused that could not be read.
+
+        For the owner of the file alone: ``read`` refuses the file at the first of them.
+        """
+        raw = self.raw(path)
+        said = list[str]()
+        for i in range(len(raw.values)):
+            one = {name: column[i : i + 1] for name, column in raw.beside.items()}
+            place = raw.place(i)
+            try:
+                self._examples(Raw(path, raw.values[i : i + 1], one, lambda _, at=place: at))
+            except BadFile as error:
+                said.append(str(error))
+        return len(raw.values), said
+
     def _examples(self, raw: Raw) -> Examples:
+        is_empty = np.isnan(raw.values)
         values = self._entries(raw)
+        for name, levels in self.categories:
+            is_each = raw.beside[name][:, None] == np.array(levels)
+            what = f"expected one of data.categories = {list(levels)}, got another text"
+            self._refuse(raw, ~np.any(is_each, axis=-1), what, name)
+            values = np.hstack([values, is_each])
+        if self.has_missing_columns:
+            at = [self.columns.index(name) for name, _ in self.missing]
+            values = np.hstack([values, is_empty[:, at]])
         tensors: dict[str, NDArray[Any]] = {"z": values}
         match self.examples:
             case "spd-matrices":
-                tensors["z"] = self._matrices(raw, values)
+                bounds = None if self.range is None else self._bounds()
+                tensors["z"], is_outside = matrices(values, bounds)
+                what = "expected a symmetric positive definite matrix with eigenvalues inside " \
+                    "data.range"  # fmt: skip
+                self._refuse(raw, is_outside, what, mend="project")
             case "signals":
-                tensors["z"] = self._covariances(values)
+                tensors["z"] = covariances(values, self.ridge, is_centred=self.is_centred)
             case "hyperbolic-points":
                 features = [raw.beside[name] for name in self.features]
+                target, is_outside = hyperboloid(values, self.coordinates, self.row_norm)
+                what = f"expected a point in {self.coordinates} coordinates, at most " \
+                    "data.row_norm from the origin"  # fmt: skip
+                self._refuse(raw, is_outside, what, mend="project")
                 tensors = {
                     "feature": np.column_stack([values[:, :0], *features]),
-                    "target": self._hyperbolic(raw, values),
+                    "target": target,
                 }
             case "sphere-points":
-                tensors["z"], length = _directions(values)
+                tensors["z"], length = directions(values)
                 self._refuse(raw, length == 0, "expected a direction, got a row of zeros")
                 is_off = np.abs(length - 1) > 1e-9
                 self._refuse(raw, is_off, "expected a row of length 1", mend="project")
@@ -337,7 +405,9 @@ class FileData(Layout):
             what = "expected a number inside data.label_range"
             self._refuse(raw, inside != values, what, self.label, mend="clip")
             return inside
-        is_each = label[:, None] == np.array(self.classes)
+        also = dict(self.aliases)
+        each = [np.isin(label, [one, *also.get(str(one), ())]) for one in self.classes]
+        is_each = np.stack(each, -1)
         what = f"expected one of data.classes = {list(self.classes)}, got another label"
         self._refuse(raw, ~np.any(is_each, axis=-1), what, self.label)
         index = is_each.argmax(-1).astype(float)
@@ -351,7 +421,10 @@ class FileData(Layout):
 
         Of a hyperbolic point ``row_norm`` is another bound.
         """
-        values = raw.values
+        values = raw.values.copy()
+        for name, constant in self.missing:
+            column = values[:, self.columns.index(name)]
+            column[np.isnan(column)] = constant
         is_bad = np.isinf(values) if self.examples == "columns" else ~np.isfinite(values)
         self._refuse(raw, is_bad, _FINITE)
         if self.range is not None and self.examples != "spd-matrices":
@@ -364,7 +437,7 @@ class FileData(Layout):
                 values = least + (values - low) * ((most - least) / (high - low))
         if self.row_norm is None or self.examples == "hyperbolic-points":
             return values
-        unit, length = _directions(values)
+        unit, length = directions(values)
         if self.outside == "project":
             return unit * self.row_norm
         is_long = length > self.row_norm * (1 + 1e-12)
@@ -379,71 +452,3 @@ class FileData(Layout):
         low, high = map(torch.from_numpy, self._bounds())
         least, most = self.rescale_to
         return low + (values - least) * ((high - low) / (most - least))
-
-    def _matrices(self, raw: Raw, z: Array) -> Array:
-        """Symmetric parts (n, m, m) with eigenvalues moved into ``range``.
-
-        Without one they are at least 1e-9 of the largest one, which must be positive. Outside are
-        matrices with an eigenvalue beyond the bounds by 1e-9 of it, or not symmetric to 1e-9.
-        """
-        symmetric = z / 2 + z.swapaxes(-1, -2) / 2
-        values, vectors = np.linalg.eigh(symmetric)
-        own = 1e-9 * np.abs(values[:, -1:]), np.inf
-        least, most = own if self.range is None else self._bounds()
-        slack = 1e-9 * np.abs(values)
-        is_outside = ((values < least - slack) | (values > most + slack) | (values <= 0)).any(-1)
-        is_outside |= np.abs(z - symmetric).max((-2, -1)) > 1e-9 * np.abs(symmetric).max((-2, -1))
-        what = "expected a symmetric positive definite matrix with eigenvalues inside data.range"
-        self._refuse(raw, is_outside, what, mend="project")
-        made = (vectors * np.clip(values, least, most)[:, None, :]) @ vectors.swapaxes(-1, -2)
-        return np.where(is_outside[:, None, None], (made + made.swapaxes(-1, -2)) / 2, symmetric)
-
-    def _covariances(self, signals: Array) -> Array:
-        """X X^T / t + ridge I of each signal X (channels, t), less its own mean over t if asked.
-
-        Not finite where a square is not.
-        """
-        with np.errstate(over="ignore", invalid="ignore"):
-            if self.is_centred:
-                signals = signals - signals.mean(-1, keepdims=True)
-            z = signals @ signals.swapaxes(-1, -2) / signals.shape[-1]
-            return (z + z.swapaxes(-1, -2)) / 2 + self.ridge * np.eye(signals.shape[1])
-
-    def _hyperbolic(self, raw: Raw, rows: Array) -> Array:
-        """Points (n, d + 1) of the hyperboloid, at most ``row_norm`` from the origin.
-
-        ``rows`` are coordinates in the Poincaré ball (n, d) or on the hyperboloid (n, d + 1), time
-        first. What is off it or farther out moves along its ray.
-        """
-        if self.coordinates == "poincare":
-            direction, radius = _directions(rows)
-            distance = 2 * np.arctanh(np.minimum(radius, 1 - 1e-9))
-            is_outside = radius >= 1 - 1e-9
-        else:
-            direction, radius = _directions(rows[:, 1:])
-            distance = np.arcsinh(np.minimum(radius, _FARTHEST))
-            time = np.hypot(1.0, radius)
-            is_outside = ~(np.abs(rows[:, 0] - time) <= 1e-9 * time) | (radius > _FARTHEST)
-        if self.row_norm is not None:
-            is_outside |= distance > self.row_norm * (1 + 1e-12)
-            distance = np.minimum(distance, self.row_norm)
-        what = f"expected a point in {self.coordinates} coordinates, at most data.row_norm from " \
-            "the origin"  # fmt: skip
-        self._refuse(raw, is_outside, what, mend="project")
-        space = np.sinh(distance)[:, None] * direction
-        return np.hstack([np.cosh(distance)[:, None], space])
-
-
-def _directions(rows: Array) -> tuple[Array, Array]:
-    """Rows (n, d) over their lengths, and |row|, (n,): rows of length 1 for any finite row but 0.
-
-    In two steps, so that no square, sum or quotient overflows or vanishes; |row| may be infinite.
-    What is NaN counts as zero in the length, and stays.
-    """
-    with np.errstate(over="ignore"):
-        seen = np.abs(np.nan_to_num(rows, nan=0.0))
-        largest = seen.max(axis=-1, initial=0.0)
-        scale = np.where(largest > 0, largest, 1.0)
-        ratio = np.sqrt(np.square(seen / scale[:, None]).sum(-1))
-        ratio = np.where(largest > 0, ratio, 1.0)
-        return rows / scale[:, None] / ratio[:, None], largest * ratio

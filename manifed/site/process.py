@@ -15,7 +15,7 @@ import stat
 import struct
 import sys
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from manifed.errors import ConfigError, check_linux, named_by
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
 from manifed.privacy.ledger import Head
+from manifed.problems.own_files import FileData
 from manifed.site.account import LEDGER, Limits, Refused, SiteAccount
 from manifed.site.protocol import Incoming, Silent, send
 from manifed.site.site import IDENTITY, MEMORY, Site, Wanted, claim
@@ -34,6 +35,8 @@ log = logging.getLogger("manifed")
 _BEGUN = "begun"
 """The file beside a ledger that says that there is one, also when it is gone."""
 _MOST_PEERS = 16
+_SHOWN = 20
+"""Refused rows that `check` prints."""
 _CREDENTIALS = struct.Struct("3i")
 """What SO_PEERCRED gives: process, user, group."""
 
@@ -132,6 +135,31 @@ def _account(folder: Path, limits: Limits, anchors: Collection[Head]) -> SiteAcc
     if _BEGUN not in left:  # after the ledger and before any answer
         write_atomically(folder / _BEGUN, b"this folder has a ledger\n")
     return account
+
+
+def check(data: Path | None, configs: Sequence[Path]) -> int:
+    """Prints to the owner of a file which of its rows are refused; returns how many.
+
+    Nothing is opened, charged or sent.
+
+    Raises:
+        ConfigError: no file or no config, one that does not fit, or a file that cannot be read.
+    """
+    if data is None or not configs:
+        raise ConfigError("--check: expected --data and --config, by which it is read, got less")
+    total = 0
+    for path in configs:
+        source = load(path).data
+        if not isinstance(source, FileData):
+            raise ConfigError(f"--config: expected data.kind = 'file', got {source.kind!r}")
+        with named_by("--data", OSError, ValueError):
+            rows, refused = source.refused(data)
+        more = [f"  and {len(refused) - _SHOWN} more"] if len(refused) > _SHOWN else []
+        say(f"{path}: {rows} rows, {rows - len(refused)} count, {len(refused)} are refused")
+        for line in [*(f"  {one}" for one in refused[:_SHOWN]), *more]:
+            say(line)
+        total += len(refused)
+    return total
 
 
 def say(line: str) -> None:
