@@ -15,7 +15,7 @@ from tests.fresh import ROOT
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 FENCE = re.compile(r"^```(bash|toml|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = {"first_component": 4, "three_sites": 4, "epsilon": 3}
+PAGES = {"first_component": 4, "three_sites": 4, "epsilon": 3, "visits": 9}
 """How many commands each has; the others: tests/experiment/test_extending.py."""
 
 
@@ -74,6 +74,7 @@ def test_a_tutorial_runs_as_printed(clone, monkeypatch, capfd, name):
     for promised in {
         "first_component": ["step_size=0.5", "step_size=0.25", "1e-05)-DP against the server"],
         "three_sites": ["column 'weight': expected one column of this name, got 0"],
+        "visits": ["857 rows, 857 count", "unit: one person", "accuracy: 0.8", "678 rows"],
         "epsilon": ["unit: one example", "unit: one client", "external"],
     }[name]:
         assert promised in whole
