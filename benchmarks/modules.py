@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 import manifed
+from manifed.algorithms.algorithm import Here
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.tangent_mean import TangentMean
@@ -92,6 +93,7 @@ def ours(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int) -> Work:
     problem = ModuleProblem(model, dtype=dtype)
     examples = examples_of(data, "data")
     problem.point_shape(examples)
+    start = problem.start
     training = RSGD(
         step_size=0.1, local_steps=steps, minibatch=Poisson(batch_size=BATCH), maps="retraction"
     )
@@ -101,30 +103,46 @@ def ours(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int) -> Work:
     rounds = itertools.count(1)
 
     def run() -> None:
-        draws = Draws(source, 0, next(rounds))
+        draws = Draws(source, 0, number := next(rounds))
         oracle = Oracle(problem, examples, queries, draws)
-        training.update("train", Point(problem.start), None, oracle, problem.manifold, draws)
+        here = Here(problem.manifold, "train", number, Point(start), None, draws)
+        training.client(start, oracle, here)
 
     return run
 
 
-def descend(module: nn.Module, optimizer: Any, batches: Iterable[Pairs]) -> None:
+def descend(
+    module: nn.Module, optimizer: Any, batches: Iterable[Pairs], loss: Any = None
+) -> None:
     """A step of the optimizer for every batch."""
-    loss = nn.CrossEntropyLoss()
+    loss = loss or nn.CrossEntropyLoss()
     for rows, classes in batches:
         optimizer.zero_grad()
         loss(module(rows), classes).backward()
         optimizer.step()
 
 
-def opacus(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int, *, bare: bool) -> Work:
-    """The same; ``bare``: on a batch that lies ready."""
-    found = importlib.import_module("opacus")
-    module = found.GradSampleModule(copy.deepcopy(model).to(dtype))
-    optimizer = importlib.import_module("opacus.optimizers").DPOptimizer(
+def opacus(
+    model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int, *, bare: bool, ghost: bool
+) -> Work:
+    """The same; ``bare``: on a batch that lies ready; ``ghost``: without examples' gradients."""
+    found = importlib.import_module("opacus.grad_sample")
+    optimizers = importlib.import_module("opacus.optimizers")
+    kind, of = found.GradSampleModule, optimizers.DPOptimizer
+    bound = {}
+    if ghost:
+        kind = found.GradSampleModuleFastGradientClipping
+        of = optimizers.DPOptimizerFastGradientClipping
+        bound = {"max_grad_norm": CLIP, "use_ghost_clipping": True}
+    module = kind(copy.deepcopy(model).to(dtype), **bound)
+    optimizer = of(
         torch.optim.SGD(module.parameters(), lr=0.1),
         noise_multiplier=NOISE, max_grad_norm=CLIP, expected_batch_size=BATCH,
     )  # fmt: skip
+    loss: Any = nn.CrossEntropyLoss()
+    if ghost:
+        utils = importlib.import_module("opacus.utils.fast_gradient_clipping_utils")
+        loss = utils.DPLossFastGradientClipping(module, optimizer, loss)
     feature = data[0].to(dtype)
     label = data[1]
     loader = importlib.import_module("opacus.data_loader").DPDataLoader(
@@ -134,7 +152,33 @@ def opacus(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int, *, bar
 
     def run() -> None:
         endless = itertools.chain.from_iterable(itertools.repeat(batches))
-        descend(module, optimizer, itertools.islice(endless, steps))
+        descend(module, optimizer, itertools.islice(endless, steps), loss)
+
+    return run
+
+
+def by_hand(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int) -> Work:
+    """The same for two linear layers: a Poisson batch, and the formulas of this one network."""
+    feature = data[0].to(dtype)
+    label = data[1]
+    w, b, v, c = (p.detach().clone().to(dtype) for p in model.parameters())
+    generator = torch.Generator().manual_seed(0)
+
+    def run() -> None:
+        for _ in range(steps):
+            drawn = torch.rand(len(label), generator=generator) < BATCH / len(label)
+            x, y = feature[drawn], label[drawn]
+            h = torch.tanh(x @ w.T + b)
+            error = torch.softmax(h @ v.T + c, -1)
+            error[torch.arange(len(y)), y] -= 1
+            back = error @ v * (1 - h * h)
+            square = back.square().sum(-1) * (1 + x.square().sum(-1))
+            square += error.square().sum(-1) * (1 + h.square().sum(-1))
+            weight = (CLIP / square.sqrt()).clamp_max(1)[:, None]
+            error, back = weight * error, weight * back
+            for p, found in ((w, back.T @ x), (b, back.sum(0)), (v, error.T @ h), (c, error.sum(0))):
+                noise = torch.randn(p.shape, dtype=dtype, generator=generator)
+                p -= 0.1 / BATCH * (found + NOISE * CLIP * noise)
 
     return run
 
@@ -173,8 +217,12 @@ def step_times(model: nn.Module, data: Pairs, runs: int, steps: int) -> dict[str
         rivals[f"ours {name}"] = ours(model, data, dtype, steps)
         rivals[f"torch {name}"] = plain(model, data, dtype, steps)
         if has_opacus():
-            rivals[f"opacus {name}"] = opacus(model, data, dtype, steps, bare=False)
-            rivals[f"opacus bare {name}"] = opacus(model, data, dtype, steps, bare=True)
+            own = (model, data, dtype, steps)
+            rivals[f"opacus {name}"] = opacus(*own, bare=False, ghost=False)
+            rivals[f"ghost {name}"] = opacus(*own, bare=False, ghost=True)
+            rivals[f"ghost bare {name}"] = opacus(*own, bare=True, ghost=True)
+        if len(list(model.parameters())) == 4 and len(list(model.children())) == 3:
+            rivals[f"hand {name}"] = by_hand(model, data, dtype, steps)
     return {name: spent / steps for name, spent in medians(rivals, runs).items()}
 
 

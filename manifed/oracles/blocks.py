@@ -80,9 +80,10 @@ def in_blocks(
     smallest = 1 if problem.looks_at_all_rows or not keeps_apart(least) else least
     while len(rows):  # a size that the rest fills to three quarters
         # few sizes, because each is tried out before it is used
-        sizes = (FEWEST * k for k in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
+        sizes = (FEWEST * k for k in (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32))
         fit = [size for size in sizes if size <= most and 0.75 * size <= len(rows)]
-        size = smallest if smallest == 1 else max(fit, default=least)
+        whole = [size for size in fit if size >= len(rows)]
+        size = smallest if smallest == 1 else min(whole, default=max(fit, default=least))
         if not keeps_apart(size):
             size = smallest
         own = rows[:size]

@@ -214,8 +214,9 @@ def _in_blocks(
     x = points[0]
     total = torch.zeros_like(x) if size is None else x.new_zeros(size)
     held = 0.0 if size is None else _HELD * size / x.numel()
-    for point in points:
-        if not bool(torch.isfinite(problem.manifold.norm(point, torch.zeros_like(point))).all()):
+    manifold = problem.manifold
+    for point in () if manifold.is_whole_space else points:
+        if not bool(torch.isfinite(manifold.norm(point, torch.zeros_like(point))).all()):
             return total
 
     def compute(points: Points, block: Examples) -> Callable[[int], Tensor]:
@@ -231,7 +232,8 @@ def _in_blocks(
         # torch exports the error from C, out of the sight of pyright
         except (torch.linalg.LinAlgError, ArithmeticError):  # pyright: ignore[reportPrivateImportUsage]
             return None
-        return found if bool(torch.isfinite(found).all()) else None
+        is_finite = math.isfinite(found.sum()) or bool(torch.isfinite(found).all())
+        return found if is_finite else None
 
     counted = weights.nonzero().squeeze(-1)
     alive = False

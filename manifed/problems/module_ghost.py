@@ -59,8 +59,11 @@ class Call(NamedTuple):
     @property
     def numbers(self) -> int:
         """Returns how many numbers the call reads and gives, with a convolution's patches."""
-        patch = math.prod(getattr(self.unfold, "kernel_size", ()))
-        return self.input.numel() * patch + self.output.numel()
+        read = self.input.numel()
+        if self.unfold is not None:  # channels, entries of a patch and patches
+            patch: Any = self.unfold.kernel_size
+            read = self.input.shape[-3] * math.prod(patch) * self.output[-2:].numel()
+        return read + self.output.numel()
 
 
 class Read(NamedTuple):

@@ -10,7 +10,8 @@ What is clipped and summed needs no gradient of most parameters: `module_ghost`.
 # pyright: reportIncompatibleVariableOverride=false
 # (what any problem has as an attribute, this class fixes)
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from functools import cache, lru_cache, partial
 from itertools import chain
@@ -21,7 +22,8 @@ import torch
 from pydantic import field_validator
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.utils._pytree import tree_map
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves, tree_map
 
 from manifed.errors import ConfigError, check_kind, described, short
 from manifed.fields import Seed
@@ -46,6 +48,7 @@ from manifed.problems.module_ghost import (
     without,
 )
 from manifed.problems.problem import Gradients, ModelStart, Problem, ProblemSource, Start
+from manifed.problems.rows import are_plain
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(output (1, *), label (1, *)) -> one number."""
@@ -56,6 +59,8 @@ _Kept = tuple[tuple[int, ...], torch.dtype]
 
 _CHUNK_ELEMENTS = 1 << 24
 """Numbers of examples' gradients that are computed at once: 128 MiB in float64."""
+_CALLS_BEFORE_RECORD = 50
+"""After so many calls a record, which takes as long as they do, has paid for itself."""
 
 
 def _cross_entropy(output: Tensor, label: Tensor) -> Tensor:
@@ -123,6 +128,7 @@ class ModuleProblem(Problem):
         whole = chain(self.model.named_parameters(), self.model.named_buffers())
         self._constants = {name: t.detach() for name, t in whole if name not in trained}
         self._checked = cache(self._check)
+        self._records: dict[Hashable, tuple[int, Any]] = {}
 
     def __repr__(self) -> str:
         """Tells what is trained, by which loss, in which type."""
@@ -181,7 +187,7 @@ class ModuleProblem(Problem):
     def gradients(self, x: Tensor, examples: Examples) -> Gradients:
         """Gradients of `rgrads`, most parameters' by what their layers saw."""
         calls = self._tried(examples)
-        read = self._over_examples(partial(self._read, calls), x, examples)
+        read = self._over_examples(partial(self._read, calls), x, examples, self._numbers)
         return ModuleGradients(parts_of(self.manifold, x, calls, read))
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
@@ -246,7 +252,9 @@ class ModuleProblem(Problem):
         return Read(inputs, errors, egrads)
 
     # -- all examples ----------------------------------------------------------------------------
-    def _over_examples(self, one: Callable[..., Any], x: Tensor, examples: Examples) -> Any:
+    def _over_examples(
+        self, one: Callable[..., Any], x: Tensor, examples: Examples, held: int | None = None
+    ) -> Any:
         """`_mapped`, once it was tried: what fails then fails by an example's numbers.
 
         Raises:
@@ -255,16 +263,21 @@ class ModuleProblem(Problem):
                 gives NaN, of that example alone.
         """
         try:
-            return self._mapped(one, x, examples)
+            return self._mapped(one, x, examples, held)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, IndexError):
             raise ArithmeticError("Expected examples that the model can be computed for") from None
 
-    def _mapped(self, one: Callable[..., Any], x: Tensor, examples: Examples) -> Any:
-        """``one(x, example_j)`` for all examples of all clients, (..., n, *value)."""
+    def _mapped(
+        self, one: Callable[..., Any], x: Tensor, examples: Examples, held: int | None = None
+    ) -> Any:
+        """``one(x, example_j)`` for all examples of all clients, (..., n, *value).
+
+        ``held`` is how many numbers are held at once for an example; None: also its gradient.
+        """
         n = len(examples)
-        numbers = max(self._numbers, x.shape[-1])
+        numbers = held or max(self._numbers, x.shape[-1])
         many = max(1, _CHUNK_ELEMENTS // numbers)
         each = vmap(one, in_dims=(None, 0), chunk_size=None if n <= many else many)
         ends = {key: (n, *shape) for key, shape in examples.shapes.items()}
@@ -272,7 +285,7 @@ class ModuleProblem(Problem):
         leads = [t.shape[: t.dim() - len(ends[key])] for key, t in tensors.items()]
         lead = np.broadcast_shapes(x.shape[:-1], *leads)
         if not lead:
-            return each(x, tensors)
+            return each(x, tensors) if held is None else self._recorded(each, x, tensors)
         flat = {
             key: t.expand(*lead, *ends[key]).flatten(0, len(lead) - 1) for key, t in tensors.items()
         }
@@ -280,6 +293,28 @@ class ModuleProblem(Problem):
         xs = x.expand(*lead, -1).flatten(0, -2)
         found = vmap(each, in_dims=(0, 0), chunk_size=rows)(xs, flat)
         return tree_map(lambda tensor: tensor.unflatten(0, lead), found)
+
+    def _recorded(
+        self, each: Callable[..., Any], x: Tensor, tensors: dict[str, Tensor]
+    ) -> Any:
+        """``each(x, tensors)``; from some call on as a list of operations that have the same bits.
+
+        They are those that torch ran for tensors of these shapes before, without the work of
+        finding them again. A model that gives other bits in its second call is not recorded.
+        """
+        key = (x.shape, *((name, t.shape, t.dtype, t.stride()) for name, t in tensors.items()))
+        count, graph = self._records.get(key, (0, None))
+        if graph is not None:
+            return graph(x, tensors)
+        found = each(x, tensors)
+        if count == _CALLS_BEFORE_RECORD and are_plain(x):
+            with suppress(Exception):  # a model is code of somebody's own, and this one runs
+                made = make_fx(each)(x, tensors)
+                again = tree_leaves(made(x, tensors))
+                if all(map(torch.equal, again, tree_leaves(found))):
+                    graph = made
+        self._records[key] = (count + 1, graph)
+        return found
 
     # -- one shape of examples, tried once -------------------------------------------------------
     def _tried(self, examples: Examples) -> list[Call]:
