@@ -111,9 +111,7 @@ def ours(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int) -> Work:
     return run
 
 
-def descend(
-    module: nn.Module, optimizer: Any, batches: Iterable[Pairs], loss: Any = None
-) -> None:
+def descend(module: nn.Module, optimizer: Any, batches: Iterable[Pairs], loss: Any = None) -> None:
     """A step of the optimizer for every batch."""
     loss = loss or nn.CrossEntropyLoss()
     for rows, classes in batches:
@@ -176,9 +174,10 @@ def by_hand(model: nn.Module, data: Pairs, dtype: torch.dtype, steps: int) -> Wo
             square += error.square().sum(-1) * (1 + h.square().sum(-1))
             weight = (CLIP / square.sqrt()).clamp_max(1)[:, None]
             error, back = weight * error, weight * back
-            for p, found in ((w, back.T @ x), (b, back.sum(0)), (v, error.T @ h), (c, error.sum(0))):
-                noise = torch.randn(p.shape, dtype=dtype, generator=generator)
-                p -= 0.1 / BATCH * (found + NOISE * CLIP * noise)
+            sums = (back.T @ x, back.sum(0), error.T @ h, error.sum(0))
+            for part, found in zip((w, b, v, c), sums, strict=True):
+                noise = torch.randn(part.shape, dtype=dtype, generator=generator)
+                part.sub_(found + NOISE * CLIP * noise, alpha=0.1 / BATCH)
 
     return run
 

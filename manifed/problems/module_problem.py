@@ -294,9 +294,7 @@ class ModuleProblem(Problem):
         found = vmap(each, in_dims=(0, 0), chunk_size=rows)(xs, flat)
         return tree_map(lambda tensor: tensor.unflatten(0, lead), found)
 
-    def _recorded(
-        self, each: Callable[..., Any], x: Tensor, tensors: dict[str, Tensor]
-    ) -> Any:
+    def _recorded(self, each: Callable[..., Any], x: Tensor, tensors: dict[str, Tensor]) -> Any:
         """``each(x, tensors)``; from some call on as a list of operations that have the same bits.
 
         They are those that torch ran for tensors of these shapes before, without the work of

@@ -1,5 +1,6 @@
 """Norms and sums of a module's gradients without the gradients: exact, and bounds for anything."""
 
+import itertools
 from functools import partial
 
 import geoopt
@@ -13,6 +14,7 @@ from manifed.manifolds import Euclidean, Grassmann, Lorentz, PoincareBall, Power
 from manifed.manifolds.base import clip_factors
 from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.oracles.sums import say_that_nothing_counts
+from manifed.problems import module_problem
 from manifed.problems.examples import Examples
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_problem import ModuleProblem
@@ -191,6 +193,40 @@ def test_norms_and_sums_are_those_of_the_gradients_one_by_one(name):
     torch.testing.assert_close(cohort.norms[1, :3], alone_.norms, rtol=1e-12, atol=0)
     sums = torch.stack([found.sum(weights), alone_.sum(weights[:3])])
     close(cohort.sum(both), sums)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", MODELS | OTHERS)
+def test_recorded_operations_have_the_bits_of_those_that_torch_finds(monkeypatch, name, dtype):
+    made, feature = (MODELS | OTHERS)[name]
+    model = made()
+    problem, plain = (ModuleProblem(model, dtype=dtype) for _ in range(2))
+    points = [moved(problem), problem.start]
+    shards = [labelled(feature), labelled(feature.flip(0))]
+    for x in points:
+        for shard in shards:
+            monkeypatch.setattr(module_problem, "_CALLS_BEFORE_RECORD", 0)
+            found = problem.gradients(x, shard)
+            monkeypatch.setattr(module_problem, "_CALLS_BEFORE_RECORD", -1)
+            right = plain.gradients(x, shard)
+            assert torch.equal(found.norms, right.norms)
+            ones = torch.ones_like(right.norms)
+            assert torch.equal(found.sum(ones), right.sum(ones))
+    ((count, graph),) = problem._records.values()
+    assert (count, graph is None) == (1, False)
+    assert all(each[1] is None for each in plain._records.values())
+
+
+def test_a_model_that_counts_its_calls_is_not_recorded(monkeypatch):
+    factors = [itertools.repeat(1)]
+    model = Of(lambda own, x: own.layer(x) * next(factors[-1]), layer=nn.Linear(6, CLASSES))
+    problem = ModuleProblem(model)
+    monkeypatch.setattr(module_problem, "_CALLS_BEFORE_RECORD", 0)
+    shard = labelled(normals(5, 6))
+    problem.point_shape(shard)
+    factors.append(itertools.count())
+    norms = [problem.gradients(problem.start, shard).norms for _ in range(3)]
+    assert not torch.equal(norms[1], norms[2])
 
 
 @pytest.mark.parametrize(("parent", "given"), [(Euclidean, 2), (Stiefel, "canonical")])
