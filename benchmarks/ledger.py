@@ -3,12 +3,13 @@
     python benchmarks/ledger.py [--rounds 2000] [--json]
 
 Half of the clients are drawn anew in every round, under example-level privacy. An append is timed
-with its fsyncs, on the disk of --folder (default: the temporary one). Memory is the growth of the
+with its fsyncs, beside 200 bytes that are written and synced in turn with it, on the disk of --folder (default: the temporary one). Memory is the growth of the
 process's resident set over the appends. The audit verifies the chain and prices every adversary
 from the file alone, in a process of its own.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -73,20 +74,28 @@ def append(path: Path, clients: int, rounds: int) -> dict[str, float]:
     """Milliseconds, bytes and resident bytes of an append."""
     promise = Promise(Tariff((terms_of(clients),)), rounds)
     account = Account(promise, Ledger.create(path, {}))
-    seconds = []
+    seconds, bare = [], []
+    beside = os.open(path.with_suffix(".bare"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for server_round, cohort in enumerate(cohorts(clients, rounds + 10), 1):
         if server_round == 11:  # the first ten pay for imports and for the terms
             before = resident_bytes()
             last = path.stat().st_size
         begun = time.perf_counter()
         account.charge(server_round, 0, cohort)
-        seconds.append(time.perf_counter() - begun)
+        charged = time.perf_counter()
+        os.write(beside, b"x" * 200)
+        os.fsync(beside)
+        seconds.append(charged - begun)
+        bare.append(time.perf_counter() - charged)
+    os.close(beside)
     grown = resident_bytes() - before
     account.settle()
     account.ledger.close()
     return {
         "append ms (first half)": 1e3 * float(np.median(seconds[10 : 10 + rounds // 2])),
         "append ms (second half)": 1e3 * float(np.median(seconds[10 + rounds // 2 :])),
+        "bare append with fsync ms": 1e3 * float(np.median(bare[10:])),
+        "charge / bare append": float(np.median(seconds[10:]) / np.median(bare[10:])),
         "bytes a round": (path.stat().st_size - last) / rounds,
         "resident bytes a round": grown / rounds,
     }

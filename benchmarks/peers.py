@@ -1,6 +1,6 @@
 """Every operation that a peer shares with us, and the Fréchet mean of 100 SPD matrices, timed.
 
-    pip install -e ".[peers]" && python benchmarks/peers.py [--json] [--only NAME] [--out DIR]
+    pip install -e ".[peers]" && python benchmarks/peers.py [--json] [--only NAME] [--large] [--out DIR]
 
 Peers are geoopt, pymanopt, geomstats and pyRiemann; one that is not installed is left out. CPU time
 on one thread, float64, rivals interleaved in one process, smallest of the rounds. A peer of numpy
@@ -23,6 +23,7 @@ import torch
 
 from benchmarks.common.geometry_cases import (
     ILL_CONDITIONED,
+    LARGE,
     PLACES,
     PYMANOPT_NAMES,
     Inputs,
@@ -106,6 +107,7 @@ def mean_seconds(size: int) -> dict[str, float]:
 
 def main() -> None:
     page = Page(__doc__, "peers.md", only="")
+    page.parser.add_argument("--large", action="store_true", help="the large sizes instead")
     given = page.parser.parse_args()
     warnings.simplefilter("ignore")
     page.say(prepare("Geometry, ours beside its peers"))
@@ -123,15 +125,17 @@ def main() -> None:
         cells = [f"{over[n]:.2f}" if n in over else "" for n in columns]
         rows.append([place, operation, str(batch), f"{mine / batch * 1e6:.3g}", *cells])
 
-    for place in PLACES:
-        for batch in (b for b in BATCHES if given.only in place.name):
-            inputs = Inputs.draw(place, batch)
-            for operation in place.operations:
-                entered = contestants(place, operation, inputs, peers)
-                if len(entered) > 1:
-                    seconds = race(entered, rounds=16, slice_=0.004)
-                    enter(place.name, operation, batch, seconds)
-    if "pyriemann" in peers and given.only in "mean":
+    usual = ((place, batch) for place in PLACES for batch in BATCHES)
+    for place, batch in LARGE if given.large else usual:
+        if given.only not in place.name:
+            continue
+        inputs = Inputs.draw(place, batch)
+        for operation in place.operations:
+            entered = contestants(place, operation, inputs, peers)
+            if len(entered) > 1:
+                seconds = race(entered, rounds=16, slice_=0.004)
+                enter(place.name, operation, batch, seconds)
+    if "pyriemann" in peers and given.only in "mean" and not given.large:
         for size in (10, 15, 60):
             enter(f"spd_{size}", "mean", MATRICES, mean_seconds(size))
     header = ["place", "operation", "batch", "ours us/item", *(f"ours / {p}" for p in columns)]

@@ -164,3 +164,11 @@ PLACES = [
         geoopt.Sphere(),
     ),
 ]
+
+LARGE = [
+    *[(place, 1) for place in _stiefel(500, 50)[:2]],
+    *[(place, 10_000) for place in _hyperbolic(2)],
+    (Place("sphere_100000", Sphere(), (100_000,), PLACES[-1].operations, PLACES[-1].geoopt,
+           lambda k: pymanopt.Sphere(100_000)), 1),
+]  # fmt: skip
+"""Places beyond those of every day, each with its batch."""

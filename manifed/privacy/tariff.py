@@ -69,21 +69,24 @@ def encode(partitions: Iterable[int], population: int | None = None) -> str:
     Raises:
         ValueError: for a negative one, or one outside the population.
     """
-    cohort = np.unique(np.fromiter(partitions, dtype=np.int64))
-    if not cohort.size:
+    members = np.fromiter(partitions, dtype=np.int64)
+    if not members.size:
         return ""
-    if cohort[0] < 0:
-        raise ValueError(f"Expected clients >= 0 in a cohort, got {cohort[0]}")
-    if population is not None and cohort[-1] >= population:
-        raise ValueError(f"Expected clients < {population}, got {cohort[-1]}")
-    bits = np.zeros(int(cohort[-1]) + 1, dtype=np.uint8)
-    bits[cohort] = 1
+    least, most = int(members.min()), int(members.max())
+    if least < 0:
+        raise ValueError(f"Expected clients >= 0 in a cohort, got {least}")
+    if population is not None and most >= population:
+        raise ValueError(f"Expected clients < {population}, got {most}")
+    bits = np.zeros(most + 1, dtype=np.uint8)
+    bits[members] = 1
+    cohort = np.flatnonzero(bits)
     packed = np.packbits(bits, bitorder="little").tobytes()
     bitset = "b:" + base64.b64encode(packed).decode("ascii")
-    runs = np.split(cohort, np.flatnonzero(np.diff(cohort) != 1) + 1)
-    if 2 * len(runs) - 1 > len(bitset):
+    ends = np.flatnonzero(np.diff(cohort) != 1)
+    if 2 * len(ends) + 1 > len(bitset):
         return bitset
-    ranges = [f"{run[0]}-{run[-1]}" if run.size > 1 else str(run[0]) for run in runs]
+    runs = zip(cohort[[0, *(ends + 1)]].tolist(), cohort[[*ends, -1]].tolist(), strict=True)
+    ranges = [f"{a}-{b}" if a < b else str(a) for a, b in runs]
     return min(",".join(ranges), bitset, key=len)
 
 
