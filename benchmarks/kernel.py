@@ -1,17 +1,19 @@
 """What the compiled kernel takes for the local steps of logistic regression, and what it replaces.
 
-    python -m benchmarks.kernel [--turns 7] [--out benchmarks/results] [--json]
+    python -m benchmarks.kernel [--turns 7] [--chunks] [--out benchmarks/results] [--json]
 
 Clients of 20 rows, full batches, one thread. Processor time of all clients' steps, medians of
 interleaved turns: "kernel" with numba, "torch" without it, both in the chunks of
 `federation.stack`, and "floor", a plain numpy loop over clients of the two products that a step
 needs, whose shard stays in the cache, and, with noise, the draws of the same normals.
+--chunks: the times of chunks of other sizes over those of the chunks of `federation.stack`.
 """
 
 import os
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from time import process_time
 from typing import Any
 
@@ -33,6 +35,7 @@ SHAPES = ((1000, 10, 20), (1000, 50, 20), (1000, 200, 1), (1000, 200, 20), (300,
           (300, 2000, 5))  # fmt: skip
 """Clients, dimension and local steps."""
 ROWS = 20
+SIZES = (0.25, 1, 2, 4, 8, 16, 32, 64)
 CACHE = 8 * 2**20
 """Bytes of a chunk, as `federation.stack` cuts them."""
 
@@ -52,8 +55,18 @@ class Case:
         self.query = Query.of(mechanism, Ask(), ROWS)
         self.source = NoiseSource.from_os()
         self.d, self.steps, self.is_private = d, steps, is_private
-        at_once = max(1, min(clients, CACHE // (ROWS * d * 8)))
+        self.cut(CACHE)
+
+    def cut(self, most: float) -> None:
+        """Makes chunks of at most so many bytes."""
+        clients = len(self.examples["feature"])
+        at_once = max(1, min(clients, int(most) // (ROWS * self.d * 8)))
         self.chunks = torch.arange(clients).split(at_once)
+
+    def in_chunks(self, name: str, mib: float) -> None:
+        """One of the ways, in chunks of another size."""
+        self.cut(mib * 2**20)
+        self.way(name)()
 
     def draws(self, chunk: Tensor) -> Draws:
         """The randomness of some clients."""
@@ -89,25 +102,45 @@ class Case:
                     (own @ x) @ own
 
 
+def race(ways: dict[str, Callable[[], None]], turns: int) -> dict[str, float]:
+    """Median milliseconds of interleaved turns after a first one."""
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(turns + 1):
+        for name, run in ways.items():
+            begin = process_time()
+            run()
+            if turn:
+                spent[name].append(1e3 * (process_time() - begin))
+    return {name: statistics.median(each) for name, each in spent.items()}
+
+
+def chunk_table(turns: int) -> str:
+    """Times over those of chunks of 8 MiB, by the size of a chunk."""
+    rows = []
+    for clients, d, steps in ((4000, 10, 20), (2000, 50, 20), (1000, 200, 20), (300, 2000, 5)):
+        case = Case(clients, d, steps, is_private=True)
+        for name in ("numba", "torch"):
+            ms = race({str(mib): partial(case.in_chunks, name, mib) for mib in SIZES}, turns)
+            rows.append([str(d), name, *(f"{one / ms['8']:.2f}" for one in ms.values())])
+    return markdown(["d", "way", *(f"{mib} MiB" for mib in SIZES)], rows)
+
+
 def main() -> int:
-    """Races all shapes."""
+    """Races all shapes, or all sizes of chunks."""
     page = Page(__doc__, "kernel.md", turns=7)
+    page.parser.add_argument("--chunks", action="store_true", help="sizes of chunks instead")
     given = page.parser.parse_args()
     page.say(prepare("The compiled kernel"))
     page.explain()
+    if given.chunks:
+        print(chunk_table(given.turns))
+        return 0
     rows, found = [], list[dict[str, Any]]()
     for clients, d, steps in SHAPES:
         for is_private in (False, True):
             case = Case(clients, d, steps, is_private=is_private)
             ways = {"kernel": case.way("numba"), "torch": case.way("torch"), "floor": case.floor}
-            spent: dict[str, list[float]] = {name: [] for name in ways}
-            for turn in range(given.turns + 1):
-                for name, run in ways.items():
-                    begin = process_time()
-                    run()
-                    if turn:
-                        spent[name].append(1e3 * (process_time() - begin))
-            ms = {name: statistics.median(each) for name, each in spent.items()}
+            ms = race(ways, given.turns)
             found.append(
                 {"clients": clients, "d": d, "steps": steps, "is_private": is_private, **ms}
             )

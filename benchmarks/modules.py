@@ -5,9 +5,9 @@
 
 The same Euclidean networks, clip, steps, Poisson rates and (epsilon, delta); each library finds
 its own noise. Every rival draws its batches; Opacus (left out where it is not installed) by its own
-loader, as people run it, in both of its modes, and once more with batches that lie ready. Digits: 1280 images train, 517
-judge. The last 10 000 images of MNIST that a folder mnist/ has, which --data or MANIFED_DATA names:
-8192 and 1808.
+loader, as people run it, in both of its modes, and once more with batches that lie ready. Digits:
+1280 images train, 517 judge. The last 10 000 images of MNIST that a folder mnist/ has, which --data
+or MANIFED_DATA names: 8192 and 1808.
 CPU time of a step on one thread, median of interleaved runs. Nothing of this folder is imported:
 Opacus installs a package of its name.
 """
@@ -321,7 +321,7 @@ def time_table(times: Mapping[str, Mapping[str, float]]) -> str:
             mine = found[f"ours {name}"]
             theirs = [found.get(f"{who} {name}", float("nan")) for who in rivals]
             numbers = (mine, *theirs, *(mine / each for each in theirs))
-            cells = ["" if n != n else f"{n:.3g}" if n < 10 else f"{n:.1f}" for n in numbers]
+            cells = ["" if math.isnan(n) else f"{n:.3g}" if n < 10 else f"{n:.1f}" for n in numbers]
             lines.append(f"| {network} | {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,6 +1,6 @@
 """Every operation that a peer shares with us, and the Fréchet mean of 100 SPD matrices, timed.
 
-    pip install -e ".[peers]" && python benchmarks/peers.py [--json] [--only NAME] [--large] [--out DIR]
+    pip install -e ".[peers]" && python -m benchmarks.peers [--only NAME] [--large] [--out DIR]
 
 Peers are geoopt, pymanopt, geomstats and pyRiemann; one that is not installed is left out. CPU time
 on one thread, float64, rivals interleaved in one process, smallest of the rounds. A peer of numpy

@@ -88,8 +88,7 @@ def rows_of(chosen: _Array) -> tuple[_Array, _Array] | None:
     size = max(int(counts.max()), 1)
     if 2 * size > chosen.shape[-1]:
         return None
-    is_one = chosen.ndim == 1 and counts.item() > 0
-    found = np.flatnonzero(chosen) if is_one else np.argsort(~chosen, kind="stable")[..., :size]
+    found = np.argsort(~chosen, kind="stable")[..., :size]
     slot = np.arange(size)
     places = np.minimum(slot, np.maximum(counts - 1, 0))
     return np.take_along_axis(found, places, axis=-1), (slot < counts).astype(np.float64)

@@ -187,7 +187,7 @@ class ModuleProblem(Problem):
     def gradients(self, x: Tensor, examples: Examples) -> Gradients:
         """Gradients of `rgrads`, most parameters' by what their layers saw."""
         calls = self._tried(examples)
-        read = self._over_examples(partial(self._read, calls), x, examples, self._numbers)
+        read = self._over_examples(partial(self._read, calls), x, examples)
         return ModuleGradients(parts_of(self.manifold, x, calls, read))
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
@@ -252,9 +252,7 @@ class ModuleProblem(Problem):
         return Read(inputs, errors, egrads)
 
     # -- all examples ----------------------------------------------------------------------------
-    def _over_examples(
-        self, one: Callable[..., Any], x: Tensor, examples: Examples, held: int | None = None
-    ) -> Any:
+    def _over_examples(self, one: Callable[..., Any], x: Tensor, examples: Examples) -> Any:
         """`_mapped`, once it was tried: what fails then fails by an example's numbers.
 
         Raises:
@@ -263,21 +261,17 @@ class ModuleProblem(Problem):
                 gives NaN, of that example alone.
         """
         try:
-            return self._mapped(one, x, examples, held)
+            return self._mapped(one, x, examples)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, IndexError):
             raise ArithmeticError("Expected examples that the model can be computed for") from None
 
-    def _mapped(
-        self, one: Callable[..., Any], x: Tensor, examples: Examples, held: int | None = None
-    ) -> Any:
-        """``one(x, example_j)`` for all examples of all clients, (..., n, *value).
-
-        ``held`` is how many numbers are held at once for an example; None: also its gradient.
-        """
+    def _mapped(self, one: Callable[..., Any], x: Tensor, examples: Examples) -> Any:
+        """``one(x, example_j)`` for all examples of all clients, (..., n, *value)."""
         n = len(examples)
-        numbers = held or max(self._numbers, x.shape[-1])
+        is_read = isinstance(one, partial)  # what layers saw, and no gradient of the whole
+        numbers = self._numbers if is_read else max(self._numbers, x.shape[-1])
         many = max(1, _CHUNK_ELEMENTS // numbers)
         each = vmap(one, in_dims=(None, 0), chunk_size=None if n <= many else many)
         ends = {key: (n, *shape) for key, shape in examples.shapes.items()}
@@ -285,7 +279,7 @@ class ModuleProblem(Problem):
         leads = [t.shape[: t.dim() - len(ends[key])] for key, t in tensors.items()]
         lead = np.broadcast_shapes(x.shape[:-1], *leads)
         if not lead:
-            return each(x, tensors) if held is None else self._recorded(each, x, tensors)
+            return self._recorded(each, x, tensors) if is_read else each(x, tensors)
         flat = {
             key: t.expand(*lead, *ends[key]).flatten(0, len(lead) - 1) for key, t in tensors.items()
         }
