@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Here, MappedSteps
+from manifed.oracles.fused import RESPONSES
 from manifed.oracles.minibatch import Minibatch, Poisson, Query
 from manifed.oracles.noisy_oracle import Oracle
 from manifed.privacy.mechanism import ExampleMechanism
@@ -65,7 +66,7 @@ class RSGD(MappedSteps):
         """Runs Algorithm 2 from the broadcast point and uploads a tangent vector there."""
         maps, start = here.manifold.maps(self.maps), x  # line 1
         is_plain = type(oracle) is Oracle  # others answer by a rule of their own
-        if is_plain and self.output == "last-iterate":
+        if is_plain and self.output == "last-iterate" and type(oracle.problem) in RESPONSES:
             end = oracle.descent(x, self.local_steps, self.step_size)
             if end is not None:
                 return maps.inverse(start, end)

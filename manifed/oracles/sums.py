@@ -16,7 +16,7 @@ from torch import Tensor
 from manifed.errors import ConfigError
 from manifed.manifolds.base import Manifold, clip_factors, clipped
 from manifed.oracles.blocks import Points, in_blocks
-from manifed.oracles.fused import fused_steps, is_fused
+from manifed.oracles.fused import RESPONSES, fused_steps, is_fused
 from manifed.oracles.minibatch import Query, say_that_nothing_counts
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
@@ -55,7 +55,7 @@ def gradient_sum(problem: Problem, query: Query, points: Points, examples: Examp
             lambda w: (w.unsqueeze(-1) * cut).sum(-2).reshape(x.shape),
             lambda: torch.isfinite(norms),
         )
-    if is_fused(problem, query, x, examples):
+    if type(problem) in RESPONSES and is_fused(problem, query, x, examples):
 
         def fused(weights: Tensor) -> Tensor:
             return fused_steps(problem, query, x, examples, weights.unsqueeze(-2))[1]
