@@ -1,0 +1,349 @@
+"""Estimators of scikit-learn that are trained across sites with differential privacy.
+
+    from manifed.sklearn import PrivateLogisticRegression
+    model = PrivateLogisticRegression(epsilon=2.0, delta=1e-5).fit(X, y, sites=clinic)
+    model.predict(X_new), model.epsilon_, print(model.statement_)
+
+``sites`` names the site of each row. Each site adds its own noise, so no site needs to trust
+another. The method is the one that ``manifed plan`` chooses. What stands in the constructor is
+public: choose bounds from domain knowledge and never from the data. Rows beyond a bound are moved
+inside it.
+"""
+
+import math
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from manifed.experiment.load import parse
+from manifed.manifolds.spd import SPD
+from manifed.problems.class_means import ClassMeans
+from manifed.problems.file_points import directions
+from manifed.runs.fit import fit
+
+_Array = NDArray[Any]
+
+
+class _Private(BaseEstimator):
+    """Base of the private estimators: bounds, the plan, and what a fit promises."""
+
+    epsilon: float
+    delta: float
+    row_norm: float
+    rows_per_person: int | None
+    noise_source: str
+
+    def __sklearn_tags__(self) -> Any:
+        """A release is random, so two of them differ."""
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.noise_source == "os"
+        return tags
+
+    def _read(self, x: Any, *y: Any, **rules: Any) -> Any:
+        """What scikit-learn makes of the arguments of a method."""
+        return validate_data(self, x, *y, dtype=np.float64, **rules)
+
+    def _rows(self, x: _Array) -> _Array:
+        """Rows no longer than ``row_norm``, in its unit: longer ones are scaled down."""
+        unit, length = directions(x)
+        return np.where(length[:, None] > self.row_norm, unit, x / self.row_norm)
+
+    def _train(
+        self,
+        problem: dict[str, Any],
+        examples: str,
+        clip: float,
+        columns: dict[str, _Array],
+        sites: Any,
+        persons: Any,
+    ) -> _Array:
+        """Trains across the sites; returns the model, and keeps ``epsilon_`` and ``statement_``."""
+        first, *_ = columns.values()
+        count, shape = len(first), first.shape[1:]
+        of_site = np.zeros(count, int) if sites is None else np.asarray(sites)
+        is_person = self.rows_per_person is not None
+        if is_person != (persons is not None):
+            raise ValueError("Expected persons= and rows_per_person= together, got one of them")
+        for name, given in (("sites", sites), ("persons", persons)):
+            if given is not None and np.shape(given) != (count,):
+                raise ValueError(f"{name}: expected one for each of {count} rows")
+        if persons is not None:
+            columns = {**columns, "person": np.asarray(persons)}
+        shards = [
+            {name: column[of_site == site] for name, column in columns.items()}
+            for site in np.unique(of_site)
+        ]
+        key = "person" if is_person else next(iter(columns))
+        sizes = [len(np.unique(one[key]) if is_person else one[key]) for one in shards]
+        data = {"kind": "file", "examples": examples, "shape": [*shape]}
+        if len(columns) > 1 + is_person:
+            data["label"] = "y"
+        if examples in ("classification", "spd-matrices"):
+            data["classes"] = [*range(problem.get("num_classes", 2))]
+        if is_person:
+            data |= {"person": "person", "rows_per_person": self.rows_per_person}
+        plan: Any = parse(
+            {
+                "name": "sklearn",
+                "problem": problem,
+                "data": data,
+                "federation": {"num_clients": len(shards), "num_examples": sizes},
+                "training": {"kind": "auto"},
+                "privacy": {
+                    "kind": "example-level",
+                    "unit": "person" if is_person else "example",
+                    "l2_norm_clip": clip,
+                    "epsilon": self.epsilon,
+                    "delta": self.delta,
+                    "noise_source": self.noise_source,
+                },
+                "evaluation": {"is_enabled": False},
+            }
+        )
+        start = None if examples == "rows" else torch.zeros(shape).double()
+        if "num_classes" in problem:
+            start = torch.eye(*shape).double().expand(problem["num_classes"], *shape)
+        found = fit(
+            plan.minimised,
+            shards,
+            plan.training if plan.strategy is None else (plan.training, plan.strategy),
+            rounds=plan.federation.num_rounds,
+            privacy=plan.privacy,
+            start=start,
+            progress=False,
+        )
+        self.statement_ = found.text
+        self.epsilon_ = found.statement["adversaries"][0]["epsilon"]
+        return found.model.numpy()
+
+
+class PrivateLogisticRegression(ClassifierMixin, _Private):
+    """Logistic regression of two classes, private for each row or each person.
+
+    Args:
+        epsilon, delta: what the whole fit may cost each of them, at every site.
+        row_norm: public bound of a row's length; longer rows are scaled down to it.
+        classes: the public pair of classes; None takes it from ``y``, which publishes it.
+        fit_intercept: whether a constant stands beside each row.
+        rows_per_person: how many rows of one person count; None: rows are protected.
+        noise_source: "os" for a release, "seed" for a rehearsal without protection.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        *,
+        row_norm: float = 1.0,
+        classes: Any = None,
+        fit_intercept: bool = True,
+        rows_per_person: int | None = None,
+        noise_source: str = "os",
+    ) -> None:
+        self.epsilon, self.delta, self.row_norm = epsilon, delta, row_norm
+        self.classes, self.fit_intercept = classes, fit_intercept
+        self.rows_per_person, self.noise_source = rows_per_person, noise_source
+
+    def __sklearn_tags__(self) -> Any:
+        """Two classes, and no accuracy is promised."""
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        tags.classifier_tags.poor_score = True
+        return tags
+
+    def fit(self, X: Any, y: Any, *, sites: Any = None, persons: Any = None) -> Self:
+        """Trains on rows (n, d) and labels (n,); ``sites`` and ``persons`` name those of each."""
+        x, y = self._read(X, y)
+        check_classification_targets(y)
+        kind = type_of_target(y, input_name="y", raise_unknown=True)
+        if kind != "binary":
+            raise ValueError(
+                f"Only binary classification is supported. The type of the target is {kind}."
+            )
+        self.classes_ = np.unique(y if self.classes is None else self.classes)
+        if len(self.classes_) != 2 or not np.isin(y, self.classes_).all():
+            raise ValueError(f"Expected labels of two classes, got {len(self.classes_)} class")
+        rows = self._beside(self._rows(x))
+        label = np.where(y == self.classes_[1], 1.0, -1.0)
+        columns = {"feature": rows, "label": label}
+        clip = math.sqrt(1.0 + self.fit_intercept)
+        w = self._train({"kind": "logistic"}, "classification", clip, columns, sites, persons)
+        self.coef_ = w[None, : x.shape[1]] / self.row_norm
+        self.intercept_ = w[x.shape[1] :] if self.fit_intercept else np.zeros(1)
+        return self
+
+    def _beside(self, rows: _Array) -> _Array:
+        ones = np.ones((len(rows), int(self.fit_intercept)))
+        return np.hstack([rows, ones])
+
+    def decision_function(self, X: Any) -> _Array:
+        """Scores (n,): positive for the second class."""
+        check_is_fitted(self)
+        rows = self._rows(self._read(X, reset=False)) * self.row_norm
+        return rows @ self.coef_[0] + self.intercept_[0]
+
+    def predict_proba(self, X: Any) -> _Array:
+        """Probabilities (n, 2) of both classes."""
+        p = 1 / (1 + np.exp(-np.clip(self.decision_function(X), -700, 700)))
+        return np.stack([1 - p, p], axis=1)
+
+    def predict(self, X: Any) -> _Array:
+        """The class of each row."""
+        is_second = self.decision_function(X) > 0
+        return self.classes_[is_second.astype(int)]
+
+
+class PrivateRidge(RegressorMixin, _Private):
+    """Linear regression, private for each row or each person; arguments as of the logistic one.
+
+    Args:
+        target_norm: public bound of |y|; larger targets are moved to it.
+        alpha: weight of |w|^2 / 2 beside the mean squared error / 2, of scaled rows.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        *,
+        row_norm: float = 1.0,
+        target_norm: float = 1.0,
+        alpha: float = 0.0,
+        fit_intercept: bool = True,
+        rows_per_person: int | None = None,
+        noise_source: str = "os",
+    ) -> None:
+        self.epsilon, self.delta, self.row_norm = epsilon, delta, row_norm
+        self.target_norm, self.alpha, self.fit_intercept = target_norm, alpha, fit_intercept
+        self.rows_per_person, self.noise_source = rows_per_person, noise_source
+
+    def __sklearn_tags__(self) -> Any:
+        """No accuracy is promised."""
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = True
+        return tags
+
+    def fit(self, X: Any, y: Any, *, sites: Any = None, persons: Any = None) -> Self:
+        """Trains on rows (n, d) and targets (n,); ``sites`` and ``persons`` name those of each."""
+        x, y = self._read(X, y, y_numeric=True)
+        ones = np.ones((len(x), int(self.fit_intercept)))
+        target = np.clip(y, -self.target_norm, self.target_norm) / self.target_norm
+        columns = {"feature": np.hstack([self._rows(x), ones]), "target": target}
+        problem = {"kind": "least-squares", "ridge": self.alpha}
+        clip = 2 * math.sqrt(1.0 + self.fit_intercept)
+        w = self.target_norm * self._train(problem, "regression", clip, columns, sites, persons)
+        self.coef_ = w[: x.shape[1]] / self.row_norm
+        self.intercept_ = float(w[-1]) if self.fit_intercept else 0.0
+        return self
+
+    def predict(self, X: Any) -> _Array:
+        """Predicted targets (n,)."""
+        check_is_fitted(self)
+        rows = self._rows(self._read(X, reset=False)) * self.row_norm
+        return rows @ self.coef_ + self.intercept_
+
+
+class PrivateMDM(ClassifierMixin, _Private):
+    """Classes of SPD matrices (n, m, m) by the nearest private Fréchet mean.
+
+    As pyriemann's ``MDM``, and after its ``Covariances`` in a pipeline. All means together cost
+    what one mean costs.
+
+    Args:
+        spread: public bound of the affine-invariant distance of a matrix from where means may be;
+            it bounds what one matrix moves.
+        classes: the public classes; None takes them from ``y``, which publishes them.
+    """
+
+    row_norm = 1.0
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        *,
+        spread: float = 3.0,
+        classes: Any = None,
+        rows_per_person: int | None = None,
+        noise_source: str = "os",
+    ) -> None:
+        self.epsilon, self.delta, self.spread, self.classes = epsilon, delta, spread, classes
+        self.rows_per_person, self.noise_source = rows_per_person, noise_source
+
+    def __sklearn_tags__(self) -> Any:
+        """Matrices, and no rows."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
+        return tags
+
+    def fit(self, X: Any, y: Any, *, sites: Any = None, persons: Any = None) -> Self:
+        """Trains on matrices (n, m, m) and labels (n,); ``sites`` and ``persons`` name theirs."""
+        x, y = self._read(X, y, allow_nd=True)
+        self.classes_ = np.unique(y if self.classes is None else self.classes)
+        if len(self.classes_) < 2 or not np.isin(y, self.classes_).all():
+            raise ValueError(f"Expected labels of two classes or more, got {len(self.classes_)}")
+        columns = {"z": x, "label": np.searchsorted(self.classes_, y).astype(float)}
+        problem = {"kind": "nearest-mean", "num_classes": len(self.classes_)}
+        clip = 2 * self.spread
+        self.means_ = self._train(problem, "spd-matrices", clip, columns, sites, persons)
+        return self
+
+    def predict(self, X: Any) -> _Array:
+        """The class of each matrix."""
+        check_is_fitted(self)
+        x = torch.from_numpy(self._read(X, allow_nd=True, reset=False))
+        nearest = ClassMeans(SPD(), len(self.classes_)).predict(torch.from_numpy(self.means_), x)
+        return self.classes_[nearest.numpy()]
+
+
+class PrivatePCA(TransformerMixin, _Private):
+    """Principal components about a public centre, private for each row or each person.
+
+    Args:
+        n_components: how many; at most the number of columns.
+        row_norm: public bound of the length of a row less the centre.
+        centre: public point that is subtracted from each row, a number or one for each column.
+    """
+
+    def __init__(
+        self,
+        n_components: int = 1,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        *,
+        row_norm: float = 1.0,
+        centre: Any = 0.0,
+        rows_per_person: int | None = None,
+        noise_source: str = "os",
+    ) -> None:
+        self.n_components, self.epsilon, self.delta = n_components, epsilon, delta
+        self.row_norm, self.centre = row_norm, centre
+        self.rows_per_person, self.noise_source = rows_per_person, noise_source
+
+    def fit(self, X: Any, y: Any = None, *, sites: Any = None, persons: Any = None) -> Self:
+        """Trains on rows (n, d); ``sites`` and ``persons`` name those of each."""
+        x = self._read(X)
+        if x.shape[1] < 2 or not 1 <= self.n_components <= x.shape[1]:
+            raise ValueError(
+                "Expected at least 2 features and 1 <= n_components <= their number, got "
+                f"n_features = {x.shape[1]}, n_components = {self.n_components}"
+            )
+        columns = {"z": self._rows(x - self.centre)}
+        problem = {"kind": "kpca", "num_components": self.n_components}
+        self.components_ = self._train(problem, "rows", 1.0, columns, sites, persons).T
+        return self
+
+    def transform(self, X: Any) -> _Array:
+        """Coordinates (n, n_components) of rows less the centre."""
+        check_is_fitted(self)
+        x = self._read(X, reset=False)
+        return (x - self.centre) @ self.components_.T
+
+    def inverse_transform(self, X: Any) -> _Array:
+        """The rows (n, d) that these coordinates describe."""
+        return np.asarray(X) @ self.components_ + self.centre
