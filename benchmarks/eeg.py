@@ -64,7 +64,7 @@ def measured(seed: int) -> dict[str, float]:
     for epsilon in EPSILONS:
         for unit in ("window", "person"):
             rows, persons = (WINDOWS, person) if unit == "person" else (None, None)
-            model = PrivateMDM(epsilon, 1e-5, spread=3.0, classes=[0, 1], rows_per_person=rows)
+            model = PrivateMDM(epsilon=epsilon, classes=[0, 1], rows_per_person=rows)
             model.fit(z, label, sites=site, persons=persons)
             name = f"private, {unit}, epsilon {epsilon:g}"
             found[name] = model.score(z_test, label_test)

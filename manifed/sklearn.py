@@ -11,6 +11,7 @@ inside it.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -27,16 +28,28 @@ from manifed.problems.file_points import directions
 from manifed.runs.fit import fit
 
 _Array = NDArray[Any]
+_named = dataclass(kw_only=True, eq=False, repr=False)
 
 
+def _inside(x: _Array, bound: float) -> _Array:
+    """Rows over the bound of their length; longer ones are scaled down to it."""
+    unit, length = directions(x)
+    return np.where(length[:, None] > bound, unit, x / bound)
+
+
+def _with_ones(rows: _Array, has_ones: bool) -> _Array:
+    """Rows with a constant 1 beside each, if asked."""
+    return np.hstack([rows, np.ones((len(rows), int(has_ones)))])
+
+
+@_named
 class _Private(BaseEstimator):
     """Base of the private estimators: bounds, the plan, and what a fit promises."""
 
-    epsilon: float
-    delta: float
-    row_norm: float
-    rows_per_person: int | None
-    noise_source: str
+    epsilon: float = 1.0
+    delta: float = 1e-5
+    rows_per_person: int | None = None
+    noise_source: str = "os"
 
     def __sklearn_tags__(self) -> Any:
         """A release is random, so two of them differ."""
@@ -47,11 +60,6 @@ class _Private(BaseEstimator):
     def _read(self, x: Any, *y: Any, **rules: Any) -> Any:
         """What scikit-learn makes of the arguments of a method."""
         return validate_data(self, x, *y, dtype=np.float64, **rules)
-
-    def _rows(self, x: _Array) -> _Array:
-        """Rows no longer than ``row_norm``, in its unit: longer ones are scaled down."""
-        unit, length = directions(x)
-        return np.where(length[:, None] > self.row_norm, unit, x / self.row_norm)
 
     def _train(
         self,
@@ -122,6 +130,7 @@ class _Private(BaseEstimator):
         return found.model.numpy()
 
 
+@_named
 class PrivateLogisticRegression(ClassifierMixin, _Private):
     """Logistic regression of two classes, private for each row or each person.
 
@@ -134,20 +143,9 @@ class PrivateLogisticRegression(ClassifierMixin, _Private):
         noise_source: "os" for a release, "seed" for a rehearsal without protection.
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        *,
-        row_norm: float = 1.0,
-        classes: Any = None,
-        fit_intercept: bool = True,
-        rows_per_person: int | None = None,
-        noise_source: str = "os",
-    ) -> None:
-        self.epsilon, self.delta, self.row_norm = epsilon, delta, row_norm
-        self.classes, self.fit_intercept = classes, fit_intercept
-        self.rows_per_person, self.noise_source = rows_per_person, noise_source
+    row_norm: float = 1.0
+    classes: Any = None
+    fit_intercept: bool = True
 
     def __sklearn_tags__(self) -> Any:
         """Two classes, and no accuracy is promised."""
@@ -168,7 +166,7 @@ class PrivateLogisticRegression(ClassifierMixin, _Private):
         self.classes_ = np.unique(y if self.classes is None else self.classes)
         if len(self.classes_) != 2 or not np.isin(y, self.classes_).all():
             raise ValueError(f"Expected labels of two classes, got {len(self.classes_)} class")
-        rows = self._beside(self._rows(x))
+        rows = _with_ones(_inside(x, self.row_norm), self.fit_intercept)
         label = np.where(y == self.classes_[1], 1.0, -1.0)
         columns = {"feature": rows, "label": label}
         clip = math.sqrt(1.0 + self.fit_intercept)
@@ -177,14 +175,10 @@ class PrivateLogisticRegression(ClassifierMixin, _Private):
         self.intercept_ = w[x.shape[1] :] if self.fit_intercept else np.zeros(1)
         return self
 
-    def _beside(self, rows: _Array) -> _Array:
-        ones = np.ones((len(rows), int(self.fit_intercept)))
-        return np.hstack([rows, ones])
-
     def decision_function(self, X: Any) -> _Array:
         """Scores (n,): positive for the second class."""
         check_is_fitted(self)
-        rows = self._rows(self._read(X, reset=False)) * self.row_norm
+        rows = _inside(self._read(X, reset=False), self.row_norm) * self.row_norm
         return rows @ self.coef_[0] + self.intercept_[0]
 
     def predict_proba(self, X: Any) -> _Array:
@@ -198,6 +192,7 @@ class PrivateLogisticRegression(ClassifierMixin, _Private):
         return self.classes_[is_second.astype(int)]
 
 
+@_named
 class PrivateRidge(RegressorMixin, _Private):
     """Linear regression, private for each row or each person; arguments as of the logistic one.
 
@@ -206,21 +201,10 @@ class PrivateRidge(RegressorMixin, _Private):
         alpha: weight of |w|^2 / 2 beside the mean squared error / 2, of scaled rows.
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        *,
-        row_norm: float = 1.0,
-        target_norm: float = 1.0,
-        alpha: float = 0.0,
-        fit_intercept: bool = True,
-        rows_per_person: int | None = None,
-        noise_source: str = "os",
-    ) -> None:
-        self.epsilon, self.delta, self.row_norm = epsilon, delta, row_norm
-        self.target_norm, self.alpha, self.fit_intercept = target_norm, alpha, fit_intercept
-        self.rows_per_person, self.noise_source = rows_per_person, noise_source
+    row_norm: float = 1.0
+    target_norm: float = 1.0
+    alpha: float = 0.0
+    fit_intercept: bool = True
 
     def __sklearn_tags__(self) -> Any:
         """No accuracy is promised."""
@@ -231,9 +215,11 @@ class PrivateRidge(RegressorMixin, _Private):
     def fit(self, X: Any, y: Any, *, sites: Any = None, persons: Any = None) -> Self:
         """Trains on rows (n, d) and targets (n,); ``sites`` and ``persons`` name those of each."""
         x, y = self._read(X, y, y_numeric=True)
-        ones = np.ones((len(x), int(self.fit_intercept)))
         target = np.clip(y, -self.target_norm, self.target_norm) / self.target_norm
-        columns = {"feature": np.hstack([self._rows(x), ones]), "target": target}
+        columns = {
+            "feature": _with_ones(_inside(x, self.row_norm), self.fit_intercept),
+            "target": target,
+        }
         problem = {"kind": "least-squares", "ridge": self.alpha}
         clip = 2 * math.sqrt(1.0 + self.fit_intercept)
         w = self.target_norm * self._train(problem, "regression", clip, columns, sites, persons)
@@ -244,10 +230,11 @@ class PrivateRidge(RegressorMixin, _Private):
     def predict(self, X: Any) -> _Array:
         """Predicted targets (n,)."""
         check_is_fitted(self)
-        rows = self._rows(self._read(X, reset=False)) * self.row_norm
+        rows = _inside(self._read(X, reset=False), self.row_norm) * self.row_norm
         return rows @ self.coef_ + self.intercept_
 
 
+@_named
 class PrivateMDM(ClassifierMixin, _Private):
     """Classes of SPD matrices (n, m, m) by the nearest private Fréchet mean.
 
@@ -260,20 +247,8 @@ class PrivateMDM(ClassifierMixin, _Private):
         classes: the public classes; None takes them from ``y``, which publishes them.
     """
 
-    row_norm = 1.0
-
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        *,
-        spread: float = 3.0,
-        classes: Any = None,
-        rows_per_person: int | None = None,
-        noise_source: str = "os",
-    ) -> None:
-        self.epsilon, self.delta, self.spread, self.classes = epsilon, delta, spread, classes
-        self.rows_per_person, self.noise_source = rows_per_person, noise_source
+    spread: float = 3.0
+    classes: Any = None
 
     def __sklearn_tags__(self) -> Any:
         """Matrices, and no rows."""
@@ -301,6 +276,7 @@ class PrivateMDM(ClassifierMixin, _Private):
         return self.classes_[nearest.numpy()]
 
 
+@_named
 class PrivatePCA(TransformerMixin, _Private):
     """Principal components about a public centre, private for each row or each person.
 
@@ -310,20 +286,9 @@ class PrivatePCA(TransformerMixin, _Private):
         centre: public point that is subtracted from each row, a number or one for each column.
     """
 
-    def __init__(
-        self,
-        n_components: int = 1,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        *,
-        row_norm: float = 1.0,
-        centre: Any = 0.0,
-        rows_per_person: int | None = None,
-        noise_source: str = "os",
-    ) -> None:
-        self.n_components, self.epsilon, self.delta = n_components, epsilon, delta
-        self.row_norm, self.centre = row_norm, centre
-        self.rows_per_person, self.noise_source = rows_per_person, noise_source
+    n_components: int = 1
+    row_norm: float = 1.0
+    centre: Any = 0.0
 
     def fit(self, X: Any, y: Any = None, *, sites: Any = None, persons: Any = None) -> Self:
         """Trains on rows (n, d); ``sites`` and ``persons`` name those of each."""
@@ -333,7 +298,7 @@ class PrivatePCA(TransformerMixin, _Private):
                 "Expected at least 2 features and 1 <= n_components <= their number, got "
                 f"n_features = {x.shape[1]}, n_components = {self.n_components}"
             )
-        columns = {"z": self._rows(x - self.centre)}
+        columns = {"z": _inside(x - self.centre, self.row_norm)}
         problem = {"kind": "kpca", "num_components": self.n_components}
         self.components_ = self._train(problem, "rows", 1.0, columns, sites, persons).T
         return self

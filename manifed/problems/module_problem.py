@@ -294,7 +294,8 @@ class ModuleProblem(Problem):
         They are those that torch ran for tensors of these shapes before, without the work of
         finding them again. A model that gives other bits in its second call is not recorded.
         """
-        key = (x.shape, *((name, t.shape, t.dtype, t.stride()) for name, t in tensors.items()))
+        of = ((name, t.shape, t.dtype, t.stride()) for name, t in tensors.items())
+        key = (x.shape, x.dtype, x.device, *of)
         count, graph = self._records.get(key, (0, None))
         if graph is not None:
             return graph(x, tensors)

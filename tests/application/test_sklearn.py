@@ -52,7 +52,7 @@ def covariances(count, seed):
 
 def test_a_classifier_learns_across_sites_and_says_what_it_costs():
     x, y = cancer()
-    model = PrivateLogisticRegression(2.0, 1e-5, row_norm=8.0)
+    model = PrivateLogisticRegression(epsilon=2.0, row_norm=8.0)
     model.fit(x[:400], y[:400], sites=np.arange(400) % 4)
     assert model.score(x[400:], y[400:]) > 0.85
     assert 1.9 < model.epsilon_ <= 2.0
@@ -86,10 +86,10 @@ def test_a_regression_and_components_are_on_the_scale_of_the_data():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(3000, 3)) * [5.0, 1.0, 1.0]
     y = 2.0 * x[:, 0] - x[:, 1] + rng.normal(size=3000)
-    ridge = PrivateRidge(8.0, 1e-5, row_norm=20.0, target_norm=40.0).fit(x, y)
+    ridge = PrivateRidge(epsilon=8.0, row_norm=20.0, target_norm=40.0).fit(x, y)
     assert ridge.score(x, y) > 0.9
     centre = np.array([1.0, 0.0, 0.0])
-    found = PrivatePCA(1, 8.0, 1e-5, row_norm=20.0, centre=centre).fit(x + centre)
+    found = PrivatePCA(epsilon=8.0, row_norm=20.0, centre=centre).fit(x + centre)
     assert abs(found.components_[0, 0]) > 0.99
     rebuilt = found.inverse_transform(found.transform(x + centre))
     assert np.abs(rebuilt - x - centre)[:, 0].mean() < 0.3
@@ -98,7 +98,7 @@ def test_a_regression_and_components_are_on_the_scale_of_the_data():
 def test_matrices_are_classified_by_persons_in_a_pipeline():
     z, side = covariances(400, 0)
     persons = np.arange(400) // 4
-    model = PrivateMDM(2.0, 1e-5, rows_per_person=4)
+    model = PrivateMDM(epsilon=2.0, rows_per_person=4)
     pipe = make_pipeline(FunctionTransformer(validate=False), model)
     pipe.fit(z, side, privatemdm__persons=persons, privatemdm__sites=persons % 2)
     assert pipe.score(*covariances(300, 1)) > 0.9
