@@ -85,7 +85,8 @@ def encode(partitions: Iterable[int], population: int | None = None) -> str:
     ends = np.flatnonzero(np.diff(cohort) != 1)
     if 2 * len(ends) + 1 > len(bitset):
         return bitset
-    runs = zip(cohort[[0, *(ends + 1)]].tolist(), cohort[[*ends, -1]].tolist(), strict=True)
+    first, last = cohort[np.insert(ends + 1, 0, 0)], cohort[np.append(ends, -1)]
+    runs = zip(first.tolist(), last.tolist(), strict=True)
     ranges = [f"{a}-{b}" if a < b else str(a) for a, b in runs]
     return min(",".join(ranges), bitset, key=len)
 
