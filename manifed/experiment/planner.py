@@ -300,7 +300,8 @@ def _client_level_noise(
     """Kappa of the mean of all clients' uploads, which the server noises once."""
     once = stand_in(table)
     facts = public_numbers(parse(once))
-    privacy = {k: v for k, v in table["privacy"].items() if k not in ("adaptive", "trust")}
+    own = ("adaptive", "trust", "unit", "sites_per_person")  # of examples or persons alone
+    privacy = {k: v for k, v in table["privacy"].items() if k not in own}
     noise = {**privacy["noise"], "adversary": "client-level"}
     made = parse(
         {

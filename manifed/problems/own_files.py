@@ -158,6 +158,11 @@ class FileData(Layout):
             "person, rows_per_person: expected both or none, a column that names persons and how "
             "many rows of one count",
         )
+        yield (
+            self.person is not None and bool(self.query),
+            "person: expected none with query, because each row's weight depends on all rows of a "
+            "client",
+        )
         if self.source is not None:
             try:
                 named(self.source, "function")

@@ -113,7 +113,11 @@ class Persons(Problem):
         return grouped(rows, examples[PERSON], self.rows)
 
     def check_records(self, examples: Examples) -> None:
-        """Refuses persons with a row that is no record of the problem."""
+        """Refuses persons with a row that is no record of the problem, and rows of nobody."""
+        if SHARE not in examples.tensors:
+            raise ConfigError(
+                "Expected records of persons, got rows; give Persons(...).widened(examples)"
+            )
         self.problem.check_records(rows_of(examples))
 
     def point_shape(self, examples: Examples) -> Shape:

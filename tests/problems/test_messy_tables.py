@@ -9,6 +9,7 @@ from manifed.experiment.load import load
 from manifed.experiment.schema import canonical, sha256
 from manifed.problems.file_formats import BadFile
 from manifed.problems.own_files import FileData
+from manifed.site import process
 from tests.command import invoke
 
 RULES = {
@@ -141,7 +142,8 @@ def test_rules_are_public_statements_of_the_config(config):
     assert "missing" not in canonical(load(config))
 
 
-def test_a_dry_run_tells_the_owner_alone_which_rows_count(config, tmp_path):
+def test_a_dry_run_tells_the_owner_alone_which_rows_count(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "run", lambda *_: pytest.fail("the site was opened"))
     path = tmp_path / "own.csv"
     path.write_text("age,glucose,ill\n50,90,yes\n60,,no\n700,90,no\n40,80,maybe\n30,100,no\n")
     words = (*OPTIONS, "--data", path, "--ledger", tmp_path / "ledger", "--config", config)

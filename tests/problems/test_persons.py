@@ -1,5 +1,6 @@
 """Records that are persons: which rows count, what a person moves, what she is charged."""
 
+import json
 import math
 
 import numpy as np
@@ -20,6 +21,8 @@ from manifed.privacy.mechanism import ExampleMechanism, Noise
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems import KPCA, LeastSquares, Logistic, Persons
 from manifed.problems.examples import PERSON, SHARE, Examples, codes, grouped, rows_of
+from manifed.problems.own_files import FileData
+from tests.command import invoke
 from tests.tensors import generator, normals
 
 MOST = 3
@@ -207,6 +210,10 @@ def several(**federation):
             lambda: fitted([{k: v for k, v in one.items() if k != PERSON} for one in sites()]),
             "person: expected this column beside the examples of Persons",
         ),
+        (
+            lambda: Persons(Logistic(), 2).check_records(Examples({"feature": torch.ones(3, 2)})),
+            "Expected records of persons, got rows",
+        ),
         (lambda: Persons(Logistic(), 0), "rows: expected a whole number >= 1, got 0"),
         (lambda: Persons("logistic", 1), "problem: expected a problem of rows"),
     ],
@@ -298,6 +305,31 @@ def test_a_file_without_a_name_and_a_person_of_two_sites_are_refused(own, change
     path.write_text(path.read_text().replace(*change))
     with pytest.raises(ConfigError, match=said):
         load_shards(load(own))
+
+
+def test_a_plan_has_a_row_for_each_trust(own):
+    path = own.parent / "auto.toml"
+    text = own.read_text().replace('kind = "rsgd"\nminibatch = { kind = "full" }', 'kind = "auto"')
+    text = text.replace("step_size = 0.5\n", "").replace("delta = 1e-4\n", "")
+    noise = '{ kind = "target", epsilon = 2.0, delta = 1e-4 }'
+    text = text.replace('{ kind = "multiplier", noise_multiplier = 1.0 }', noise)
+    path.write_text(text)
+    sets = ("--set", "federation.num_examples=[4,4]")
+    done = invoke("plan", path, *sets, "--json")
+    assert done.exit_code == 0, done.stderr
+    rows = {row["trust"]: row["relative_noise"] for row in json.loads(done.stdout)["trusts"]}
+    assert set(rows) == {"each client", "secure-sum", "client-level"}
+    assert None not in rows.values()
+
+
+def test_weights_that_depend_on_all_rows_have_no_persons():
+    with pytest.raises(ValueError, match="person: expected none with query"):
+        FileData.model_validate(
+            {
+                "kind": "file", "examples": "hyperbolic-points", "columns": ["a", "b"],
+                "features": ["t"], "query": [0.0], "person": "who", "rows_per_person": 2,
+            }
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
