@@ -6,6 +6,7 @@
     python -m reproduction --list [000-1]        # list figures, their titles and what they take
     python -m reproduction 4 C3 H10 [--json]     # check claims by name
     python -m reproduction 000 [--json]          # check all claims of a paper: 000 to 004
+    python -m reproduction 004-H18 --seeds 10 --archive docs/experiments/judged.json
 
 Checks: 000 is PriRFed (1 to 16), 001 projected federated learning (C3 to C13, EQUAL, STEP, PAIR,
 PARTIAL, EXAMPLE, CLIENT), 002 growing samples (002-1 to 002-21, 002-B1), 003 DP-RSVRG (H1
@@ -18,6 +19,7 @@ to resume.
 
 import argparse
 import contextlib
+import inspect
 import json
 import math
 import os
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="parallel runs"
     )
     parser.add_argument(
-        "--seeds", type=int, help="run seeds 0 to SEEDS-1 (default: those of the figure)"
+        "--seeds", type=int, help="run seeds 0 to SEEDS-1 (default: those of the figure or check)"
     )
     parser.add_argument(
         "--only",
@@ -89,6 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--out", type=Path, default=Path("runs"), help="folder for runs and figures"
+    )
+    parser.add_argument(
+        "--archive", type=Path, help="file of judged checks that these are written into"
     )
     given = parser.parse_args(argv)
     known = [path.stem.replace("_", "-") for path in sorted(FIGURES.glob("*.toml"))]
@@ -113,10 +118,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if claims:
             torch.set_num_threads(1)
             document["checks"] = [
-                _found(check, checks[check])
+                _found(check, checks[check], given.seeds)
                 for name in claims
                 for check in PAPERS.get(name, [name])
             ]
+    if given.archive and claims:
+        from reproduction.judged import archive
+
+        archive(given.archive, document["checks"])
     if given.json:
         sys.stdout.write(json.dumps(jsonable(document)) + "\n")
     if failed:
@@ -157,9 +166,10 @@ def _figures(
     return failed
 
 
-def _found(name: str, check: Callable[[], Finding]) -> dict[str, Any]:
+def _found(name: str, check: Callable[..., Finding], seeds: int | None) -> dict[str, Any]:
     began = time.process_time()
-    found = check()
+    takes = seeds is not None and "seeds" in inspect.signature(check).parameters
+    found = check(seeds=range(seeds)) if takes else check()
     seconds = time.process_time() - began
     sys.stdout.write(text_of(name, found, seconds))
     sys.stdout.flush()
@@ -171,6 +181,7 @@ def _found(name: str, check: Callable[[], Finding]) -> dict[str, Any]:
         "seeds": found.seeds,
         "remark": found.remark,
         "cpu_seconds": seconds,
+        "parts": {part.claim: part.numbers for part in found.parts},
     }
 
 

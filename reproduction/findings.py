@@ -1,12 +1,51 @@
 """What a numerical check found, and how it is printed."""
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class Part:
+    """One number of a claim, measured once for each seed, and between which bounds it should be."""
+
+    claim: str
+    values: Sequence[float]
+    least: float = -math.inf
+    most: float = math.inf
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the mean over seeds (Student's t); one seed has no end to it."""
+        count = len(self.values)
+        if count < 2:
+            return -math.inf, math.inf
+        mean, error = float(np.mean(self.values)), float(np.std(self.values, ddof=1) / count**0.5)
+        spread = float(stats.t.ppf(0.975, count - 1)) * error
+        return mean - spread, mean + spread
+
+    @property
+    def verdict(self) -> str:
+        """Whether the interval lies inside the bounds, outside, or neither."""
+        low, high = self.interval
+        if self.least <= low and high <= self.most:
+            return "reproduced"
+        return "contradicted" if high < self.least or low > self.most else "open"
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Mean, interval, bounds and verdict, for a table."""
+        low, high = self.interval
+        return {
+            "mean": float(np.mean(self.values)), "low": low, "high": high,
+            "least": self.least, "most": self.most, "verdict": self.verdict,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -22,10 +61,32 @@ class Finding:
     remark: str = ""
     in_regime: bool = False
     """Whether it holds in the regime that the remark names, where not as printed."""
+    parts: tuple[Part, ...] = ()
+    """Parts of a claim that are judged by an interval over seeds, each on its own."""
+
+    @staticmethod
+    def judged(
+        claim: str,
+        parts: Sequence[Part],
+        numbers: Mapping[str, Any],
+        seeds: Iterable[int],
+        remark: str = "",
+    ) -> "Finding":
+        """Makes the finding of a claim of several parts; it holds as printed if each does."""
+        each = {part.claim: part.numbers for part in parts}
+        is_whole = all(part.verdict == "reproduced" for part in parts)
+        return Finding(
+            claim, is_whole, {**each, **numbers}, tuple(seeds), remark, parts=tuple(parts)
+        )
 
     @property
     def verdict(self) -> str:
-        """Of a claim that holds as printed, only in a regime, or not at all."""
+        """Of a claim that holds as printed, only in a regime, or not at all; or of its parts."""
+        if self.parts:
+            said = {part.verdict for part in self.parts}
+            for one in ("contradicted", "open", "reproduced"):
+                if one in said:
+                    return one if len(said) == 1 else f"{one} in part"
         if self.as_printed:
             return "reproduced"
         return "reproduced in the stated regime" if self.in_regime else "contradicted"

@@ -12,7 +12,7 @@ import torch
 
 from manifed.experiment.assembly import load_shards
 from manifed.experiment.evaluation import client_shares
-from reproduction.findings import Finding
+from reproduction.findings import Finding, Part
 from reproduction.race import Result, raced, run
 from reproduction.trials import best_point, curve
 
@@ -54,20 +54,30 @@ def check_c3() -> Finding:
     )
 
 
-def check_c4() -> Finding:
-    """Synthetic kPCA: both drift-corrected algorithms converge, averaging stalls."""
-    numbers = {}
-    is_true = True
-    for seed, eta in ((0, 4e-3), (1, 3e-3), (2, 3e-3)):
-        final = finals(raced("001_6_", ALL, patience=100, seed=seed, step_size=eta))
-        numbers[f"seed {seed}, eta {eta:g}, |grad| at 500"] = final
-        is_true &= final["projected"] <= min(5e-3, 1.5 * final["rfedsvrg"])
-        is_true &= min(final["rfedavg"], final["rfedprox"]) >= 0.5
-        is_true &= final["rfedavg"] / final["projected"] >= 100
-    return Finding(
-        "synthetic kPCA, equal eta: ours and RFedSVRG converge, RFedAvg and RFedProx stall",
-        is_true,
+def check_c4(seeds: Sequence[int] = range(10)) -> Finding:
+    """Synthetic kPCA at the paper's eta: drift-corrected algorithms converge, averaging stalls.
+
+    Converging is judged by two orders of magnitude of |grad| below where averaging stays.
+    """
+    each = [finals(raced("001_6_", ALL, patience=100, seed=s, step_size=4e-3)) for s in seeds]
+    parts = [
+        Part(
+            f"log10 of RFedAvg's |grad| over that of {name} at 500 rounds",
+            [float(np.log10(one["rfedavg"] / one[name])) for one in each],
+            least=2.0,
+        )
+        for name in ("projected", "rfedsvrg")
+    ]
+    parts += [
+        Part(f"|grad| of {name} at 500 rounds", [one[name] for one in each], least=0.5)
+        for name in ("rfedavg", "rfedprox")
+    ]
+    numbers = {f"seed {s}, |grad| at 500": one for s, one in zip(seeds, each, strict=True)}
+    return Finding.judged(
+        "synthetic kPCA, eta 4e-3: ours and RFedSVRG converge, RFedAvg and RFedProx stall",
+        parts,
         numbers,
+        seeds,
     )
 
 
@@ -149,22 +159,25 @@ def check_c8() -> Finding:
 def check_c9() -> Finding:
     """Matrix completion: as many rounds as RFedSVRG, half the uploads; RFedAvg needs conflict."""
     numbers = {}
-    is_true = True
-    for eta, slack in ((2e-5, 0.2), (5e-5, 0.3)):
+    are_alike = []
+    for eta in (2e-5, 5e-5):
         few = ("projected", "rfedsvrg", "rfedavg")
         ends = raced("001_4_exact-", few, [1e-4], stops=True, step_size=eta)
         rounds = {n: r.reached[1e-4].rounds if r.reached else None for n, r in ends.items()}
         numbers[f"rounds to 1e-4 at {eta:g}"] = rounds
-        is_true &= abs(rounds["projected"] / rounds["rfedsvrg"] - 1) <= slack
+        are_alike.append(abs(rounds["projected"] / rounds["rfedsvrg"] - 1) <= 0.2)
     noisy = raced("001_4_noisy-", ALL, patience=30, num_rounds=80)
     numbers |= {
         "noisy, |grad| at 80": endings(noisy),
         "heterogeneous, |grad| at 200": endings(raced("001_4_heterogeneous-", ALL, patience=30)),
     }
+    converges = noisy["projected"].final <= 1e-6 and noisy["rfedavg"].final >= 1
     return Finding(
         "matrix completion: as many rounds as RFedSVRG, half the uploads",
-        is_true and noisy["projected"].final <= 1e-6 and noisy["rfedavg"].final >= 1,
+        all(are_alike) and converges,
         numbers,
+        remark="Regime: eta = 2e-5. Rounds are alike to 20 %.",
+        in_regime=are_alike[0] and converges,
     )
 
 
