@@ -18,9 +18,10 @@ from manifed.runs.manifest import LIBRARY, git_state
 
 _HEAD = """# Claims judged over seeds
 
-Each part of a claim is one number, measured once for each seed, with the bounds that the claim says. A part is *reproduced* where
-the 95 % interval of its mean (Student's t) lies inside the bounds, *contradicted* where it lies outside, and *open* otherwise.
-This page is written from [judged.json](judged.json) by `python -m reproduction.judged docs/experiments`; no cell is typed.
+Each part of a claim is one number, measured once for each seed, with the bounds that the claim
+says. A part is *reproduced* where the 95 % interval of its mean (Student's t) lies inside the
+bounds, *contradicted* where it lies outside, and *open* otherwise. This page is written from
+[judged.json](judged.json) by `python -m reproduction.judged docs/experiments`; no cell is typed.
 """
 
 

@@ -26,7 +26,7 @@ from tests.privacy.test_clip_bound import SOURCE, TOLERANCE, alone, one_client, 
 from tests.problems.test_module_problem import Of
 
 CLASSES = 3
-close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
+close = partial(torch.testing.assert_close, rtol=1e-13, atol=1e-12)
 
 
 def sequence():

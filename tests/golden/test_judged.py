@@ -1,0 +1,110 @@
+"""Claims that are judged over seeds: the rule, no check that passes on any result, and the page."""
+
+import datetime
+import json
+import math
+
+import numpy as np
+import pytest
+
+from reproduction.__main__ import main
+from reproduction.checks_004.learning import _apart, _beside, check_h18
+from reproduction.findings import Finding, Part
+from reproduction.judged import archive, page
+from tests.fresh import ROOT
+
+FOLDER = ROOT / "docs" / "experiments"
+
+
+# -- the rule ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("values", "bounds", "verdict"),
+    [
+        ([2.0, 2.1, 1.9, 2.0], {"least": 1.5}, "reproduced"),
+        ([2.0, 2.1, 1.9, 2.0], {"most": 1.5}, "contradicted"),
+        ([1.4, 1.6, 1.5, 1.5], {"least": 1.5}, "open"),
+        ([2.0], {"least": 1.5}, "open"),
+        ([2.0, 2.0], {"least": 1.5}, "reproduced"),
+        ([math.nan, 2.0, 2.0], {"least": 1.5}, "open"),
+    ],
+)
+def test_an_interval_inside_outside_or_neither(values, bounds, verdict):
+    assert Part("x", values, **bounds).verdict == verdict
+
+
+def test_an_interval_covers_the_mean_as_often_as_it_says():
+    """Of 5 000 samples of five normals 95 % cover; a deviation has a probability below 1e-6."""
+    rng = np.random.default_rng(0)
+    intervals = [Part("x", list(row)).interval for row in rng.standard_normal((5_000, 5))]
+    share = np.mean([low <= 0 <= high for low, high in intervals])
+    assert abs(share - 0.95) < 4.9 * (0.95 * 0.05 / 5_000) ** 0.5
+
+
+def test_a_claim_of_parts_holds_if_each_does():
+    good, bad = Part("a", [2.0, 2.0], least=1.0), Part("b", [2.0, 2.0], most=1.0)
+    unknown = Part("c", [1.0], least=0.0)
+    said = [Finding.judged("x", parts, {}, (0, 1)).verdict for parts in (
+        [good], [bad], [good, bad], [good, unknown], [unknown],
+    )]  # fmt: skip
+    assert said == ["reproduced", "contradicted", "contradicted in part", "open in part", "open"]
+
+
+# -- planted results -----------------------------------------------------------------------------
+def gaps(cdp, decor, ldp):
+    row = {"CDP": (cdp, 0.1, 0.1)}
+    for g in ("complete", "torus", "ring"):
+        row |= {f"DECOR {g}": (decor, 0.1, 0.1), f"LDP {g}": (ldp, 0.1, 0.1)}
+    return row
+
+
+@pytest.mark.parametrize(
+    ("row", "over", "under"),
+    [
+        (gaps(0.1, 0.1, 2.0), "reproduced", "reproduced"),
+        (gaps(0.1, 0.1, 0.3), "contradicted", "reproduced"),
+        (gaps(0.1, 0.9, 9.9), "reproduced", "contradicted"),
+        (gaps(0.1, 9.9, 0.3), "contradicted", "contradicted"),
+    ],
+)
+def test_ratios_that_a_claim_does_not_say_are_contradicted(row, over, under):
+    parts = _apart([{3: row, 10: row, 40: row}] * 2)
+    assert len(parts) == 18
+    assert {part.verdict for part in parts if "LDP" in part.claim} == {over}
+    assert {part.verdict for part in parts if "CDP" in part.claim} == {under}
+
+
+def test_accuracies_in_another_order_are_contradicted():
+    rows = gaps(0.9, 0.7, 0.8)
+    found = _beside([{0: {"none": (0.95, 1, 1)}, 1: rows, 6: rows}] * 2, ("ring",), 10.5)
+    assert {part.verdict for part in found} == {"contradicted"}
+
+
+# -- the archive and its page --------------------------------------------------------------------
+def test_the_page_is_what_the_archive_says():
+    known = json.loads((FOLDER / "judged.json").read_text())
+    assert (FOLDER / "judged.md").read_text() == page(known)
+    for name, check in known.items():
+        assert len(check["seeds"]) >= 10, name
+        assert check["commit"]["commit"], name
+
+
+@pytest.mark.slow
+def test_a_check_is_archived_with_commit_and_date(tmp_path):
+    path = tmp_path / "judged.json"
+    archive(path, [{"check": "old", "parts": {"a": {}}}, {"check": "plain", "parts": {}}])
+    assert main(["004-H18", "--seeds", "2", "--archive", str(path)]) == 0
+    known = json.loads(path.read_text())
+    assert set(known) == {"old", "004-H18"}
+    assert known["004-H18"]["seeds"] == [0, 1]
+    assert known["004-H18"]["date"] == datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+@pytest.mark.slow
+def test_a_check_at_the_seed_of_this_week(capsys):
+    """It fails on a crash alone; what it finds is printed."""
+    year, week, _ = datetime.datetime.now(datetime.UTC).isocalendar()
+    seed = 100 * year + week
+    found = check_h18(seeds=(seed,))
+    with capsys.disabled():
+        print(f"\n004-H18 at seed {seed}: {found.parts[0].claim} {found.parts[0].values[0]:.3g}")
+    assert all(np.isfinite(part.values).all() for part in found.parts)
