@@ -643,6 +643,13 @@ def _privacy_faults(setting: Setting) -> Iterator[str]:
         yield from faults(setting)
     elif privacy.kind == "client-level":
         yield from _client_level_faults(setting)
+    if setting.problem is not None and privacy.unit != "client":
+        of_persons = setting.problem.of_rows is not setting.problem
+        if of_persons != (privacy.unit == "person"):
+            yield (
+                "privacy.unit: expected 'person' exactly where records are persons (data.person, "
+                f"or problems.Persons), got {privacy.unit!r}"
+            )
     if privacy.kind == "correlated" and not training.has_masks:
         yield (
             "privacy.kind: 'correlated' needs training that adds masks ('decor'), got "
@@ -659,13 +666,6 @@ def _example_level_faults(setting: Setting, privacy: ExampleLevel) -> Iterator[s
     training = setting.training
     held = setting.held_out
     noise = privacy.noise
-    if setting.problem is not None:
-        of_persons = setting.problem.of_rows is not setting.problem
-        if of_persons != (privacy.unit == "person"):
-            yield (
-                "privacy.unit: expected 'person' exactly where records are persons (data.person, "
-                f"or problems.Persons), got {privacy.unit!r}"
-            )
     sites = privacy.sites_per_person
     most = setting.federation.num_clients if privacy.unit == "person" else 1
     if sites > most:

@@ -9,11 +9,13 @@ import torch
 
 import manifed
 from manifed.algorithms import RSGD
+from manifed.algorithms.decor import Decor
 from manifed.algorithms.one_shot import SecondMoment
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import load_shards, own_examples, plan_of
 from manifed.experiment.load import load
 from manifed.experiment.schema import canonical, sha256
+from manifed.graphs import Ring
 from manifed.oracles.minibatch import Ask, Full, Poisson, Query
 from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy import epsilon_bounds
@@ -22,6 +24,7 @@ from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems import KPCA, LeastSquares, Logistic, Persons
 from manifed.problems.examples import PERSON, SHARE, Examples, codes, grouped, rows_of
 from manifed.problems.own_files import FileData
+from manifed.setting import CorrelatedNoise
 from tests.command import invoke
 from tests.tensors import generator, normals
 
@@ -153,6 +156,18 @@ def test_a_person_pays_what_a_record_of_that_mechanism_pays():
     assert found["adversaries"][0]["epsilon"] == epsilon_bounds.epsilon(query.release(), 1e-4)
 
 
+def test_a_secure_sum_protects_persons():
+    privacy = manifed.ExampleLevel(
+        epsilon=4, delta=1e-3, unit="person", trust=manifed.SecureSum()
+    )
+    found = manifed.fit(
+        Persons(Logistic(), 2), sites(), RSGD(step_size=0.5, minibatch=Full()), rounds=2,
+        privacy=privacy,
+    )  # fmt: skip
+    assert found.statement["unit"] == "person"
+    assert found.statement["adversaries"][0]["epsilon"] <= 4
+
+
 def test_a_person_at_two_sites_pays_for_both():
     """Full batches: two Gaussian releases of one multiplier are one of that over sqrt(2)."""
     twice = fitted(sites_per_person=2).statement["adversaries"][0]["epsilon"]
@@ -195,6 +210,18 @@ def several(**federation):
     [
         (lambda: fitted(problem=Logistic()), "privacy.unit: expected 'person' exactly where"),
         (lambda: fitted(unit="example"), "privacy.unit: expected 'person' exactly where"),
+        (
+            lambda: manifed.fit(
+                Persons(Logistic(), 2),
+                sites(),
+                Decor(graph=Ring(), num_nodes=3, step_size=0.1),
+                rounds=1,
+                privacy=CorrelatedNoise(
+                    unit="example", l2_norm_clip=1.0, noise_stddev=1.0, mask_stddev=1.0, delta=1e-4
+                ),
+            ),
+            "privacy.unit: expected 'person' exactly where",
+        ),
         (lambda: fitted([sites()[0]] * 2), "sites_per_person: expected at least 2, because"),
         (lambda: fitted(sites_per_person=4), "sites_per_person: expected at most 3, the clients"),
         (lambda: several(cohort=manifed_cohort()), "cohort.kind: expected 'all' with 2 sites"),
