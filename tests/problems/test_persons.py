@@ -157,9 +157,7 @@ def test_a_person_pays_what_a_record_of_that_mechanism_pays():
 
 
 def test_a_secure_sum_protects_persons():
-    privacy = manifed.ExampleLevel(
-        epsilon=4, delta=1e-3, unit="person", trust=manifed.SecureSum()
-    )
+    privacy = manifed.ExampleLevel(epsilon=4, delta=1e-3, unit="person", trust=manifed.SecureSum())
     found = manifed.fit(
         Persons(Logistic(), 2), sites(), RSGD(step_size=0.5, minibatch=Full()), rounds=2,
         privacy=privacy,
