@@ -30,8 +30,7 @@ class AnyUpdate(ManifoldStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Takes the server update's own step on the means of the uploads."""
-        got = self.read(server_round, replies)  # finite, and where the exchange says
-        return self.moved(got)
+        return self.moved(self.read(server_round, replies))  # finite, where the exchange says
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
         """Computes every field's mean, noised at client level; nothing if the step needs none."""

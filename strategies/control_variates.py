@@ -36,8 +36,7 @@ class ControlVariates(JointStrategy[RFedSVRG | ProjectedPartial]):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Takes the mean, and after the last exchange the step, which updates the corrections."""
         # who fails in the first exchange is not asked in the second
-        got = self.read(server_round, replies)
-        return self.moved(got)
+        return self.moved(self.read(server_round, replies))
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
         """Computes the mean gradient or displacement."""

@@ -35,8 +35,7 @@ class Gossip(JointStrategy[Plain | Decor | GrowingSamples]):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Mixes all half steps, or passes them on."""
-        got = self.read(server_round, replies)  # finite
-        return self.moved(got)
+        return self.moved(self.read(server_round, replies))  # finite
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
         """Computes nothing, because the step mixes the uploads themselves."""

@@ -52,8 +52,7 @@ class SecureMean(ManifoldStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Keeps what came; charges who is in the sum before it is opened, and steps along it."""
-        got = self.read(server_round, replies)  # sound keys, shares and signatures
-        return self.moved(got)
+        return self.moved(self.read(server_round, replies))  # sound keys, shares and signatures
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
         """Computes nothing, because the step opens the sum itself."""

@@ -20,8 +20,9 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -106,42 +107,36 @@ class _View(OwnGrid):
     push_messages = pull_messages = send_and_receive = _refused
 
 
+@dataclass(eq=False, repr=False)
 class Guarded(TrainingOnly):
     """A Flower strategy around another one, which sees noised means alone; made by `guard`."""
 
+    inner: Strategy
+    _mechanism: ClientMechanism
+    _cohort: Everyone | FixedSize | PoissonCohort | None
+    _promise: Promise
+    _account: Account
+    _declared: tuple[Promise, Account] | None
+    _open: ExitStack
+    """What closes both accounts."""
+    _source: NoiseSource
+    _frozen: tuple[str, ...]
+    _size: float
+    """m."""
+    _metrics: Metrics | None
     _sent: tuple[list[Message], dict[str, Array], dict[int, int]] | None = None
     """Messages, arrays and partitions by node, of the round that waits for replies."""
     _roster: tuple[int, ...] = ()
     """The nodes, by partition."""
     _told: tuple[int, ...] = ()
     """The nodes that the ledger was told."""
+    zeroed: tuple[str, ...] = ()
+    """Why replies of the last round counted as zero. It is about clients: do not publish it."""
 
-    def __init__(
-        self,
-        inner: Strategy,
-        mechanism: ClientMechanism,
-        cohort: Everyone | FixedSize | PoissonCohort | None,
-        promise: Promise,
-        account: Any,
-        source: NoiseSource,
-        frozen: tuple[str, ...],
-        size: float,
-        declared: tuple[Promise, Any] | None,
-        metrics: Metrics | None,
-    ) -> None:
-        """As `guard` makes them; ``account`` is a context of `gone_on`, ``size`` is m."""
-        self._declared = declared and (declared[0], declared[1].__enter__(), declared[1])
-        self.inner, self._metrics = inner, metrics
-        self._size = size
-        self._mechanism, self._cohort, self._promise = mechanism, cohort, promise
-        self._held = account
-        self._account: Account = account.__enter__()
+    def __post_init__(self) -> None:
+        """Have the accounts closed, at the latest when this process ends."""
         atexit.register(self.close)
-        self._source = source
-        self._frozen = frozen
-        self._clip = mechanism.l2_norm_clip
-        self.zeroed: tuple[str, ...] = ()
-        """Why replies of the last round counted as zero. It is about clients: do not publish it."""
+        self._clip = self._mechanism.l2_norm_clip
 
     # -- what is said ------------------------------------------------------------------------
     @property
@@ -203,11 +198,7 @@ class Guarded(TrainingOnly):
     def close(self) -> None:
         """Writes the end of the ledger and releases its lock."""
         atexit.unregister(self.close)
-        held, self._held = self._held, None
-        if held is not None:
-            held.__exit__(None, None, None)
-            if self._declared is not None:
-                self._declared[2].__exit__(None, None, None)
+        self._open.close()
 
     # -- Flower's strategy -------------------------------------------------------------------
     def start(
@@ -259,8 +250,7 @@ class Guarded(TrainingOnly):
         if self._metrics is None or self._sent is None:
             return None
         unit = self._mechanism.model_copy(update={"l2_norm_clip": 1.0, "adaptive": None})
-        size = len(self._metrics.bounds)
-        mean, _ = self._mean(replies, self._metrics.vector, size, unit, None)
+        mean, _ = self._mean(replies, self._metrics.vector, len(self._metrics.bounds), unit, None)
         weight = getattr(self.inner, "weighted_by_key", "num-examples")
         said = MetricRecord({**self._metrics.values(mean), weight: 1})
         reply = Message(RecordDict({"metrics": said}), dst_node_id=1, message_type="evaluate")
@@ -282,8 +272,7 @@ class Guarded(TrainingOnly):
         drawn: Iterable[int] = range(len(self._roster))
         if self._cohort is not None:
             drawn = self._cohort.draw(len(self._roster), number, 0, self._source)
-        view = _View(grid, [self._roster[i] for i in drawn])
-        messages = list(self._asked(made, view))
+        messages = list(self._asked(made, _View(grid, [self._roster[i] for i in drawn])))
         partitions = {self._roster[i]: i for i in drawn}
         sent = self._checked(kind, messages, arrays, {*partitions})
         if self._cohort is None:
@@ -561,12 +550,13 @@ def guard(
     if declares is not None:
         secret = sampling if cohort in ("fixed-size", "poisson") else Unsampled()
         own = declares.promise(population, secret, rounds or declares.num_rounds, delta)
-    account, second = accounts(Path(ledger).absolute(), promise, own, clip, resume=resume)
+    files = ExitStack()
+    both = accounts(files, Path(ledger).absolute(), promise, own, clip, resume=resume)
     if isinstance(strategy, FedAvg) and rule is not None:
         strategy = copy(strategy)  # it is shown the cohort alone, and asks all of it
         strategy.fraction_train, strategy.min_train_nodes, strategy.min_available_nodes = 1.0, 0, 0
         strategy.fraction_evaluate, strategy.min_evaluate_nodes = 1.0, 0
     kept = evaluate if isinstance(evaluate, Metrics) else None
     return Guarded(
-        strategy, mechanism, rule, promise, account, source, frozen, float(size), second, kept
+        strategy, mechanism, rule, promise, *both, files, source, frozen, float(size), kept
     )  # fmt: skip

@@ -7,7 +7,7 @@ before anything is decoded or allocated.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -228,9 +228,15 @@ def check_strategy(strategy: Strategy, evaluate: object) -> None:
 
 
 def accounts(
-    path: Path, promise: Promise, declared: Promise | None, clip: float, *, resume: bool
-) -> tuple[Any, tuple[Promise, Any] | None]:
-    """Returns contexts of the account, and of that of what an app declares.
+    files: ExitStack,
+    path: Path,
+    promise: Promise,
+    declared: Promise | None,
+    clip: float,
+    *,
+    resume: bool,
+) -> tuple[Account, tuple[Promise, Account] | None]:
+    """Opens the account, and that of what an app declares, until ``files`` are closed.
 
     Raises:
         ConfigError: for a ledger that is there, or with ``resume`` is not; others as `gone_on`.
@@ -245,8 +251,10 @@ def accounts(
                 f"ledger: expected {'the' if resume else 'no'} file {one}, got "
                 f"{'none' if resume else 'one'}; resume=True goes on with one that is there"
             )
-    account = gone_on(path, promise, said)
-    return account, None if declared is None else (declared, gone_on(beside, declared, said))
+    account, second = gone_on(path, promise, said), None
+    if declared is not None:
+        second = declared, files.enter_context(gone_on(beside, declared, said))
+    return files.enter_context(account), second
 
 
 def cohort_size(strategy: Strategy, asked: int | None, population: int) -> int:
