@@ -15,6 +15,7 @@ unless a seeded source is given.
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from logging import ERROR
 from pathlib import Path
@@ -95,6 +96,7 @@ def _opened(find: Callable[[Context], Node], context: Context) -> Node:
     return node
 
 
+@dataclass
 class _Memory:
     """A node's memory of its client in this run of Flower's.
 
@@ -103,13 +105,18 @@ class _Memory:
     home, so that a restart loses nothing.
     """
 
-    def __init__(self, context: Context, node: Node) -> None:
+    _context: Context
+    _node: Node
+    kept: Kept | None = None
+    """What was written last."""
+
+    def __post_init__(self) -> None:
         """Read what the node of a context kept.
 
         Raises:
             ValueError: ``state-dir`` is no absolute path.
         """
-        self._context, self._node = context, node
+        context, node = self._context, self._node
         named = context.node_config.get("state-dir")
         # the program that a SuperNode starts for each message
         if named is None and Path(sys.argv[0]).name == "flwr-clientapp":
@@ -121,8 +128,6 @@ class _Memory:
                 f"Expected an absolute path as this node's state-dir, got {shown(named)}"
             )
         self._store = None if named is None else MemoryStore(Path(named) / "memory")
-        self.kept: Kept | None = None
-        """What was written last."""
         state = context.state
         if self._store is not None:
             self.kept = self._store.read(str(context.run_id), node.partition)
@@ -257,7 +262,7 @@ def client_app(
         own_source = plan.client_source
         agreed = plan.config_sha256
     setup = ClientSetup(problem, update, mechanism)
-    loaded: dict[int, Examples] = {}
+    loaded = dict[int, Examples]()
 
     def find(context: Context) -> Node:
         partition = _partition_of(context)

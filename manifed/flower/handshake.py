@@ -18,6 +18,7 @@ declares (`declared_sizes` asks before anything is priced). What a site really h
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -97,14 +98,17 @@ def declared_sizes(
     return tuple(size for _, size in met.values())
 
 
+@dataclass
 class _Meeting:
     """Who was asked, who has not answered yet, and whose claim was accepted."""
 
-    def __init__(self, grid: Grid, config_sha256: str, num_examples: Sequence[int | None]) -> None:
-        """``num_examples`` is public; None for a partition whose site declares it."""
-        self._grid = grid
-        self._config_sha256 = config_sha256
-        self._num_examples = num_examples
+    _grid: Grid
+    _config_sha256: str
+    _num_examples: Sequence[int | None]
+    """Public; None for a partition whose site declares it."""
+
+    def __post_init__(self) -> None:
+        """Begin with nobody asked."""
         self._asked, self._waiting = set[int](), dict[str, int]()
         self._met: dict[int, tuple[int, int]] = {}
         """The node and the size of each partition."""
@@ -231,5 +235,4 @@ def _is_simulated(grid: Grid) -> bool:
     """
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid  # late: it takes a second
 
-    inner = grid.inner if isinstance(grid, PollingGrid) else grid
-    return isinstance(inner, InMemoryGrid)
+    return isinstance(grid.inner if isinstance(grid, PollingGrid) else grid, InMemoryGrid)
