@@ -27,7 +27,7 @@ _ProcessId = tuple[int, str]
 
 def process_table() -> dict[_ProcessId, int]:
     """Returns every living process of this machine and the id of its parent."""
-    table: dict[_ProcessId, int] = {}
+    table = dict[_ProcessId, int]()
     for entry in _PROC.glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
             state, parent, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
@@ -70,7 +70,7 @@ def end_family(
     and SIGKILL after ``grace`` seconds.
     """
     own = list(children)
-    seen: set[_ProcessId] = set()
+    seen = set[_ProcessId]()
     start = time.monotonic()
     while members := family(mark, [child.pid for child in own if child.poll() is None], seen):
         elapsed = time.monotonic() - start

@@ -90,8 +90,8 @@ def audited(
     with named_by(path, RecursionError):
         found, marks = ([(kind, "--wrapper", {})], {}) if kind else _read(path or Path())
     told = {name: one for name, one in named.items() if one is not None}
-    wrappers: list[Any] = []
-    rows: list[Any] = []
+    wrappers = list[Any]()
+    rows = list[Any]()
     for name, place, said in found:
         model, _, _, codes = _KINDS[name]
         given = {key: value for key, value in said.items() if key in model.model_fields}
@@ -178,7 +178,7 @@ def _read(folder: Path) -> tuple[list[Any], dict[str, str]]:
             return ast.literal_eval(text)
         return text if "server_" in text else text.partition("(")[0].rpartition(".")[2]
 
-    found: list[Any] = []
+    found = list[Any]()
     marks = dict[str, str]()
     for place, node in nodes:
         if not isinstance(node, ast.Name | ast.Attribute | ast.Call):

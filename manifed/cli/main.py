@@ -158,8 +158,7 @@ def plan(
         for row, one in zip(rows, made, strict=True)
     ]  # fmt: skip
     each = trusts(table, parse)
-    label = best.setting.plan_label
-    answer({"methods": methods, "trusts": each}, *lines, rows=rows, label=label)
+    answer({"methods": methods, "trusts": each}, *lines, rows=rows, label=best.setting.plan_label)
     echo("what another trust would give; it is another promise, and no plan changes it:")
     print_table(each)
 
@@ -246,7 +245,7 @@ def report(
     from manifed.runs.report import curves_of, page_of, pdf_of, read, relabelled, rows_of
 
     is_one = len(folders) == 1
-    kept: list[Path] = []
+    kept = list[Path]()
     for folder in folders:
         if not folder.exists():
             raise ConfigError(f"Expected a run folder, got {folder}, which does not exist")

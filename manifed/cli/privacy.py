@@ -279,7 +279,7 @@ def curve(
     experiment = checked_config(config, sets)
     rows = planned_curve(experiment.setting, facts_of(experiment).sizes)
     label = experiment.setting.plan_label
-    lines: list[str] = []
+    lines = list[str]()
     if plot:
         columns = {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
         rounds = columns.pop("round")
@@ -377,7 +377,7 @@ def secldp(
     names = ("I", "II", "III", "IV")  # the paper's
     adversary = names[kind]
     text = OF_MASKS[kind].text
-    totals: dict[str, dict[str, Any]] = {}
+    totals = dict[str, dict[str, Any]]()
     for name, size in zip(names, (0, 1, max(2, collusion), nodes - 1), strict=True):
         if size < nodes:
             against = worst(network, noise, size)

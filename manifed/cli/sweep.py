@@ -77,8 +77,8 @@ def sweep(
     if pdf:
         check_file("--pdf", pdf)
     again = f"rerun to resume: {shlex.join(['manifed', *sys.argv[1:]])}"
-    groups: dict[str, list[Run]] = {}
-    failed: list[str] = []
+    groups = dict[str, list[Run]]()
+    failed = list[str]()
     try:
         for k, (trial, error) in enumerate(run_all(trials, jobs), start=1):
             name = trial.directory.name
@@ -119,7 +119,7 @@ def _seeds_of(text: str) -> list[int]:
     Raises:
         ConfigError: anything else, a seed twice, or more than 10 000.
     """
-    found: list[int] = []
+    found = list[int]()
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(\d{1,18})(-(\d{1,18}))?\s*", part)
         first, last = (int(ends[1]), int(ends[3] or ends[1])) if ends else (1, 0)
@@ -138,7 +138,7 @@ def trials_of(path: Path, sets: Sequence[str], seeds: str, out: Path) -> list[Tr
         ConfigError: a setting that is no config, one key, value or seed twice, or a folder under
             ``out`` that holds another run.
     """
-    grid: dict[str, list[str]] = {}
+    grid = dict[str, list[str]]()
     for override in sets:
         key, _, text = override.partition("=")
         # commas outside brackets and quotes
@@ -154,7 +154,7 @@ def trials_of(path: Path, sets: Sequence[str], seeds: str, out: Path) -> list[Tr
         grid[key.strip()] = values
     differing = {key: key.rpartition(".")[2] for key, values in grid.items() if len(values) > 1}
     is_short = len({*differing.values()}) == len(differing)
-    found: list[Trial] = []
+    found = list[Trial]()
     for *chosen, seed in product(*grid.values(), map(str, _seeds_of(seeds))):
         given = dict(zip(grid, chosen, strict=True))
         setting = {short if is_short else k: given[k] for k, short in differing.items()}
@@ -192,7 +192,7 @@ def rows_of(groups: Mapping[str, Sequence[Run]]) -> tuple[str, list[dict[str, An
         "round",
     )  # fmt: skip
     measure = next(name for name in usual if all(run.last(name) is not None for run in runs))
-    rows: list[dict[str, Any]] = []
+    rows = list[dict[str, Any]]()
     for label, group in groups.items():
         values = [run.last(measure) or 0.0 for run in group]
         spent = [epsilon for run in group if (epsilon := run.last("epsilon")) is not None]

@@ -114,8 +114,7 @@ class Asked(NamedTuple):
         """Joins stacked uploads; without any, fields have their shapes after a leading 0."""
         up = self.phase.up
         if parts:
-            columns = zip(*(vars(part).values() for part in parts), strict=True)
-            return up(*map(torch.cat, columns))
+            return up(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
         x = self.down.point
         layout = up.layout(tuple(x.shape), x.dtype).values()
         return up(*[x.new_zeros(0, *own, dtype=dtype) for own, dtype in layout])

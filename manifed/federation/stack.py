@@ -65,7 +65,7 @@ class Chunking:
 
     def cut(self, partitions: Sequence[int], rows: list[int]) -> list[list[int]]:
         """Cuts ``rows`` of ``partitions`` into chunks, each within one stack and equally large."""
-        found: list[list[int]] = []
+        found = list[list[int]]()
         for _, same in groupby(rows, key=lambda row: partitions[row] // self.in_a_stack):
             stack = list(same)
             size = math.ceil(len(stack) / math.ceil(len(stack) / self.at_once))
@@ -290,8 +290,8 @@ class StackTransport:
         source = self._source.fresh()
         failures = self._refusals(asked)
         rows = [row for row, i in enumerate(partitions) if i not in failures]
-        done: list[int] = []
-        parts: list[Payload] = []
+        done = list[int]()
+        parts = list[Payload]()
         for chunk in self.chunking.cut(partitions, rows):
             shares = [chunk]
             stack = self.stacks[partitions[chunk[0]] // self.chunking.in_a_stack]
@@ -318,7 +318,7 @@ class StackTransport:
 
         Rows that all pass together are looked at together; else each by itself.
         """
-        found: dict[int, Failure] = {}
+        found = dict[int, Failure]()
 
         def is_refused(clients: Sequence[int], sent: Payload) -> bool:
             try:

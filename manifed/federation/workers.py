@@ -216,8 +216,8 @@ class RayTransport:
         sent = _arrays((down.rows if is_own else down).tensors())
         shared = None if is_own else self._ray.put(sent)
         ends = [0, *(bisect_left(partitions, end) for end in self._ends)]
-        calls: list[tuple[int, tuple[int, ...], Any]] = []
-        failures: dict[int, Failure] = {}
+        calls = list[tuple[int, tuple[int, ...], Any]]()
+        failures = dict[int, Failure]()
         for k, (begin, end) in enumerate(pairwise(ends)):
             mine = partitions[begin:end]
             if mine and self._is_up(k):
@@ -231,7 +231,7 @@ class RayTransport:
         if calls:
             made = [call for *_, call in calls]
             self._ray.wait(made, num_returns=len(made), timeout=self._timeout)
-        came: list[Replies] = []
+        came = list[Replies]()
         for k, mine, call in calls:
             found = self._answer(k, call)
             if isinstance(found, Failure):

@@ -104,7 +104,7 @@ class PollingGrid(OwnGrid):
         A reply that cannot be unpacked is an error reply of the node that was asked; one that says
         it answers another message is left out.
         """
-        found: list[Message] = []
+        found = list[Message]()
         for identity in message_ids:
             if identity:
                 found += self._pulled(identity)
@@ -224,7 +224,7 @@ class InlineGrid(OwnGrid):
         Nodes answer one after the other here, so each has a clock of its own, as where they work at
         the same time: a slow one costs the others nothing.
         """
-        replies: list[Message] = []
+        replies = list[Message]()
         for message in messages:
             began = time.monotonic()
             reply = self._deliver(message)

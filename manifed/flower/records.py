@@ -223,7 +223,7 @@ def read_tensors(
         raise BadMessage(
             f"Expected the arrays {tuple(layout)} of {kind.__name__}, got {_names(record)}"
         )
-    tensors: dict[str, Tensor] = {}
+    tensors = dict[str, Tensor]()
     for name in layout:
         said = _declared(name, array := record[name])
         wanted = str(layout[name][1]).removeprefix("torch.")
@@ -285,9 +285,9 @@ class MessageTransport:
         Of several replies of one client the first readable one counts.
         """
         by_node = answers_by_node(messages, answers)
-        uploads: dict[int, dict[str, Tensor]] = {}
-        failures: dict[int, Failure] = {}
-        origins: set[str] = set()
+        uploads = dict[int, dict[str, Tensor]]()
+        failures = dict[int, Failure]()
+        origins = set[str]()
         kind = asked.phase.up
         point = asked.down.point
         for i, message in zip(asked.partitions, messages, strict=True):
@@ -347,7 +347,7 @@ def answers_by_node(
     """
     came = list(answers)  # a lazy grid sends, and so names the messages, only now
     asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
-    by_node: dict[int, list[Message]] = {}
+    by_node = dict[int, list[Message]]()
     for answer in came:
         try:
             node = asked.get(answer.metadata.reply_to_message_id)

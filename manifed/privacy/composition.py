@@ -95,8 +95,7 @@ class Composition:
         (1/z)-GDP whatever was sampled, and GDP composes adaptively (Dong, Roth, Su 2022).
         """
         sampled = (*self.poisson, *self.without_replacement)
-        squares = (n * (1 / z) * (1 / z) for z, *_, n in sampled)
-        mu = math.sqrt(math.fsum([self.mu**2, *squares]))
+        mu = math.sqrt(math.fsum([self.mu**2, *(n * (1 / z) * (1 / z) for z, *_, n in sampled)]))
         return replace(self, mu=mu, poisson=(), without_replacement=())
 
     @property
@@ -171,7 +170,7 @@ def compose(releases: Iterable[Release]) -> Composition:
                 f"One bound covers one {name}, got {sorted(found)}; price the releases of each "
                 "alone, or state all noise multipliers under the same one"
             )
-    unsampled: list[tuple[float, int]] = []
+    unsampled = list[tuple[float, int]]()
     poisson = Counter[tuple[float, float]]()
     subsets = Counter[tuple[float, int, int]]()
     laplace = Counter[float]()

@@ -123,7 +123,7 @@ def external_epsilon(updates: Coins, delta: float) -> float:
     Raises:
         NoValidBound: when no theorem covers the combination.
     """
-    certain: list[Release] = []
+    certain = list[Release]()
     counts = _Counts()
     for update, probability, times in updates:
         if probability == 1:

@@ -186,8 +186,7 @@ class DPSGD(Run):
         """
         update = ClientReleases(partitions=tuple(range(population)), releases=(self.release,))
         terms = Terms(population=population, updates=(update,), sampling=cohort)
-        promise = Promise(Tariff((terms,)), rounds, (SERVER, EXTERNAL), delta)
-        return promise.for_draws(rounds)
+        return Promise(Tariff((terms,)), rounds, (SERVER, EXTERNAL), delta).for_draws(rounds)
 
     def prices(self) -> dict[str, float]:
         """Returns epsilon of one example, against who knows the cohorts."""

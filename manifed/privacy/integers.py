@@ -194,14 +194,12 @@ class SumNumbers(Frozen):
                 f"on, got {variance} from {self.multiplier:g} over {h} honest nodes; raise it"
             )
         inner = inner_of(bound, size)
-        clip = self.l2_norm_clip
-        return Coding(n, size, bits, bound, inner, variance, clip, self.sensitivity)
+        return Coding(n, size, bits, bound, inner, variance, self.l2_norm_clip, self.sensitivity)
 
 
 def bound_of(bits: int, most: int, spread: float) -> int:
     """Returns B, where the noise of a sum is ``spread`` times B."""
-    most_times = (2 ** (bits - 1) - 1) // math.ceil(most + 9 * spread)
-    return min(_LARGEST_BOUND, max(1, most_times))
+    return min(_LARGEST_BOUND, max(1, (2 ** (bits - 1) - 1) // math.ceil(most + 9 * spread)))
 
 
 def inner_of(bound: int, size: int) -> int:

@@ -116,8 +116,7 @@ class Entry(Record):
 
     def content(self) -> bytes:
         """Returns the canonical JSON that is hashed."""
-        hidden = {"sha256", "tag", "said"}
-        found = self.model_dump(mode="json", exclude_none=True, exclude=hidden)
+        found = self.model_dump(mode="json", exclude_none=True, exclude={"sha256", "tag", "said"})
         found |= {"said": dict(self.said)} if self.said else {}
         text = json.dumps(found, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
@@ -128,7 +127,7 @@ class Entry(Record):
         Raises:
             ValueError, TypeError: ``said`` is no JSON (NaN included).
         """
-        place: dict[str, Any] = {}
+        place = dict[str, Any]()
         if before is not None:
             place = {"sequence": before.sequence + 1, "previous": before.sha256}
         content = self.model_copy(update=place).content()
@@ -283,8 +282,7 @@ class Ledger:
                 what = f"is keyed with key {found.header['key_id']} and no key was given"
                 raise LedgerDamaged(path, 1, what, "give the run's key")
             ledger = cls(path, descriptor, found, key)
-            size = os.fstat(descriptor).st_size - found.length
-            torn = os.pread(descriptor, size, found.length)
+            torn = os.pread(descriptor, os.fstat(descriptor).st_size - found.length, found.length)
             entry = pays() if torn and pays is not None and not _FREE.match(torn) else None
             end = b""
             if entry is not None:
@@ -367,8 +365,9 @@ class Ledger:
             LedgerDamaged: it is not as it was left, or an earlier write failed; the same holds.
         """
         if self.is_broken:
-            what = "an earlier write failed"
-            raise LedgerDamaged(self.path, self.head.sequence + 2, what, "reopen the ledger")
+            raise LedgerDamaged(
+                self.path, self.head.sequence + 2, "an earlier write failed", "reopen the ledger"
+            )
         entry, line = entry.after(self.head, self._key)
         self.is_broken = True
         self._check_place()
@@ -519,8 +518,9 @@ def _locked(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        what = "another process holds this ledger"
-        raise LedgerDamaged(path, 1, what, "wait for that run, or stop it") from None
+        raise LedgerDamaged(
+            path, 1, "another process holds this ledger", "wait for that run, or stop it"
+        ) from None
     return descriptor
 
 

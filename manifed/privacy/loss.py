@@ -244,8 +244,7 @@ def laplace_loss(noise_multiplier: float, interval: float) -> Loss:
 def _removed(z: float, q: float, interval: float) -> LossPmf:
     """Upper distribution: the mixture; the loss rises with x."""
     top = min(_REACH * z + 1.0, float(_place(np.array([_LARGEST_LOSS]), z, q)[0]))
-    lowest = max(_loss(-_REACH * z, z, q), -_LARGEST_LOSS)
-    points = _grid(interval, lowest, _loss(top, z, q))
+    points = _grid(interval, max(_loss(-_REACH * z, z, q), -_LARGEST_LOSS), _loss(top, z, q))
     cuts = np.minimum(_place(points * interval, z, q), top)
     cuts[-1] = top
     null = _masses(cuts / z)

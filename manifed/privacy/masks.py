@@ -138,11 +138,11 @@ def pinned_in(
     if files.pinned_keys is None:
         return None
     path = Path(files.pinned_keys)
-    if not is_server:
-        return _read_pinned(path, num_nodes)
     try:
-        return _read_pinned(path, num_nodes) if path.exists() else None
+        return None if is_server and not path.exists() else _read_pinned(path, num_nodes)
     except ValueError as error:
+        if not is_server:
+            raise
         raise RoundFailed(f"{files.where}.pinned_keys: {error}") from None
 
 
@@ -151,7 +151,7 @@ def _read_pinned(path: Path, num_nodes: int) -> dict[int, bytes]:
         lines = read_regular(path, _LONGEST_FILE).decode("ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read ({error})") from None
-    found: dict[int, bytes] = {}
+    found = dict[int, bytes]()
     for number, line in enumerate(lines, 1):
         match line.split("#")[0].split():
             case []:

@@ -167,8 +167,7 @@ def _log_even_moments(z: float, count: int) -> Array:
     powers = _nodes(count)
     both = np.logaddexp(*(_log_side(z, powers, is_above=one) for one in (True, False)))
     found = np.concatenate([[second], both]) + _MARGIN
-    wanted = 2.0 * np.arange(1, count + 1)
-    return np.interp(wanted, np.concatenate([[2.0], powers]), found)
+    return np.interp(2.0 * np.arange(1, count + 1), np.concatenate([[2.0], powers]), found)
 
 
 def _nodes(count: int) -> Array:

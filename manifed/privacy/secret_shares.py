@@ -191,7 +191,7 @@ def _dealt(secret: bytes, points: Iterable[int], drawn: bytes) -> list[bytes]:
         int.from_bytes(drawn[i : i + _DRAWN], "big") % _PRIME for i in range(0, len(drawn), _DRAWN)
     ]
     coefficients.append(int.from_bytes(secret, "big"))
-    found: list[bytes] = []
+    found = list[bytes]()
     for x in points:
         y = 0
         for coefficient in coefficients:
@@ -238,7 +238,7 @@ def deal(
         s + p for s, p in zip(seeds, _dealt(secrets.pair, points, random(count)), strict=True)
     ]
     own = X25519PrivateKey.from_private_bytes(secrets.channel)
-    boxes: dict[int, bytes] = {}
+    boxes = dict[int, bytes]()
     for (j, made), body in zip(offers.items(), bodies, strict=False):
         commitments = _commitments(body)
         key, nonce, bound = _channel(own, made, _number(node, j), ctx, root, commitments)
@@ -276,7 +276,7 @@ def share_fault(box: bytes, is_seed: bool, share: bytes) -> str | None:
 @lru_cache(maxsize=1024)
 def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
     """Lagrange's weights, by which values at ``points`` give the value at 0."""
-    found: list[int] = []
+    found = list[int]()
     for x in points:
         above = below = 1
         for other in points:

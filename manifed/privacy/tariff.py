@@ -332,8 +332,7 @@ class Tariff:
     def _runs(self) -> set[tuple[Releases, ...]]:
         """What a client releases under each line; several where clients differ."""
         said = [{i: one.releases for one in t.updates for i in one.partitions} for t in self.lines]
-        everybody = range(self.lines[0].population)
-        return {tuple(line.get(i, ()) for line in said) for i in everybody}
+        return {tuple(line.get(i, ()) for line in said) for i in range(self.lines[0].population)}
 
 
 # -- rounds that are reserved together ---------------------------------------------------------

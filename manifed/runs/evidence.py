@@ -248,8 +248,7 @@ class _Charged:
             first, last = (paid.first, paid.last) if self._is_by_round else (0, 0)
             counts = None
             if entry.said.get(OFFERED):
-                members = decode(paid.cohort, terms.population)
-                counts = (int(entry.said[OFFERED]), len(members))
+                counts = (int(entry.said[OFFERED]), len(decode(paid.cohort, terms.population)))
             place = (self._number, first, last, counts)
             self.found.setdefault(place, (terms, entry.sequence + 1))
 
@@ -358,8 +357,7 @@ def read_past(directory: Path, config: Experiment) -> Evidence:
         raise refused(directory, "expected an unfinished run", "a finished one")
     if not ledger:
         raise refused(directory, "expected the run's ledger.jsonl", "none; restore it")
-    like = config.server_update.start(initial_point(config))
-    _check_saved(folder, past, config.setting, like)
+    _check_saved(folder, past, config.setting, config.server_update.start(initial_point(config)))
     return past
 
 

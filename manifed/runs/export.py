@@ -113,7 +113,7 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, odometer: Odometer)
         remark = f"as charged for {odometer.covered} rounds"
     else:
         notes.append("epsilons are those before any cohort is drawn, for all planned draws")
-    rows: list[dict[str, Any]] = []
+    rows = list[dict[str, Any]]()
     for one in privacy["adversaries"]:
         shown = {k: one[k] for k in ("name", "text", "delta", "epsilon", "remark") if k in one}
         if one["name"] != "published":

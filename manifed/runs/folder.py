@@ -454,7 +454,7 @@ def tensor_bytes(tensors: "Mapping[str, Tensor]", metadata: dict[str, str] | Non
 
 def with_label(row: Mapping[str, _Cell], label: str) -> dict[str, _Cell]:
     """Returns a row of metrics with its label, if it has one, right before its epsilon."""
-    found: dict[str, _Cell] = {}
+    found = dict[str, _Cell]()
     for key, value in row.items():
         found |= {LABEL: label, key: value} if key == "epsilon" else {key: value}
     return found

@@ -34,8 +34,8 @@ def ending_signals() -> Generator[None]:
         yield
         return
     before = {n: signal.getsignal(n) for n in (*ENDING, signal.SIGALRM)}
-    waiting: list[int] = []
-    raised: list[int] = []
+    waiting = list[int]()
+    raised = list[int]()
 
     def end(number: int, frame: FrameType | None) -> None:
         if all(

@@ -40,7 +40,7 @@ def check_new(option: str, path: Path, is_fresh: Callable[[Path], bool] = lambda
     Raises:
         ConfigError: with the option and the path.
     """
-    made: list[Path] = []
+    made = list[Path]()
     with _refused(option, path, "a folder that can be made and written"):
         try:
             if os.path.lexists(path) and not path.is_dir():

@@ -124,8 +124,7 @@ def _config(run: Run) -> Any:
             "data.kind: expected 'file', whose columns a new file has as well, got "
             f"{config.data.kind!r}"
         )
-    own = type(config.problem).prepare.__module__
-    if not own.startswith("manifed."):
+    if not type(config.problem).prepare.__module__.startswith("manifed."):
         raise ConfigError(
             f"problem.kind: expected a problem of the library, got {config.problem.kind!r}, whose "
             "prepare may need labels"

@@ -83,7 +83,7 @@ _Curves = Mapping[str, Sequence[Run]]
 
 def columns_of(runs: Sequence[Run], x: str, y: str) -> tuple[Column, Column]:
     """Returns columns x (n,) and y (runs, n) over the rounds that all runs have measured."""
-    tables: list[dict[float, list[float]]] = []
+    tables = list[dict[float, list[float]]]()
     for run in runs:
         rows = zip(*(run.columns.get(key, ()) for key in ("round", x, y)), strict=False)
         tables.append({r: both for r, *both in rows if np.isfinite(both).all()})
@@ -116,11 +116,11 @@ def curves_of(runs: Iterable[Run]) -> dict[str, list[Run]]:
     A label names the keys in which runs of one name differ, at most three; where more differ it
     counts, for a folder's name may tell a seed.
     """
-    groups: dict[tuple[str, frozenset[Any]], list[Run]] = {}
+    groups = dict[tuple[str, frozenset[Any]], list[Run]]()
     for run in runs:
         settings = _settings({**(run.manifest.get("config") or {}), "output": None})
         groups.setdefault((run.name, frozenset(settings)), []).append(run)
-    curves: dict[str, list[Run]] = {}
+    curves = dict[str, list[Run]]()
     for k, ((name, own), group) in enumerate(groups.items(), start=1):
         alike = [settings for other, settings in groups if other == name]
         told = sorted(own.difference(frozenset.intersection(*alike)))
@@ -178,8 +178,8 @@ def figures_of(curves: _Curves) -> Iterator[tuple[str, str, _Lines]]:
         ("held_out_accuracy", "round"),
         ("consensus_distance", "round"),
     ):
-        lines: dict[str, tuple[Column, Column]] = {}
-        words: set[str] = set()
+        lines = dict[str, tuple[Column, Column]]()
+        words = set[str]()
         for label, runs in curves.items():
             first, rows = columns_of(runs, x, y)
             if len(np.unique(first if y == "cost" else first[(rows > 0).all(axis=0)])) > 1:
@@ -287,7 +287,7 @@ def _saved(figure: "Figure", kind: str) -> bytes:
 # -- the page --------------------------------------------------------------------------------------
 def rows_of(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
     """Returns the runs, sorted by curve, and the row of each in a table."""
-    found: list[tuple[Run, dict[str, Any]]] = []
+    found = list[tuple[Run, dict[str, Any]]]()
     for label, group in curves_of(runs).items():
         for k, run in enumerate(group, start=1):
             name = label + (f", run {k}" if len(group) > 1 else "")
@@ -303,7 +303,7 @@ def page_of(runs: Sequence[Run], *, is_server_view: bool = False) -> str:
     """Makes the HTML page of runs as they may be shown (`manifed.runs.export.viewed`)."""
     from jinja2 import Template
 
-    charts: list[tuple[str, str, str, list[Any]]] = []
+    charts = list[tuple[str, str, str, list[Any]]]()
     for y, words, lines in figures_of(curves_of(runs)):
         values = [
             {"curve": label, words: a, y: b}

@@ -263,7 +263,7 @@ def compared(server: Path, site: Path, run: str | None = None) -> _Agreement:
 
 def _entries(path: Path) -> list[tuple[Entry, Terms | None]]:
     """All entries of a ledger, each with the terms that are in force with it."""
-    found: list[tuple[Entry, Terms | None]] = []
+    found = list[tuple[Entry, Terms | None]]()
 
     def feed(entry: Entry) -> None:
         found.append((entry, entry.terms or (found[-1][1] if found else None)))

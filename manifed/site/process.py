@@ -170,7 +170,7 @@ def say(line: str) -> None:
 
 def _allowed(wanted: Wanted) -> dict[str, Experiment | None]:
     """The experiments that this site answers, by hash."""
-    found: dict[str, Experiment | None] = {}
+    found = dict[str, Experiment | None]()
     for digest in wanted.hashes:
         if not re.fullmatch("[0-9a-f]{64}", digest):
             raise ConfigError(f"--allow-config: expected 64 hex digits, got {digest[:80]!r}")

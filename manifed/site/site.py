@@ -111,9 +111,9 @@ class Site:
             if config is not None:
                 self._node(Question(digest, ""))
 
-    def stop(self, seconds: float = 60.0) -> None:
-        """Stops answering, and waits for an answer under way."""
-        self._turn.acquire(timeout=seconds)
+    def stop(self) -> None:
+        """Stops answering, and waits up to a minute for an answer under way."""
+        self._turn.acquire(timeout=60.0)
 
     def reply(self, frame: Incoming) -> bytes | None:
         """Returns the frame that answers another, whatever it holds; errors stay in the site's log.
