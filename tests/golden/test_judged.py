@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from reproduction.__main__ import PAPERS, main
+from reproduction.checks_000 import spd
 from reproduction.checks_001 import claims as of_projected
-from reproduction.checks_003 import figure_3
+from reproduction.checks_002 import least_squares as growing
+from reproduction.checks_003 import convergence, figure_3
 from reproduction.checks_004 import least_squares
 from reproduction.checks_004.learning import _apart, _beside, check_h18
 from reproduction.findings import Finding, Part
@@ -146,6 +148,41 @@ def test_a_slow_down_of_another_power_is_contradicted(power, floor, said):
 def test_a_ring_that_loses_nothing_has_no_slope():
     one = {t: {"complete": 1.0, "ring": 1.0 - 1 / t} for t in least_squares.HORIZONS}
     assert least_squares.slow_down_parts([one] * 2)[0].verdict == "open"
+
+
+@pytest.mark.parametrize(("power", "verdict"), [(-2.0, "reproduced"), (-0.5, "contradicted")])
+def test_risks_of_another_order_are_contradicted(power, verdict):
+    risks = [[n**power for n in convergence.SIZES]] * 2
+    rising = [[(d - 1) ** (-power / 2) for d in convergence.DIMENSIONS]] * 2
+    assert verdicts(convergence.risk_parts({1.0: risks}, rising)[:1]) == {verdict}
+    squares = [[e ** (power / 2 - 0.1) for e in convergence.EPSILONS]] * 2
+    assert convergence.gradient_part(squares).verdict == verdict
+
+
+def test_a_risk_that_grows_faster_than_the_dimension_is_contradicted():
+    squared = [[(d - 1) ** 2.0 for d in convergence.DIMENSIONS]] * 2
+    assert convergence.risk_parts({}, squared)[0].verdict == "contradicted"
+
+
+@pytest.mark.parametrize(
+    ("end", "said"), [(1e-3, "reproduced"), (5.0, "contradicted"), (300.0, "contradicted")]
+)
+def test_an_error_that_does_not_fall_is_contradicted(end, said):
+    found = growing.converging_parts([{0: 19.5, 100: 5.0, 2000: end}] * 2, -0.1)
+    assert verdicts(found) == {said}
+
+
+def test_gradients_within_the_constant_reproduce_it():
+    assert growing.apart_part([0.1, 0.2]).verdict == "open"
+    assert growing.apart_part([0.1, 0.11]).verdict == "reproduced"
+    assert growing.apart_part([56.0, 57.0]).verdict == "contradicted"
+
+
+def test_a_method_that_is_worse_or_as_sensitive_is_contradicted():
+    both = [{"a": {"rsgd": 2.0, "rsvrg": 1.0}, "b": {"rsgd": 1.0, "rsvrg": 2.0}}] * 2
+    assert [part.verdict for part in spd.outperforms(both)] == ["reproduced", "contradicted"]
+    assert spd.less_sensitive([{"rsgd": 7.0, "rsvrg": 8.6}] * 2).verdict == "contradicted"
+    assert spd.less_sensitive([{"rsgd": 7.0, "rsvrg": 1.0}] * 2).verdict == "reproduced"
 
 
 # -- the table of claims, the archive and its page -------------------------------------------------
