@@ -181,7 +181,7 @@ def floor_parts(floors: Sequence[Mapping[int, float]], full: float) -> list[Part
     return [*parts, Part("|grad| of full gradients over the floor at b = 90", shares, most=0.05)]
 
 
-def check_c8(seeds: Sequence[int] = range(10)) -> Finding:
+def check_c8(seeds: Sequence[int] = range(2)) -> Finding:
     """Stochastic gradients: a floor whose mean square falls like the sampling variance."""
 
     def ended(batch: int, seed: int) -> Result:
