@@ -22,9 +22,12 @@ class Part:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the mean over seeds (Student's t); one seed has no end to it."""
+        """The 95 % interval of the mean over seeds (Student's t).
+
+        It has no ends for one seed, and where a seed has no finite value.
+        """
         count = len(self.values)
-        if count < 2:
+        if count < 2 or not np.isfinite(self.values).all():
             return -math.inf, math.inf
         mean, error = float(np.mean(self.values)), float(np.std(self.values, ddof=1) / count**0.5)
         spread = float(stats.t.ppf(0.975, count - 1)) * error

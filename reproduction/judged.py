@@ -5,8 +5,10 @@ python -m reproduction.judged docs/experiments    # writes judged.md beside it
 """
 
 import json
+import math
 import platform
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +23,16 @@ _HEAD = """# Claims judged over seeds
 Each part of a claim is one number, measured once for each seed, with the bounds that the claim
 says. A part is *reproduced* where the 95 % interval of its mean (Student's t) lies inside the
 bounds, *contradicted* where it lies outside, and *open* otherwise. This page is written from
-[judged.json](judged.json) by `python -m reproduction.judged docs/experiments`; no cell is typed.
+[judged.json](judged.json) and the table of claims, `reproduction/claims.toml`, by
+`python -m reproduction.judged docs/experiments`; no cell is typed. Bounds follow from the claim as
+the paper states it, not from what was measured. What the paper does not say is called *ours*.
 """
+CLAIMS = Path(__file__).with_name("claims.toml")
+
+
+def claims() -> dict[str, dict[str, str]]:
+    """The table of claims by check: paper, place, quotation, what is measured, threshold."""
+    return tomllib.loads(CLAIMS.read_text())
 
 
 def archive(path: Path, checks: Sequence[Mapping[str, Any]]) -> None:
@@ -38,14 +48,20 @@ def archive(path: Path, checks: Sequence[Mapping[str, Any]]) -> None:
     write_atomically(path, (text + "\n").encode())
 
 
-def page(known: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the page of an archive: a table for each check."""
+def page(known: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Mapping[str, str]]) -> str:
+    """Returns the page of an archive: a table for each check, below the claim as it is stated."""
     lines = [_HEAD.rstrip()]
     for name, check in sorted(known.items()):
         seeds = check["seeds"]
+        said = stated[name]
         lines += [
             "",
             f"## {name}: {check['verdict']}",
+            "",
+            f"> {said['quotation']}",
+            "",
+            f"{said['paper']}, {said['place']}. Measured: {said['measured']}",
+            f"Threshold: {said['threshold']}",
             "",
             f"{check['claim']}. {check['remark']}".strip(),
             "",
@@ -65,7 +81,9 @@ def page(known: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _bound(one: Mapping[str, Any]) -> str:
     low, high = float(one["least"]), float(one["most"])
-    return f"at least {low:g}" if high == float("inf") else f"at most {high:g}"
+    if math.isfinite(low) and math.isfinite(high):
+        return f"{low:g} to {high:g}"
+    return f"at least {low:g}" if high == math.inf else f"at most {high:g}"
 
 
 def _said(value: Any) -> str:
@@ -73,8 +91,8 @@ def _said(value: Any) -> str:
 
 
 def main(folder: Path) -> None:
-    """Writes judged.md from judged.json in a folder."""
-    text = page(json.loads((folder / "judged.json").read_text()))
+    """Writes judged.md from judged.json in a folder, and the table of claims."""
+    text = page(json.loads((folder / "judged.json").read_text()), claims())
     (folder / "judged.md").write_text(text)
 
 

@@ -45,7 +45,6 @@ def test_gradients_are_counted_as_the_paper_counts_them(curve, count):
         ("H9", "reproduced"),
         ("H22", "contradicted"),
         pytest.param("H14", "reproduced", marks=pytest.mark.slow),
-        pytest.param("H16", "reproduced in the stated regime", marks=pytest.mark.slow),
     ],
 )
 def test_verdicts_still_hold(check, verdict):

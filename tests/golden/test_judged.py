@@ -1,16 +1,23 @@
 """Claims that are judged over seeds: the rule, no check that passes on any result, and the page."""
 
+import copy
 import datetime
+import inspect
 import json
 import math
 
 import numpy as np
 import pytest
 
-from reproduction.__main__ import main
+from reproduction.__main__ import PAPERS, main
+from reproduction.checks_000 import spd
+from reproduction.checks_001 import claims as of_projected
+from reproduction.checks_002 import least_squares as growing
+from reproduction.checks_003 import convergence, figure_3
+from reproduction.checks_004 import least_squares
 from reproduction.checks_004.learning import _apart, _beside, check_h18
 from reproduction.findings import Finding, Part
-from reproduction.judged import archive, page
+from reproduction.judged import archive, claims, page
 from tests.fresh import ROOT
 
 FOLDER = ROOT / "docs" / "experiments"
@@ -79,13 +86,141 @@ def test_accuracies_in_another_order_are_contradicted():
     assert {part.verdict for part in found} == {"contradicted"}
 
 
-# -- the archive and its page --------------------------------------------------------------------
+def verdicts(parts):
+    return {part.verdict for part in parts}
+
+
+@pytest.mark.parametrize(
+    ("drifting", "verdict"), [(10.0, "reproduced"), (0.02, "contradicted"), (1e-4, "contradicted")]
+)
+def test_averaging_that_does_not_drift_is_contradicted(drifting, verdict):
+    ends = {"projected": 0.01, "rfedsvrg": 0.01, "rfedavg": drifting, "rfedprox": drifting}
+    found = of_projected.above([ends] * 2, "|grad|", 1, ("rfedavg", "rfedprox"))
+    assert len(found) == 4
+    assert verdicts(found) == {verdict}
+
+
+def test_floors_that_do_not_fall_with_the_batch_are_contradicted():
+    right = {b: (1 - (b - 1) / 178) / b for b in of_projected.BATCHES}
+    wrong = {b: b**2 for b in of_projected.BATCHES}
+    assert verdicts(of_projected.floor_parts([right] * 2, 1e-3)) == {"reproduced"}
+    assert verdicts(of_projected.floor_parts([wrong] * 2, 1e6)) == {"contradicted"}
+
+
+def test_uploads_and_times_in_another_order_are_contradicted():
+    for ours, verdict in ((75, "reproduced"), (500, "contradicted")):
+        one = {"projected": ours, "rfedavg": 78, "rfedsvrg": 152}
+        found = of_projected.completion_parts([dict.fromkeys(of_projected.STEPS, one)] * 2)
+        assert verdicts(found) == {verdict}
+    never = {"projected": 75, "rfedavg": math.inf, "rfedsvrg": 152}
+    found = of_projected.completion_parts([dict.fromkeys(of_projected.STEPS, never)] * 2)
+    assert verdicts(found) == {"open", "reproduced"}
+    times = {"projected": 1.0, "rfedavg": 2.0, "rfedsvrg": 3.0, "rfedprox": 4.0}
+    assert verdicts(of_projected.time_parts([{"exact": times}] * 2)) == {"reproduced"}
+    turned = {name: 1 / time for name, time in times.items()}
+    assert verdicts(of_projected.time_parts([{"exact": turned}] * 2)) == {"contradicted"}
+
+
+def test_excess_risks_in_another_order_are_contradicted_at_each_budget():
+    good = {"rgd": [3.0, 3.1], "rsgd": [2.0, 2.1], "rsvrg": [1.0, 1.1]}
+    bad = {"rgd": [3.0, 3.1], "rsgd": [0.5, 0.6], "rsvrg": [9.0, 9.1]}
+    found = figure_3.ahead({"epsilon 1": good, "epsilon 2": bad}, figure_3.RSVRG_FIRST)
+    said = {part.claim.rpartition(", ")[2]: set() for part in found}
+    for part in found:
+        said[part.claim.rpartition(", ")[2]].add(part.verdict)
+    assert said == {"epsilon 1": {"reproduced"}, "epsilon 2": {"contradicted"}}
+
+
+@pytest.mark.parametrize(
+    ("power", "floor", "said"),
+    [
+        (-1.7, 0.0, ["reproduced", "reproduced"]),
+        (-0.5, 0.5, ["contradicted", "contradicted"]),
+        (-0.5, -0.5, ["contradicted", "contradicted"]),
+    ],
+)
+def test_a_slow_down_of_another_power_is_contradicted(power, floor, said):
+    one = {t: {"complete": t**floor, "ring": t**floor + t**power} for t in least_squares.HORIZONS}
+    found = least_squares.slow_down_parts([one] * 2)
+    assert [part.verdict for part in found] == said
+
+
+def test_a_ring_that_loses_nothing_has_no_slope():
+    one = {t: {"complete": 1.0, "ring": 1.0 - 1 / t} for t in least_squares.HORIZONS}
+    assert least_squares.slow_down_parts([one] * 2)[0].verdict == "open"
+
+
+@pytest.mark.parametrize(("power", "verdict"), [(-2.0, "reproduced"), (-0.5, "contradicted")])
+def test_risks_of_another_order_are_contradicted(power, verdict):
+    risks = [[n**power for n in convergence.SIZES]] * 2
+    rising = [[(d - 1) ** (-power / 2) for d in convergence.DIMENSIONS]] * 2
+    assert verdicts(convergence.risk_parts({1.0: risks}, rising)[:1]) == {verdict}
+    squares = [[e ** (power / 2 - 0.1) for e in convergence.EPSILONS]] * 2
+    assert convergence.gradient_part(squares).verdict == verdict
+
+
+def test_a_risk_that_grows_faster_than_the_dimension_is_contradicted():
+    squared = [[(d - 1) ** 2.0 for d in convergence.DIMENSIONS]] * 2
+    assert convergence.risk_parts({}, squared)[0].verdict == "contradicted"
+
+
+@pytest.mark.parametrize(
+    ("end", "said"), [(1e-3, "reproduced"), (5.0, "contradicted"), (300.0, "contradicted")]
+)
+def test_an_error_that_does_not_fall_is_contradicted(end, said):
+    found = growing.converging_parts([{0: 19.5, 100: 5.0, 2000: end}] * 2, -0.1)
+    assert verdicts(found) == {said}
+
+
+def test_gradients_within_the_constant_reproduce_it():
+    assert growing.apart_part([0.1, 0.2]).verdict == "open"
+    assert growing.apart_part([0.1, 0.11]).verdict == "reproduced"
+    assert growing.apart_part([56.0, 57.0]).verdict == "contradicted"
+
+
+def test_a_method_that_is_worse_or_as_sensitive_is_contradicted():
+    both = [{"a": {"rsgd": 2.0, "rsvrg": 1.0}, "b": {"rsgd": 1.0, "rsvrg": 2.0}}] * 2
+    assert [part.verdict for part in spd.outperforms(both)] == ["reproduced", "contradicted"]
+    assert spd.less_sensitive([{"rsgd": 7.0, "rsvrg": 8.6}] * 2).verdict == "contradicted"
+    assert spd.less_sensitive([{"rsgd": 7.0, "rsvrg": 1.0}] * 2).verdict == "reproduced"
+
+
+# -- the table of claims, the archive and its page -------------------------------------------------
+JUDGED = {
+    name
+    for paper in PAPERS.values()
+    for name, check in paper.items()
+    if "seeds" in inspect.signature(check).parameters
+}
+
+
+def test_every_judged_check_has_a_claim_and_no_claim_is_left_over():
+    stated = claims()
+    assert set(stated) == JUDGED
+    for one in stated.values():
+        assert set(one) == {"paper", "place", "quotation", "measured", "threshold"}
+        assert all(one.values())
+
+
 def test_the_page_is_what_the_archive_says():
     known = json.loads((FOLDER / "judged.json").read_text())
-    assert (FOLDER / "judged.md").read_text() == page(known)
+    assert (FOLDER / "judged.md").read_text() == page(known, claims())
+    assert set(known) <= JUDGED
     for name, check in known.items():
         assert len(check["seeds"]) >= 10, name
         assert check["commit"]["commit"], name
+
+
+def test_the_page_prints_the_claim_and_another_claim_is_another_page():
+    known = json.loads((FOLDER / "judged.json").read_text())
+    stated = claims()
+    for name in known:
+        assert f"> {stated[name]['quotation']}" in page(known, stated)
+        other = copy.deepcopy(stated)
+        other[name]["threshold"] = "another"
+        assert page(known, other) != page(known, stated)
+    with pytest.raises(KeyError):
+        page(known, {})
 
 
 @pytest.mark.slow
