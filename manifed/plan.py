@@ -95,6 +95,21 @@ def example_mechanism(setting: Setting, sizes: Sizes) -> ExampleMechanism:
     return _noised(privacy, multiplier=found)
 
 
+def mean_noise(setting: Setting, sizes: Sizes) -> float:
+    """Standard deviation of the noise in each coordinate of the mean of one round's uploads.
+
+    The first query of the algorithm counts, and clients are weighted by their numbers of examples.
+    """
+    mechanism = example_mechanism(setting, sizes)
+    total = sum(sizes)
+    each = [size / total * setting.training.queries(mechanism, size)[0].stddev for size in sizes]
+    spread = math.sqrt(sum(one**2 for one in each))
+    if setting.privacy.trust is not None:  # each client adds a share of one noise
+        inside: Any = summed(setting, sizes).training
+        spread /= math.sqrt(inside.numbers.honest(len(sizes)))
+    return spread
+
+
 @lru_cache(maxsize=4)
 def client_mechanism(setting: Setting) -> ClientMechanism | None:
     """Makes the server's mechanism; None unless privacy is at client level.

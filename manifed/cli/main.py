@@ -337,6 +337,24 @@ def predict(
 
 
 @app.command(cls=Command)
+def intervals(
+    directory: Annotated[Path, Argument(help="Folder of a finished run of moments.")],
+    statistic: Annotated[str, Option(help="A statistic of the rows of all sites.")] = "mean",
+    level: Annotated[float, Option(help="Share of the intervals that hold the value.")] = 0.95,
+) -> None:
+    """Print a statistic of all rows with its intervals.
+
+    It is read from the released moments, which costs no privacy.
+    """
+    from manifed.intervals import of_run
+    from manifed.runs.statement import label_in
+
+    moments = of_run(directory)
+    rows = moments.interval(statistic, level).rows(moments.columns)
+    answer({"rows": rows}, rows=rows, label=label_in(moments.statement))
+
+
+@app.command(cls=Command)
 def site(
     ledger: Annotated[Path, Option(help="Folder of the ledger of this data set.")],
     partition: Annotated[int, Option(min=0, help="Number of this client in the federation.")],

@@ -44,7 +44,7 @@ from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full
-from manifed.plan import client_mechanism, example_mechanism, summed
+from manifed.plan import client_mechanism, example_mechanism, mean_noise
 from manifed.privacy.mechanism import RisingClip
 from manifed.schedules import Geometric
 
@@ -439,12 +439,5 @@ def _noise(
         federation=config.federation.model_copy(update={"num_rounds": 1}),
         privacy=privacy,
     )
-    mechanism = example_mechanism(once, sizes)
-    (release,) = training.releases(mechanism, sizes[0])
-    total = sum(sizes)
-    each = [size / total * training.queries(mechanism, size)[0].stddev for size in sizes]
-    spread = math.sqrt(sum(one**2 for one in each))
-    if once.privacy.trust is not None:  # each client adds a share of one noise
-        inside: Any = summed(once, sizes).training
-        spread /= math.sqrt(inside.numbers.honest(len(sizes)))
-    return release.noise_multiplier, spread
+    (release,) = training.releases(example_mechanism(once, sizes), sizes[0])
+    return release.noise_multiplier, mean_noise(once, sizes)

@@ -43,6 +43,7 @@ PROBLEMS = Kinds(
         "logistic": "problems.linear:Logistic",
         "geometric-median": "problems.frechet:GeometricMedian",
         "nearest-mean": "problems.class_means:NearestMean",
+        "moments": "problems.moments:Moments",
         "module": "problems.module_problem:ModuleSpec",
     },
 )

@@ -239,11 +239,11 @@ def unpacked(c: Tensor) -> Tensor:
     order = (math.isqrt(8 * size + 1) - 1) // 2
     if packed_size(order) != size:
         raise ValueError(f"Expected d(d+1)/2 coordinates of a symmetric matrix, got {size}")
+    place = torch.zeros(order, order, dtype=torch.long, device=c.device)
     rows, columns = torch.triu_indices(order, order, device=c.device)
-    s = c.new_zeros(*c.shape[:-1], order, order)
-    s[..., rows, columns] = torch.where(rows == columns, c, c / math.sqrt(2.0))
-    s[..., columns, rows] = s[..., rows, columns]
-    return s
+    place[rows, columns] = place[columns, rows] = torch.arange(size, device=c.device)
+    apart = torch.full((order, order), math.sqrt(2.0), dtype=c.dtype, device=c.device)
+    return c[..., place] / apart.fill_diagonal_(1.0)
 
 
 def flaw(name: str, value: object, shape: Shape, dtype: Any) -> str | None:

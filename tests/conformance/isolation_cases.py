@@ -14,6 +14,7 @@ from manifed.problems.examples import KEY, PERSON, SHARE, Examples
 from manifed.problems.frechet import FrechetMean, GeometricMedian, HyperbolicPrediction
 from manifed.problems.linear import LeastSquares, Logistic
 from manifed.problems.module_problem import ModuleProblem, made
+from manifed.problems.moments import Moments
 from manifed.problems.pca import KPCA, PrincipalEigenvector
 from manifed.problems.persons import Persons
 from manifed.problems.problem import Problem
@@ -179,6 +180,7 @@ CURVED = [
     Case("second-moments", SecondMoments, {"z": (9,)}),
     Case("gram-matrices", GramMatrices, {"feature": (9,), "target": ()}),
     Case("labelled-grams", LabelledGrams, ODD),
+    Case("moments", lambda: Moments(row_norm=2.0), {"z": (4,)}),
     Case("log-sums", LogSums, {"z": (3, 3)}, is_dear=True),
 ]  # fmt: skip
 

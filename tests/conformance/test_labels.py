@@ -29,6 +29,7 @@ from tests.site.sites import DELTA, Peer, site_of, write
 
 RELEASE, SEEDED, PLANNED, NOT_PRIVATE, UNKNOWN = Label
 SILENT = {
+    ("intervals",): "statistics of a run, whose statement has its epsilon",
     ("privacy", "reconcile"): "rounds of two ledgers",
     ("predict",): "predictions of a model, whose card has its epsilon",
 }

@@ -13,6 +13,7 @@ from manifed.problems.class_means import ClassMeans
 from manifed.problems.examples import PERSON, SHARE, Examples
 from manifed.problems.frechet import FrechetMean, GeometricMedian, HyperbolicPrediction
 from manifed.problems.linear import LeastSquares, Logistic
+from manifed.problems.moments import Moments
 from manifed.problems.pca import KPCA, PrincipalEigenvector
 from manifed.problems.persons import Persons
 from manifed.problems.problem import Problem
@@ -130,6 +131,7 @@ CASES = {
     "mlp-tanh": Case(MLP(4, 3, "tanh"), labelled(rows, 3), has_optimum=False),
     "matrix-completion-stiefel": Case(MatrixCompletion(2, "stiefel"), columns),
     "matrix-completion-grassmann": Case(MatrixCompletion(2, "grassmann"), columns),
+    "moments": Case(Moments(row_norm=2.0), rows),
     "persons-ridge": Case(Persons(LeastSquares(ridge=0.3), 3), persons(regression)),
     "persons-logistic": Case(Persons(Logistic(penalty=0.3), 3), persons(classification)),
     "persons-kpca": Case(Persons(KPCA(2), 3), persons(rows)),

@@ -1,0 +1,122 @@
+"""How often the intervals of `manifed.intervals` hold the value of the population.
+
+python benchmarks/coverage.py --draws 10000
+
+The population is a data set that scikit-learn ships, in public units. A draw takes that many rows
+from it with replacement, which three sites hold, releases the moments with noise at each site or
+with that of a secure sum, and asks for every statistic. A cell holds the share of intervals of a
+number that hold its value, the least and the largest over the numbers of a statistic, and the mean
+over them. Between 94 % and 96 % counts as 95 %. Draws are made without clients: the mean of t over
+multinomial counts, plus normals of `manifed.plan.mean_noise`.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn import datasets
+from torch import Tensor
+
+from manifed.intervals import (
+    components,
+    covariance,
+    estimates,
+    plan_of,
+    reach_of,
+    ridge,
+    standardisation,
+)
+from manifed.plan import mean_noise
+from manifed.problems.examples import Examples
+from manifed.problems.moments import Moments
+
+COLUMNS = {
+    "breast cancer": (datasets.load_breast_cancer, (0, 1, 4, 8, 9)),
+    "diabetes": (datasets.load_diabetes, (0, 2, 3, 6, 8)),
+    "wine": (datasets.load_wine, (0, 1, 2, 8, 11)),
+}
+STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean": lambda mean, second: mean,
+    "covariance": lambda mean, second: covariance(mean, second)[torch.triu(torch.ones(5, 5)) > 0],
+    "standardisation": standardisation,
+    "first component": lambda mean, second: components(mean, second, 1),
+    "ridge, alpha 0.1": lambda mean, second: ridge(mean, second, -1, 0.1),
+}
+
+
+def population(name: str) -> Tensor:
+    """Rows (n, 5) in deviations from the mean, as a public table of units would give them."""
+    load, columns = COLUMNS[name]
+    data: Any = load()
+    rows = data.data[:, columns]
+    return torch.from_numpy((rows - rows.mean(0)) / rows.std(0) + 0.3)
+
+
+def held(
+    rows: Tensor, sizes: tuple[int, ...], privacy: dict[str, object], draws: int, seed: int
+) -> dict[str, Tensor]:
+    """The share of intervals that hold the population's value, for each number of a statistic."""
+    row_norm = 4.0
+    plan = plan_of(sizes, rows.shape[1], row_norm, privacy)
+    noise = mean_noise(plan.setting, sizes)
+    problem = Moments(row_norm=row_norm)
+    values = problem.statistics(Examples({"z": rows}, {"z": 1}))
+    truth = values.mean(0)
+    rng = np.random.default_rng(seed)
+    total = sum(sizes)
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, list[Tensor]] = {name: [] for name in STATISTICS}
+    exact = {
+        name: estimates(truth, 10**15, 0.0, row_norm, f)[0].flatten()
+        for name, f in STATISTICS.items()
+    }
+    for _ in range(draws // 500):
+        counts = rng.multinomial(total, np.full(len(rows), 1 / len(rows)), 500)
+        released = torch.from_numpy(counts / total) @ values
+        released = released + noise * torch.randn(
+            released.shape, generator=generator, dtype=torch.float64
+        )
+        for name, f in STATISTICS.items():
+            mapped = torch.func.vmap(partial(_of, total, noise, row_norm, f))(released)
+            estimate, *errors = (one.reshape(500, -1) for one in mapped)
+            reach = reach_of(*errors, level=0.95)
+            found[name].append(((estimate - exact[name]).abs() <= reach).double())
+    return {name: torch.cat(each).mean(0) for name, each in found.items()}
+
+
+def _of(
+    count: int, noise: float, row_norm: float, f: Callable[[Tensor, Tensor], Tensor], row: Tensor
+) -> tuple[Tensor, ...]:
+    return estimates(row, count, noise, row_norm, f)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=10_000)
+    parser.add_argument("--rows", type=int, default=1000, help="rows of each of three sites")
+    given = parser.parse_args()
+    print("| data | trust | epsilon | statistic | least | mean | largest |")
+    print("|---|---|--:|---|--:|--:|--:|")
+    for name in COLUMNS:
+        rows = population(name)
+        for trust in ("each site", "secure sum"):
+            for epsilon in (1.0, 4.0):
+                privacy: dict[str, object] = {"epsilon": epsilon, "delta": 1e-5}
+                if trust == "secure sum":
+                    privacy["trust"] = {"kind": "secure-sum"}
+                shares = held(rows, (given.rows,) * 3, privacy, given.draws, 0)
+                for statistic, share in shares.items():
+                    low, mean, high = float(share.min()), float(share.mean()), float(share.max())
+                    print(
+                        f"| {name} | {trust} | {epsilon:g} | {statistic} | {low:.1%} | {mean:.1%} "
+                        f"| {high:.1%} |",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""Statistics of rows that several sites hold, each with a 95 % interval, from one private release.
+
+    from manifed.intervals import release
+    found = release(sites, row_norm=3.0, epsilon=1.0, delta=1e-5)
+    found.interval("mean").rows(["age", "weight"])  # for a pandas.DataFrame
+    found.interval(partial(ridge, target=0, alpha=0.1))
+
+A release (`manifed.problems.moments`) holds the noised mean and second moment of all rows, and the
+second moment of these. What is read from it afterwards costs no privacy, however much is read.
+
+The interval of a statistic f is for its value in the population that the rows are a sample of. With
+t the released mean and second moment in m numbers, G the derivative of f there, tau the known
+deviation of the noise in each number and V the released covariance of t over rows (the delta
+method, van der Vaart: Asymptotic Statistics (1998), Theorem 3.1), the squared errors are
+
+    noise: tau^2 |G|^2,    sampling: G V G^T / n.
+
+With S = tau^2 I + V / n, terms of second order are tr(f'' S) / 2 for the bias, which is subtracted,
+and tr(f'' S f'' S) / 2 for the squared error, which is added. V is noised as well, so an
+interval is Student's with the degrees of freedom that its noise leaves (Satterthwaite 1946), and
+a negative squared error counts as zero: intervals are a little wide where noise outweighs the
+sample. Rows beyond the bound count as scaled down to it. An f that is not smooth near t (equal
+eigenvalues, a collinear ridge) has no valid interval. Where rows are no sample of all sites
+together, but of each site by itself, intervals are too wide.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy import stats
+from torch import Tensor, func, linalg
+
+from manifed.errors import ConfigError, named_by
+from manifed.experiment.load import parse
+from manifed.manifolds.linalg import unpacked
+from manifed.plan import mean_noise
+from manifed.problems.moments import LARGEST, SPREAD_SHARE, log_rows
+from manifed.problems.own_arrays import tensor_of
+from manifed.problems.problem import InvalidRecord
+from manifed.runs.fit import fit
+from manifed.runs.folder import RunFolder
+from manifed.runs.predict import model_in
+from manifed.runs.report import read
+
+Statistic = Callable[[Tensor, Tensor], Tensor]
+"""A smooth function of the mean (d,) and the second moment (d, d) of rows, of any shape."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A statistic with its errors; all tensors have its shape."""
+
+    estimate: Tensor
+    noise_error: Tensor
+    """Standard error from the noise of the release."""
+    sampling_error: Tensor
+    """Standard error of the statistic of a sample of so many rows."""
+    low: Tensor
+    high: Tensor
+
+    def rows(self, columns: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Returns a row for each number, of what it is and its errors.
+
+        ``columns`` names what stands along a dimension of that length.
+        """
+        names = [
+            columns if len(columns) == size else range(1, size + 1) for size in self.estimate.shape
+        ]
+        fields = ("estimate", "low", "high", "noise_error", "sampling_error")
+        numbers = zip(*(getattr(self, field).flatten().tolist() for field in fields), strict=True)
+        return [
+            {"statistic": ", ".join(map(str, at)), **dict(zip(fields, row, strict=True))}
+            for at, row in zip(product(*names), numbers, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A noised release of moments, and what is known of its noise."""
+
+    values: Tensor
+    """The released mean of the statistic of `manifed.problems.moments`."""
+    count: int
+    """The number n of rows of all sites."""
+    noise: float
+    """The deviation of the noise in each number."""
+    row_norm: float
+    """The public bound of a row's length, in whose units ``values`` are."""
+    statement: Mapping[str, Any]
+    """The privacy statement."""
+    columns: Sequence[str] = ()
+    """Names of the columns, of a table."""
+
+    def interval(self, statistic: str | Statistic, level: float = 0.95) -> Interval:
+        """Returns one of `STATISTICS`, or any other, with its errors and intervals of that level.
+
+        Raises:
+            ConfigError: for a name or a level that there is not.
+        """
+        function = STATISTICS.get(statistic) if isinstance(statistic, str) else statistic
+        if function is None:
+            names = ", ".join(STATISTICS)
+            raise ConfigError(f"statistic: expected one of {names}, got {statistic!r}")
+        if not 0 < level < 1:
+            raise ConfigError(f"level: expected a number between 0 and 1, got {level:g}")
+        estimate, noise, sampling, freedom = estimates(
+            self.values, self.count, self.noise, self.row_norm, function
+        )
+        reach = reach_of(noise, sampling, freedom, level)
+        return Interval(estimate, noise, sampling, estimate - reach, estimate + reach)
+
+
+def covariance(mean: Tensor, second: Tensor) -> Tensor:
+    """Covariance of the columns, (d, d)."""
+    return second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+
+
+def standardisation(mean: Tensor, second: Tensor) -> Tensor:
+    """Location and scale (mean and standard deviation) of each column, (2, d)."""
+    variance = covariance(mean, second).diagonal(dim1=-2, dim2=-1)
+    return torch.stack([mean, variance.clamp_min(torch.finfo(mean.dtype).tiny).sqrt()])
+
+
+def components(mean: Tensor, second: Tensor, count: int = 1) -> Tensor:
+    """Variance, then direction of leading components, (count, 1 + d); largest entries positive."""
+    values, vectors = linalg.eigh(covariance(mean, second))
+    frame = vectors[:, -count:].flip(-1)
+    largest = frame.gather(0, frame.abs().argmax(0, keepdim=True))
+    return torch.cat([values[-count:].flip(-1).unsqueeze(0), frame * largest.sign()]).mT
+
+
+def ridge(mean: Tensor, second: Tensor, target: int = -1, alpha: float = 0.0) -> Tensor:
+    """Coefficients of a linear model of one column by the others, the intercept last, (d,).
+
+    ``alpha`` is the weight of |w|^2 / 2 beside half the mean squared error.
+    """
+    d = len(mean)
+    others = [k for k in range(d) if k != target % d]
+    spread = covariance(mean, second)
+    gram = spread[others][:, others] + alpha * torch.eye(d - 1, dtype=mean.dtype)
+    w = linalg.solve(gram, spread[others, target])
+    return torch.cat([w, (mean[target] - mean[others] @ w).unsqueeze(0)])
+
+
+STATISTICS: Mapping[str, Statistic] = {
+    "mean": lambda mean, second: mean,
+    "covariance": covariance,
+    "standardisation": standardisation,
+    "first-component": components,
+    "regression-of-last": ridge,
+    "log-euclidean-mean": lambda mean, second: linalg.matrix_exp(unpacked(mean)),
+}
+"""The statistics with a name. The last is the Fréchet mean of SPD matrices, (k, k)."""
+
+
+def reach_of(noise: Tensor, sampling: Tensor, freedom: Tensor, level: float) -> Tensor:
+    """Half the length of an interval."""
+    factor = torch.as_tensor(stats.t.ppf((1 + level) / 2, freedom.numpy()))
+    return factor * (noise.square() + sampling.square()).sqrt()
+
+
+def estimates(
+    values: Tensor, count: int, noise: float, row_norm: float, function: Statistic
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(estimate, noise error, sampling error, degrees of freedom) of a statistic, of its shape.
+
+    `torch.func.vmap` maps it over many releases.
+    """
+    size = (math.isqrt(9 + 8 * values.shape[-1]) - 3) // 2  # m + m(m+1)/2 values
+    order = (math.isqrt(9 + 8 * size) - 3) // 2
+    t = values[:size]
+
+    def of(t: Tensor) -> Tensor:
+        return function(t[:order] * row_norm, unpacked(t[order:]) * row_norm**2)
+
+    f = of(t)
+    slope = func.jacrev(of)(t).reshape(-1, size)
+    # not func.hessian: forward over reverse goes wrong for linalg.solve under vmap (torch 2.13)
+    bend = func.jacrev(func.jacrev(of))(t).reshape(-1, size, size)
+    eye = torch.eye(size, dtype=t.dtype)
+    # the noise of t alone adds noise^2 to the diagonal of t t^T
+    spread = unpacked(values[size:]) / SPREAD_SHARE - t.unsqueeze(-1) * t + noise**2 * eye
+    spread = spread / max(1, count - 1)
+    bent = bend @ (spread + noise**2 * eye)  # f'' Sigma, with Sigma the covariance of t's error
+    bias = 0.5 * bent.diagonal(dim1=-2, dim2=-1).sum(-1)
+    by_noise = noise**2 * slope.square().sum(-1) + 0.5 * noise**4 * bend.square().sum((-2, -1))
+    both = noise**2 * slope.square().sum(-1) + ((slope @ spread) * slope).sum(-1)
+    both = both + 0.5 * (bent * bent.mT).sum((-2, -1))
+    by_sample = (both - by_noise).clamp_min(0.0)
+    # G V G^T / n has itself this deviation, by the noise of the released second moment of t
+    unsure = noise * slope.square().sum(-1) / (SPREAD_SHARE * count)
+    freedom = 2 * ((by_noise + by_sample) / unsure.clamp_min(1e-150)).square() + 1e-9
+    found = (f - bias.reshape(f.shape), by_noise.sqrt(), by_sample.sqrt(), freedom)
+    return tuple(one.reshape(f.shape) for one in found)
+
+
+def plan_of(sizes: Sequence[int], d: int, row_norm: float, privacy: Mapping[str, Any]) -> Any:
+    """Returns the experiment of one release by sites of these numbers of rows of d numbers."""
+    return parse(
+        {
+            "name": "moments",
+            "problem": {"kind": "moments", "row_norm": row_norm},
+            "data": {"kind": "file", "examples": "rows", "shape": [d]},
+            "federation": {"num_clients": len(sizes), "num_rounds": 1, "num_examples": [*sizes]},
+            "training": {"kind": "rsgd", "step_size": 1.0, "minibatch": {"kind": "full"}},
+            "privacy": {"kind": "example-level", "l2_norm_clip": LARGEST, **privacy},
+            "evaluation": {"is_enabled": False},
+        }
+    )
+
+
+def release(
+    sites: Sequence[Any], *, row_norm: float, epsilon: float, delta: float, **privacy: Any
+) -> Moments:
+    """Releases the moments of the rows of all sites, each of which adds its own noise.
+
+    Args:
+        sites: the rows of each site, (n_i, d), or SPD matrices (n_i, k, k), whose logarithms are
+            the rows; arrays, tensors or frames.
+        row_norm: public bound of a row's length, from domain knowledge and never from the data.
+        epsilon: what the release costs each row.
+        delta: as in (epsilon, delta).
+        privacy: further keys of the config's table, as ``trust={"kind": "secure-sum"}``.
+
+    Raises:
+        ConfigError: for rows or a privacy that no release can be made of.
+    """
+    rows = [tensor_of(site, f"sites[{i}]").to(torch.float64) for i, site in enumerate(sites)]
+    if not rows or {one.dim() for one in rows} not in ({2}, {3}):
+        raise ConfigError("sites: expected rows (n, d), or SPD matrices (n, k, k), of each site")
+    with named_by("sites", InvalidRecord):
+        rows = [one if one.dim() == 2 else log_rows(one) for one in rows]
+    said = {"epsilon": epsilon, "delta": delta, **privacy}
+    plan = plan_of([*map(len, rows)], rows[0].shape[1], row_norm, said)
+    shards = [{"z": one} for one in rows]
+    start = torch.zeros(plan.problem.point_shape(shards[0]), dtype=torch.float64)
+    found = fit(
+        plan.problem, shards, plan.training, rounds=1, privacy=plan.privacy, start=start,
+        progress=False,
+    )  # fmt: skip
+    return _moments(found.model, plan, [*map(len, rows)], found.statement)
+
+
+def of_run(directory: str | Path) -> Moments:
+    """Reads what a finished run of ``problem.kind = "moments"`` released.
+
+    Raises:
+        FileNotFoundError, FolderDamaged: ``directory`` is no run, or damaged.
+        ConfigError: an unfinished run, or one whose model is not one full-batch release of moments.
+    """
+    run = read(Path(directory))
+    if not run.final:
+        raise ConfigError(f"Expected a finished run, got {directory}; resume it first")
+    said = run.manifest.get("config") or {}
+    said = {**said, "data": {k: v for k, v in said.get("data", {}).items() if k != "paths"}}
+    plan: Any = parse(said)
+    sizes = [size for size, many in run.manifest["num_examples"] for _ in range(many)]
+    model = model_in(RunFolder(run.directory))
+    return _moments(model, plan, sizes, run.manifest.get("privacy") or {"kind": "none"})
+
+
+def _moments(
+    model: Tensor, plan: Any, sizes: Sequence[int], statement: Mapping[str, Any]
+) -> Moments:
+    """The moments that a plan released, once it is sure what is in its model."""
+    step, privacy = plan.training, plan.privacy
+    for key, is_so, expected in (
+        ("problem.kind", plan.problem.kind == "moments", "'moments'"),
+        ("problem.start", plan.problem.start.kind == "origin", "'origin'"),
+        ("federation.num_rounds", plan.federation.num_rounds == 1, "1"),
+        ("federation.cohort", plan.federation.cohort.kind == "all", "'all'"),
+        (
+            "training",
+            (step.kind, step.step_size, step.local_steps) == ("rsgd", 1.0, 1)
+            and step.minibatch.kind == "full",
+            "'rsgd' with one step of length 1 over all rows",
+        ),
+        ("strategy", plan.strategy is None, "none"),
+        ("privacy.kind", privacy.kind == "example-level", "'example-level'"),
+        ("privacy.unit", privacy.kind != "example-level" or privacy.unit == "example", "'example'"),
+    ):
+        if not is_so:
+            raise ConfigError(f"{key}: expected {expected} for statistics with intervals")
+    if privacy.l2_norm_clip < LARGEST * (1 - 1e-9):
+        raise ConfigError(
+            f"privacy.l2_norm_clip: expected at least {LARGEST:.7g}, which clips no row, got "
+            f"{privacy.l2_norm_clip:g}"
+        )
+    noise = mean_noise(plan.setting, tuple(sizes))
+    columns = getattr(plan.data, "columns", ())
+    return Moments(model, sum(sizes), noise, plan.problem.row_norm, statement, columns)
