@@ -35,9 +35,11 @@ import torch
 from scipy import stats
 from torch import Tensor, func, linalg
 
+from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError, named_by
 from manifed.experiment.load import parse
 from manifed.manifolds.linalg import unpacked
+from manifed.oracles.minibatch import Full
 from manifed.plan import mean_noise
 from manifed.problems.moments import LARGEST, SPREAD_SHARE, log_rows
 from manifed.problems.own_arrays import tensor_of
@@ -49,6 +51,9 @@ from manifed.runs.report import read
 
 Statistic = Callable[[Tensor, Tensor], Tensor]
 """A smooth function of the mean (d,) and the second moment (d, d) of rows, of any shape."""
+
+
+_STEP = RSGD(step_size=1.0, minibatch=Full())
 
 
 @dataclass(frozen=True)
@@ -260,6 +265,9 @@ def of_run(directory: str | Path) -> Moments:
     said = {**said, "data": {k: v for k, v in said.get("data", {}).items() if k != "paths"}}
     plan: Any = parse(said)
     sizes = [size for size, many in run.manifest["num_examples"] for _ in range(many)]
+    heard = (run.manifest.get("replies") or {}).get("participants")
+    if heard != len(sizes) * plan.federation.num_rounds:
+        raise ConfigError(f"Expected replies of all {len(sizes)} clients, got {heard}")
     model = model_in(RunFolder(run.directory))
     return _moments(model, plan, sizes, run.manifest.get("privacy") or {"kind": "none"})
 
@@ -268,18 +276,13 @@ def _moments(
     model: Tensor, plan: Any, sizes: Sequence[int], statement: Mapping[str, Any]
 ) -> Moments:
     """The moments that a plan released, once it is sure what is in its model."""
-    step, privacy = plan.training, plan.privacy
+    privacy = plan.privacy
     for key, is_so, expected in (
         ("problem.kind", plan.problem.kind == "moments", "'moments'"),
         ("problem.start", plan.problem.start.kind == "origin", "'origin'"),
         ("federation.num_rounds", plan.federation.num_rounds == 1, "1"),
         ("federation.cohort", plan.federation.cohort.kind == "all", "'all'"),
-        (
-            "training",
-            (step.kind, step.step_size, step.local_steps) == ("rsgd", 1.0, 1)
-            and step.minibatch.kind == "full",
-            "'rsgd' with one step of length 1 over all rows",
-        ),
+        ("training", plan.training == _STEP, "'rsgd' with one step of length 1 over all rows"),
         ("strategy", plan.strategy is None, "none"),
         ("privacy.kind", privacy.kind == "example-level", "'example-level'"),
         ("privacy.unit", privacy.kind != "example-level" or privacy.unit == "example", "'example'"),
