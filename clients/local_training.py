@@ -15,7 +15,6 @@ unless a seeded source is given.
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from logging import ERROR
 from pathlib import Path
@@ -96,7 +95,6 @@ def _opened(find: Callable[[Context], Node], context: Context) -> Node:
     return node
 
 
-@dataclass
 class _Memory:
     """A node's memory of its client in this run of Flower's.
 
@@ -105,18 +103,13 @@ class _Memory:
     home, so that a restart loses nothing.
     """
 
-    _context: Context
-    _node: Node
-    kept: Kept | None = None
-    """What was written last."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, context: Context, node: Node) -> None:
         """Read what the node of a context kept.
 
         Raises:
             ValueError: ``state-dir`` is no absolute path.
         """
-        context, node = self._context, self._node
+        self._context, self._node = context, node
         named = context.node_config.get("state-dir")
         # the program that a SuperNode starts for each message
         if named is None and Path(sys.argv[0]).name == "flwr-clientapp":
@@ -128,6 +121,8 @@ class _Memory:
                 f"Expected an absolute path as this node's state-dir, got {shown(named)}"
             )
         self._store = None if named is None else MemoryStore(Path(named) / "memory")
+        self.kept: Kept | None = None
+        """What was written last."""
         state = context.state
         if self._store is not None:
             self.kept = self._store.read(str(context.run_id), node.partition)
@@ -262,7 +257,7 @@ def client_app(
         own_source = plan.client_source
         agreed = plan.config_sha256
     setup = ClientSetup(problem, update, mechanism)
-    loaded = dict[int, Examples]()
+    loaded: dict[int, Examples] = {}
 
     def find(context: Context) -> Node:
         partition = _partition_of(context)

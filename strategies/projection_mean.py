@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.projected import Projected
 from manifed.federation.exchange import Replies
-from manifed.federation.rounds import Attempt, Mean, aggregated
+from manifed.federation.rounds import Attempt, Mean, averaged, noised
 from manifed.flower.strategy import JointStrategy
 
 
@@ -34,8 +34,11 @@ class ProjectionMean(JointStrategy[Projected]):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Steps along the mean of ambient displacements, which stays in the tube (line 13)."""
-        return self.moved(self.read(server_round, replies))  # finite
+        got = self.read(server_round, replies)  # finite
+        return self.moved(got)
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
         """Returns the mean of ambient displacements, noised in the ambient norm at client level."""
-        return aggregated(now, replies)
+        if self.plan.mechanism is None:
+            return averaged(now, replies)
+        return noised(now, replies)

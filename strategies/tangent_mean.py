@@ -19,7 +19,7 @@ from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError
 from manifed.federation.exchange import Replies
-from manifed.federation.rounds import Attempt, Mean, aggregated
+from manifed.federation.rounds import Attempt, Mean, averaged, noised
 from manifed.flower.strategy import ManifoldStrategy, Settings
 from manifed.manifolds.base import Manifold, MapChoice
 from manifed.oracles.minibatch import Full
@@ -83,8 +83,11 @@ class TangentMean(ManifoldStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Steps along the mean of the tangent vectors at x^(t), (3.2)."""
-        return self.moved(self.read(server_round, replies))  # finite, and tangent at x^(t)
+        got = self.read(server_round, replies)  # finite, and tangent at x^(t)
+        return self.moved(got)
 
     def aggregate(self, now: Attempt, replies: Replies) -> Mean:
         """Computes the mean of tangent vectors at x^(t), noised in its metric at client level."""
-        return aggregated(now, replies)
+        if self.plan.mechanism is None:
+            return averaged(now, replies)
+        return noised(now, replies)

@@ -71,12 +71,12 @@ def remembered(blank: Memory, kept: Kept | None, header: Header, *, lasts: bool 
     return blank
 
 
-@dataclass(frozen=True)
 class MemoryStore:
     """The memories of clients in a folder of the node's own, one file per run and client."""
 
-    folder: Path
-    """Made at the first write; one that is there becomes its owner's alone."""
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is made at the first write; one that is there becomes its owner's alone."""
+        self.folder = folder
 
     def path(self, run: str, partition: int) -> Path:
         """Returns the file of a client in a run, whose name enters only as a hash."""

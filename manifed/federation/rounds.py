@@ -11,7 +11,7 @@ strategies (manifed/flower/strategy.py), which give control away between two exc
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -272,7 +272,7 @@ def _culprits(now: Attempt, replies: Replies, aggregate: _Aggregate) -> dict[int
     None under client-level privacy, where a clipped mean moves the model and no upload decides
     anything.
     """
-    found = dict[int, str]()
+    found: dict[int, str] = {}
     if now.plan.mechanism is not None or now.phase.aggregation != "mean":
         return found
     for row, client in enumerate(replies.partitions):
@@ -325,38 +325,42 @@ def _tell_who_was_dropped(now: Attempt, replies: Replies) -> None:
 
 
 # -- a run ---------------------------------------------------------------------------------------
-@dataclass(eq=False)
 class Course:
     """The state of a run between two exchanges: model, next round, and attempt under way."""
 
-    plan: Plan
-    state: State
-    """At first the one before ``first_round``."""
-    charge: _Charge = free
-    first_round: int = 1
-    attempts: Callable[[int], int] | None = None
-    """How often a round was charged before (after a crash); None: none was."""
-    last_accepted: Mapping[int, int] | None = None
-    """In which round each client's reply was last used."""
-    now: Attempt | None = None
-    """The attempt that is under way; None begins another one."""
-    _tried: int = 0
-    _before: int = 0
+    def __init__(
+        self,
+        plan: Plan,
+        state: State,
+        charge: _Charge = free,
+        first_round: int = 1,
+        attempts: Callable[[int], int] | None = None,
+        last_accepted: Mapping[int, int] | None = None,
+    ) -> None:
+        """``state`` is the one before ``first_round``.
 
-    def __post_init__(self) -> None:
-        """Begin before the next exchange.
+        ``attempts(round)`` says how often a round was charged before (after a crash; None: none
+        was), ``last_accepted`` in which round each client's reply was last used.
 
         Raises:
             ConfigError: exchanges before round 1 were made by a run that is resumed.
         """
-        if self.plan.setup_phases and self.first_round > 1:
+        if plan.setup_phases and first_round > 1:
             raise ConfigError(
                 "output.resume: an algorithm with exchanges before round 1 cannot be resumed, "
                 "since clients would resume without their results; start a new run"
             )
-        self.round = 0 if self.plan.setup_phases else self.first_round
+        self.plan = plan
+        self.state = state
+        self._charge = charge
+        self.round = 0 if plan.setup_phases else first_round
         """The next round; 0 for the exchanges before round 1."""
-        self.accepted = dict(self.last_accepted or {})
+        self.accepted = dict(last_accepted or {})
+        self.now: Attempt | None = None
+        """The attempt that is under way; None begins another one."""
+        self._attempts = attempts
+        self._tried = 0
+        self._before = 0
         self._seen = RoundReport(0, {}, ())
         """What all attempts of the round sent and got."""
 
@@ -392,7 +396,7 @@ class Course:
                 f"got round {number}"
             )
         if self._tried == 0:
-            self._before = self.attempts(number) if self.attempts else 0
+            self._before = self._attempts(number) if self._attempts else 0
         attempt = self._before + self._tried
         self._tried += 1
         cohort = plan.cohort.draw(plan.num_clients, number, attempt, plan.source)
@@ -408,7 +412,7 @@ class Course:
         if now.server_round == 0:
             return
         try:
-            self.charge(now.server_round, now.attempt, now.cohort, *opened)
+            self._charge(now.server_round, now.attempt, now.cohort, *opened)
         except BudgetExhausted as budget:
             budget.noise_origins = self._seen.noise_origins
             raise

@@ -18,7 +18,6 @@ declares (`declared_sizes` asks before anything is priced). What a site really h
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -98,17 +97,14 @@ def declared_sizes(
     return tuple(size for _, size in met.values())
 
 
-@dataclass
 class _Meeting:
     """Who was asked, who has not answered yet, and whose claim was accepted."""
 
-    _grid: Grid
-    _config_sha256: str
-    _num_examples: Sequence[int | None]
-    """Public; None for a partition whose site declares it."""
-
-    def __post_init__(self) -> None:
-        """Begin with nobody asked."""
+    def __init__(self, grid: Grid, config_sha256: str, num_examples: Sequence[int | None]) -> None:
+        """``num_examples`` is public; None for a partition whose site declares it."""
+        self._grid = grid
+        self._config_sha256 = config_sha256
+        self._num_examples = num_examples
         self._asked, self._waiting = set[int](), dict[str, int]()
         self._met: dict[int, tuple[int, int]] = {}
         """The node and the size of each partition."""
@@ -235,4 +231,5 @@ def _is_simulated(grid: Grid) -> bool:
     """
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid  # late: it takes a second
 
-    return isinstance(grid.inner if isinstance(grid, PollingGrid) else grid, InMemoryGrid)
+    inner = grid.inner if isinstance(grid, PollingGrid) else grid
+    return isinstance(inner, InMemoryGrid)

@@ -235,19 +235,16 @@ def digest_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str
     return digest.hexdigest()
 
 
-@dataclass
 class Pace:
     """The rule for when a checkpoint is due: every so many rounds, or "auto".
 
     "auto" takes at most 5 % of a run's time.
     """
 
-    _every: int | Literal["auto"]
-    _spent: float = 0.0
-    _last: float = 5e-3  # a guess of what the first one takes
-
-    def __post_init__(self) -> None:
+    def __init__(self, every: int | Literal["auto"]) -> None:
+        self._every = every
         self._began = time.perf_counter()
+        self._spent, self._last = 0.0, 5e-3  # a guess of what the first one takes
 
     def is_due(self, server_round: int) -> bool:
         """Whether to save after ``server_round``."""

@@ -13,10 +13,12 @@ import torch
 
 from manifed.experiment.schema import PROBLEMS
 from manifed.manifolds import Power, Product, Scaled, Stiefel
+from manifed.manifolds.linalg import packed_size
 from manifed.problems.class_means import ClassMeans
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import MANIFOLDS, FrechetMean, HyperbolicPrediction
 from manifed.problems.module_problem import ModuleSpec
+from manifed.problems.moments import Moments
 from manifed.problems.problem import ProblemSource
 from tests.tensors import float64
 
@@ -251,6 +253,8 @@ def records(spec, x, seed):
     name = spec.build().manifold.name
     if isinstance(spec, HyperbolicPrediction):
         return _prediction(x, generator)
+    if isinstance(spec, Moments):  # whose points are longer than its rows
+        return examples_of(z=hostile_rows(x[:D], generator))
     match spec.needs:
         case "regression":
             return _regression(x, generator)
@@ -306,6 +310,9 @@ def cases():
         # a module has no loss of ours: tests/problems/test_module_problem.py
         for spec in _variants(model) if model is not ModuleSpec else ():
             shape = shapes.get(spec.needs, (D, K)[: spec.build().manifold.ndim])
+            if isinstance(spec, Moments):
+                size = D + packed_size(D)
+                shape = (size + packed_size(size),)
             chosen = spec.model_dump(include={"on", "manifold", "ridge", "penalty"})
             label = "-".join(map(str, (spec.kind, *chosen.values())))
             found.append(Case(label, spec, shape))
