@@ -62,7 +62,7 @@ def test_no_row_is_longer_than_the_clip_and_a_row_at_the_bound_has_its_length():
 @pytest.mark.parametrize("privacy", [{}, SECURE], ids=["local", "secure-sum"])
 def test_a_release_is_off_by_the_noise_that_it_states(privacy):
     """The squared error over the squared deviation is chi-squared; two-sided 1e-6."""
-    sites = [rows(seed, count) for seed, count in enumerate((100, 200, 400))]
+    sites = [rows(seed, count, 5) for seed, count in enumerate((100, 200, 400))]
     found = release(sites, row_norm=2.0, epsilon=1.0, delta=1e-5, **privacy)
     off = (found.values.numpy() - exact(np.concatenate(sites), 2.0)) / found.noise
     low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], off.size)
