@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from manifed.cli.main import main
@@ -114,3 +115,24 @@ def test_the_page_on_guard_runs_as_printed(tmp_path, monkeypatch):
     assert made["strategy"].payable(100) == 30  # at epsilon 8
     made["strategy"].close()
     assert [path.name for path in tmp_path.glob("*.jsonl")] == ["ledger.jsonl"]
+
+
+def test_the_page_on_statistics_runs_as_printed(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    rng = np.random.default_rng(0)
+    for name in "abc":
+        rows = rng.normal([0.5, 0.0, -0.2], [0.5, 0.4, 0.3], (400, 3))
+        header = "age,bmi,pressure"
+        np.savetxt(f"{name}.csv", rows, delimiter=",", header=header, comments="")
+    page = (ROOT / "docs" / "statistics.md").read_text()
+    (block,) = (text for language, text in FENCE.findall(page) if language == "python")
+    made = {}
+    exec(block, made)
+    assert 0.9 < float(capfd.readouterr().out) <= 1.0
+    truth = np.vstack(made["sites"]).mean(0)
+    assert made["found"].interval("mean").estimate.numpy() == pytest.approx(truth, abs=0.1)
+    (tmp_path / "page.md").write_text(page.replace(block, "# block.py\n"))
+    (_, ran), (_, printed) = played(tmp_path / "page.md", capfd)
+    assert "RELEASE" in ran
+    assert "| 2, pressure |" in printed
