@@ -285,7 +285,6 @@ def _moments(
         ("training", plan.training == _STEP, "'rsgd' with one step of length 1 over all rows"),
         ("strategy", plan.strategy is None, "none"),
         ("privacy.kind", privacy.kind == "example-level", "'example-level'"),
-        ("privacy.unit", privacy.kind != "example-level" or privacy.unit == "example", "'example'"),
     ):
         if not is_so:
             raise ConfigError(f"{key}: expected {expected} for statistics with intervals")

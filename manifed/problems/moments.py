@@ -66,6 +66,7 @@ class Moments(FrozenProblem):
 
     points_per_example = 3.0
     keeps_rows_apart = True
+    takes_persons = False  # sampling errors are those of independent rows
     manifold: ClassVar[Manifold] = Euclidean()
     kind: Literal["moments"] = "moments"
     start: Start = OriginStart()

@@ -49,6 +49,11 @@ class Persons(Problem):
         check_kind("problem", self.problem, Problem, "a problem of rows (manifed.problems)")
         if type(self.rows) is not int or self.rows < 1:
             raise ConfigError(f"rows: expected a whole number >= 1, got {short(self.rows)}")
+        if not self.problem.takes_persons:
+            raise ConfigError(
+                "unit: expected 'example' for intervals, got persons, whose rows are no "
+                "independent sample; hand over one row a person"
+            )
         is_apart = vars(type(self.problem)).get("keeps_rows_apart", False)
         is_apart = is_apart and isinstance(self.manifold, Euclidean)
         object.__setattr__(self, "keeps_rows_apart", is_apart)

@@ -255,6 +255,17 @@ def test_bad_arguments_are_refused():
         release([matrices], row_norm=1.0, epsilon=1.0, delta=1e-5)
 
 
+def test_persons_are_refused_before_anything_is_paid(survey):
+    config = CONFIG.replace('"z"]', '"z"]\nperson = "who"\nrows_per_person = 2')
+    (survey / "survey.toml").write_text(
+        config.replace("epsilon = 1.0", 'epsilon = 1.0\nunit = "person"')
+    )
+    done = invoke("run", "survey.toml", "--out", survey / "out")
+    assert done.exit_code == 2
+    assert "unit: expected 'example' for intervals, got persons" in done.stderr
+    assert not (survey / "out").exists()
+
+
 def test_a_statistic_of_ones_own_has_an_interval():
     z = rows()
     slope = known(z).interval(partial(ridge, target=0, alpha=0.1))
