@@ -4,10 +4,10 @@ python benchmarks/coverage.py --draws 10000
 
 The population is a data set that scikit-learn ships, in public units. A draw takes that many rows
 from it with replacement, which three sites hold, releases the moments with noise at each site or
-with that of a secure sum, and asks for every statistic. A cell holds the share of intervals of a
-number that hold its value, the least and the largest over the numbers of a statistic, and the mean
-over them. Between 94 % and 96 % counts as 95 %. Draws are made without clients: the mean of t over
-multinomial counts, plus normals of `manifed.plan.mean_noise`.
+with that of a secure sum, and asks for every statistic. Each number of a statistic has a share of
+draws whose interval holds its value. A row of the table has the least of these shares, their mean
+and the largest. Between 94 % and 96 % counts as 95 %. Draws are made without clients: the mean of t
+over multinomial counts, plus normals of `manifed.plan.mean_noise`.
 """
 
 import argparse
@@ -42,8 +42,8 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": lambda mean, second: mean,
     "covariance": lambda mean, second: covariance(mean, second)[torch.triu(torch.ones(5, 5)) > 0],
     "standardisation": standardisation,
-    "first component": lambda mean, second: components(mean, second, 1),
-    "ridge, alpha 0.1": lambda mean, second: ridge(mean, second, -1, 0.1),
+    "first component": components,
+    "ridge, alpha 0.1": partial(ridge, alpha=0.1),
 }
 
 
@@ -80,17 +80,12 @@ def held(
             released.shape, generator=generator, dtype=torch.float64
         )
         for name, f in STATISTICS.items():
-            mapped = torch.func.vmap(partial(_of, total, noise, row_norm, f))(released)
+            of = partial(estimates, count=total, noise=noise, row_norm=row_norm, function=f)
+            mapped = torch.func.vmap(of)(released)
             estimate, *errors = (one.reshape(500, -1) for one in mapped)
             reach = reach_of(*errors, level=0.95)
             found[name].append(((estimate - exact[name]).abs() <= reach).double())
     return {name: torch.cat(each).mean(0) for name, each in found.items()}
-
-
-def _of(
-    count: int, noise: float, row_norm: float, f: Callable[[Tensor, Tensor], Tensor], row: Tensor
-) -> tuple[Tensor, ...]:
-    return estimates(row, count, noise, row_norm, f)
 
 
 def main() -> None:

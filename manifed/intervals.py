@@ -38,15 +38,15 @@ from torch import Tensor, func, linalg
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError, named_by
 from manifed.experiment.load import parse
-from manifed.manifolds.linalg import unpacked
+from manifed.manifolds.linalg import leading, unpacked
 from manifed.oracles.minibatch import Full
 from manifed.plan import mean_noise
 from manifed.problems.moments import LARGEST, SPREAD_SHARE, log_rows
 from manifed.problems.own_arrays import tensor_of
 from manifed.problems.problem import InvalidRecord
 from manifed.runs.fit import fit
-from manifed.runs.folder import RunFolder
-from manifed.runs.predict import model_in
+from manifed.runs.folder import FolderDamaged, RunFolder
+from manifed.runs.predict import config_of, model_in
 from manifed.runs.report import read
 
 Statistic = Callable[[Tensor, Tensor], Tensor]
@@ -85,7 +85,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Moments:
+class ReleasedMoments:
     """A noised release of moments, and what is known of its noise."""
 
     values: Tensor
@@ -133,10 +133,8 @@ def standardisation(mean: Tensor, second: Tensor) -> Tensor:
 
 def components(mean: Tensor, second: Tensor, count: int = 1) -> Tensor:
     """Variance, then direction of leading components, (count, 1 + d); largest entries positive."""
-    values, vectors = linalg.eigh(covariance(mean, second))
-    frame = vectors[:, -count:].flip(-1)
-    largest = frame.gather(0, frame.abs().argmax(0, keepdim=True))
-    return torch.cat([values[-count:].flip(-1).unsqueeze(0), frame * largest.sign()]).mT
+    values, frame = leading(covariance(mean, second), count)
+    return torch.cat([values.unsqueeze(0), frame]).mT
 
 
 def ridge(mean: Tensor, second: Tensor, target: int = -1, alpha: float = 0.0) -> Tensor:
@@ -176,17 +174,21 @@ def estimates(
 
     `torch.func.vmap` maps it over many releases.
     """
-    size = (math.isqrt(9 + 8 * values.shape[-1]) - 3) // 2  # m + m(m+1)/2 values
-    order = (math.isqrt(9 + 8 * size) - 3) // 2
+    size = _root(values.shape[-1])
+    order = _root(size)
     t = values[:size]
 
     def of(t: Tensor) -> Tensor:
         return function(t[:order] * row_norm, unpacked(t[order:]) * row_norm**2)
 
+    def slope_of(t: Tensor) -> tuple[Tensor, Tensor]:
+        slope = func.jacrev(of)(t)
+        return slope, slope
+
     f = of(t)
-    slope = func.jacrev(of)(t).reshape(-1, size)
     # not func.hessian: forward over reverse goes wrong for linalg.solve under vmap (torch 2.13)
-    bend = func.jacrev(func.jacrev(of))(t).reshape(-1, size, size)
+    bend, slope = func.jacrev(slope_of, has_aux=True)(t)
+    slope, bend = slope.reshape(-1, size), bend.reshape(-1, size, size)
     eye = torch.eye(size, dtype=t.dtype)
     # the noise of t alone adds noise^2 to the diagonal of t t^T
     spread = unpacked(values[size:]) / SPREAD_SHARE - t.unsqueeze(-1) * t + noise**2 * eye
@@ -202,6 +204,11 @@ def estimates(
     freedom = 2 * ((by_noise + by_sample) / unsure.clamp_min(1e-150)).square() + 1e-9
     found = (f - bias.reshape(f.shape), by_noise.sqrt(), by_sample.sqrt(), freedom)
     return tuple(one.reshape(f.shape) for one in found)
+
+
+def _root(size: int) -> int:
+    """The length d of rows that have d + d(d + 1)/2 numbers with their products."""
+    return (math.isqrt(9 + 8 * size) - 3) // 2
 
 
 def plan_of(sizes: Sequence[int], d: int, row_norm: float, privacy: Mapping[str, Any]) -> Any:
@@ -221,7 +228,7 @@ def plan_of(sizes: Sequence[int], d: int, row_norm: float, privacy: Mapping[str,
 
 def release(
     sites: Sequence[Any], *, row_norm: float, epsilon: float, delta: float, **privacy: Any
-) -> Moments:
+) -> ReleasedMoments:
     """Releases the moments of the rows of all sites, each of which adds its own noise.
 
     Args:
@@ -251,7 +258,7 @@ def release(
     return _moments(found.model, plan, [*map(len, rows)], found.statement)
 
 
-def of_run(directory: str | Path) -> Moments:
+def of_run(directory: str | Path) -> ReleasedMoments:
     """Reads what a finished run of ``problem.kind = "moments"`` released.
 
     Raises:
@@ -259,22 +266,23 @@ def of_run(directory: str | Path) -> Moments:
         ConfigError: an unfinished run, or one whose model is not one full-batch release of moments.
     """
     run = read(Path(directory))
-    if not run.final:
-        raise ConfigError(f"Expected a finished run, got {directory}; resume it first")
-    said = run.manifest.get("config") or {}
-    said = {**said, "data": {k: v for k, v in said.get("data", {}).items() if k != "paths"}}
-    plan: Any = parse(said)
-    sizes = [size for size, many in run.manifest["num_examples"] for _ in range(many)]
+    plan = config_of(run)
+    sizes = [n for n, many in run.manifest.get("num_examples") or () for _ in range(many)]
     heard = (run.manifest.get("replies") or {}).get("participants")
-    if heard != len(sizes) * plan.federation.num_rounds:
-        raise ConfigError(f"Expected replies of all {len(sizes)} clients, got {heard}")
-    model = model_in(RunFolder(run.directory))
+    if not sizes or heard != len(sizes) * plan.federation.num_rounds:
+        raise ConfigError(f"Expected replies of all {len(sizes)} clients, got {heard} replies")
+    folder = RunFolder(run.directory)
+    model = model_in(folder)
+    size = _root(_root(model.numel()))
+    if model.shape != plan.problem.point_shape({"z": model.new_zeros(size)}):
+        path = folder.directory / "model.safetensors"
+        raise FolderDamaged(path, "moments", f"a tensor of shape {tuple(model.shape)}")
     return _moments(model, plan, sizes, run.manifest.get("privacy") or {"kind": "none"})
 
 
 def _moments(
     model: Tensor, plan: Any, sizes: Sequence[int], statement: Mapping[str, Any]
-) -> Moments:
+) -> ReleasedMoments:
     """The moments that a plan released, once it is sure what is in its model."""
     privacy = plan.privacy
     for key, is_so, expected in (
@@ -295,4 +303,4 @@ def _moments(
         )
     noise = mean_noise(plan.setting, tuple(sizes))
     columns = getattr(plan.data, "columns", ())
-    return Moments(model, sum(sizes), noise, plan.problem.row_norm, statement, columns)
+    return ReleasedMoments(model, sum(sizes), noise, plan.problem.row_norm, statement, columns)

@@ -74,7 +74,7 @@ from manifed.algorithms.algorithm import Algorithm, Here, Phase, There, Weightin
 from manifed.algorithms.payloads import Displacement, Payload, Point, State, SymmetricMean
 from manifed.fields import NonNegative, Positive
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.linalg import EXP, sym_function, unpacked
+from manifed.manifolds.linalg import EXP, leading, sym_function, unpacked
 from manifed.oracles.minibatch import Ask, Full
 from manifed.oracles.noisy_oracle import Oracle
 from manifed.problems.linear import LinearModel
@@ -166,10 +166,7 @@ class SecondMoment(OneShot):
     def solve(self, mean: Tensor, x: Tensor) -> Tensor:
         """V_k: k leading eigenvectors for a frame x (d, k), one for a unit vector x (d,)."""
         count = x.shape[-1] if x.dim() == 2 else 1
-        _, vectors = torch.linalg.eigh(unpacked(mean).to(torch.float64))  # Algorithm 1, line 3
-        frame = vectors[:, -count:].flip(-1)  # the largest eigenvalue first
-        largest = frame.gather(0, frame.abs().argmax(0, keepdim=True))
-        frame = frame * torch.sign(largest)  # the largest entry positive
+        _, frame = leading(unpacked(mean).to(torch.float64), count)  # Algorithm 1, line 3
         return frame.reshape(x.shape).to(x.dtype)
 
 

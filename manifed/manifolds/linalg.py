@@ -229,6 +229,17 @@ def packed(s: Tensor) -> Tensor:
     return torch.where(rows == columns, found, math.sqrt(2.0) * found)
 
 
+def leading(s: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues of a symmetric matrix (count,), and their vectors (d, count).
+
+    The largest entry of every vector is positive.
+    """
+    values, vectors = torch.linalg.eigh(s)
+    frame = vectors[:, -count:].flip(-1)  # the largest eigenvalue first
+    largest = frame.gather(0, frame.abs().argmax(0, keepdim=True))
+    return values[-count:].flip(-1), frame * torch.sign(largest)
+
+
 def unpacked(c: Tensor) -> Tensor:
     """The symmetric matrices of coordinates (..., d(d+1)/2), shape (..., d, d).
 

@@ -102,7 +102,7 @@ class Problem:
     That is, in ``gradients``, ``losses`` and ``correct``, of any number of examples and of any
     stack of clients. Otherwise an oracle computes the examples of a client in blocks."""
     takes_persons: ClassVar[bool] = True
-    """Whether its model still means what it says where records are persons with their rows."""
+    """Whether its records may be persons, each with several rows (`Persons`)."""
     looks_at_all_rows: bool = False
     """Whether how an example is computed may depend on the values of others.
 

@@ -28,6 +28,7 @@ from manifed.runs.report import Run, read
 from manifed.runs.statement import headline, label_in, statement_of, verdict
 
 _ANY = {
+    "name": "x",
     "federation": {"num_clients": 1, "num_rounds": 1},
     "training": {"kind": "rsgd", "step_size": 1},
 }
@@ -107,8 +108,13 @@ def predicted(
     return Predicted(columns, quality, label_in(run.manifest.get("privacy") or {"kind": "none"}))
 
 
-def _config(run: Run) -> Any:
-    """The experiment of a finished run of own files, whose problem reads rows as they are."""
+def config_of(run: Run, around: Mapping[str, Any] | None = None) -> Any:
+    """The experiment of a finished run without its paths; or its problem and data in another one.
+
+    Raises:
+        ConfigError: an unfinished run.
+        FolderDamaged: the manifest has no config that can be read.
+    """
     if not run.final:
         raise ConfigError(f"Expected a finished run, got {run.directory}; resume it first")
     path = RunFolder(run.directory).manifest_path
@@ -116,9 +122,15 @@ def _config(run: Run) -> Any:
         look_as_noted(path)
         said = run.manifest.get("config") or {}
         data = {key: value for key, value in said["data"].items() if key != "paths"}
-        config = parse({"name": "x", "problem": said["problem"], "data": data, **_ANY})
+        parts = said if around is None else {**around, "problem": said["problem"]}
+        return parse({**parts, "data": data})
     except (ConfigError, KeyError) as error:
         raise FolderDamaged(path, "the manifest of a run", str(error)) from None
+
+
+def _config(run: Run) -> Any:
+    """The experiment of a finished run of own files, whose problem reads rows as they are."""
+    config = config_of(run, _ANY)
     if not isinstance(config.data, FileData):
         raise ConfigError(
             "data.kind: expected 'file', whose columns a new file has as well, got "

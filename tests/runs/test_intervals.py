@@ -6,12 +6,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from scipy import stats
 
 from manifed.errors import ConfigError
 from manifed.intervals import (
     STATISTICS,
-    Moments,
+    ReleasedMoments,
     estimates,
     of_run,
     plan_of,
@@ -48,7 +49,7 @@ def exact(z, row_norm):
 
 def known(z, noise=0.0, row_norm=4.0):
     """Moments of rows without noise, as if they had that deviation."""
-    return Moments(torch.from_numpy(exact(z, row_norm)), len(z), noise, row_norm, {})
+    return ReleasedMoments(torch.from_numpy(exact(z, row_norm)), len(z), noise, row_norm, {})
 
 
 # -- the release ----------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ def test_sampling_errors_are_those_of_the_textbook():
 
 @pytest.mark.parametrize("name", ["mean", "covariance", "regression-of-last"])
 def test_noise_errors_are_those_of_redrawn_noise(name):
-    z = rows(count=10_000_000 // 1000)
+    z = rows(count=10_000)
     noise = 1e-4
     found = known(z, noise)
     generator = torch.Generator().manual_seed(0)
@@ -240,6 +241,21 @@ def test_a_run_that_is_no_plain_release_is_refused(survey, change, key):
     assert done.exit_code == 2
     assert key in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_damaged_run_is_refused_in_one_line(survey):
+    out = run_of(survey)
+    manifest = json.loads((out / "manifest.json").read_text())
+    save_file({"x": torch.ones(7, dtype=torch.float64)}, out / "model.safetensors")
+    for change, expected in (
+        ({}, "model.safetensors: expected moments, got a tensor of shape (7,)"),
+        ({"num_examples": None}, "Expected replies of all 0 clients"),
+        ({"config": None}, "manifest.json: expected the manifest of a run"),
+    ):
+        (out / "manifest.json").write_text(json.dumps({**manifest, **change}))
+        done = invoke("intervals", out)
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert expected in done.stderr
 
 
 def test_bad_arguments_are_refused():
