@@ -1,6 +1,6 @@
 """How often the intervals of `manifed.intervals` hold the value of the population.
 
-python benchmarks/coverage.py --draws 10000
+python benchmarks/coverage.py [--out benchmarks/results]
 
 The population is a data set that scikit-learn ships, in public units. A draw takes that many rows
 from it with replacement, which three sites hold, releases the moments with noise at each site or
@@ -10,9 +10,9 @@ and the largest. Between 94 % and 96 % counts as 95 %. Draws are made without cl
 over multinomial counts, plus normals of `manifed.plan.mean_noise`.
 """
 
-import argparse
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ import torch
 from sklearn import datasets
 from torch import Tensor
 
+from benchmarks.common.page import Page
+from benchmarks.common.stopwatch import circumstances, table
 from manifed.intervals import (
     components,
     covariance,
@@ -90,27 +92,21 @@ def held(
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draws", type=int, default=10_000)
-    parser.add_argument("--rows", type=int, default=1000, help="rows of each of three sites")
-    given = parser.parse_args()
-    print("| data | trust | epsilon | statistic | least | mean | largest |")
-    print("|---|---|--:|---|--:|--:|--:|")
-    for name in COLUMNS:
-        rows = population(name)
-        for trust in ("each site", "secure sum"):
-            for epsilon in (1.0, 4.0):
-                privacy: dict[str, object] = {"epsilon": epsilon, "delta": 1e-5}
-                if trust == "secure sum":
-                    privacy["trust"] = {"kind": "secure-sum"}
-                shares = held(rows, (given.rows,) * 3, privacy, given.draws, 0)
-                for statistic, share in shares.items():
-                    low, mean, high = float(share.min()), float(share.mean()), float(share.max())
-                    print(
-                        f"| {name} | {trust} | {epsilon:g} | {statistic} | {low:.1%} | {mean:.1%} "
-                        f"| {high:.1%} |",
-                        flush=True,
-                    )
+    page = Page(__doc__, "coverage.md", draws=10_000, rows=1000)
+    given = page.parser.parse_args()
+    page.say(f"# How often intervals hold the value\n\n{circumstances()}\n")
+    lines = []
+    for name, trust, epsilon in product(COLUMNS, ("each site", "secure sum"), (1.0, 4.0)):
+        privacy: dict[str, object] = {"epsilon": epsilon, "delta": 1e-5}
+        if trust == "secure sum":
+            privacy["trust"] = {"kind": "secure-sum"}
+        shares = held(population(name), (given.rows,) * 3, privacy, given.draws, 0)
+        for statistic, share in shares.items():
+            counted = (share.min(), share.mean(), share.max())
+            cells = [f"{float(one):.1%}" for one in counted]
+            lines.append([name, trust, f"{epsilon:g}", statistic, *cells])
+    page.say(table(["data", "trust", "epsilon", "statistic", "least", "mean", "largest"], lines))
+    page.save(given, lines)
 
 
 if __name__ == "__main__":

@@ -157,6 +157,7 @@ def tensorboard(folder: str | Path) -> Callback:
     def write(row: dict[str, Any], step: int) -> None:
         for name, value in row.items():
             sink().add_scalar(name, value, step, walltime=step)
+        sink().flush()  # a killed run keeps its rows
 
     return _Tracker(write, lambda: sink().close())
 

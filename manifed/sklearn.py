@@ -22,6 +22,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from manifed.experiment.load import parse
+from manifed.manifolds.linalg import LOG, expm, sym_function
 from manifed.manifolds.spd import SPD
 from manifed.problems.class_means import ClassMeans
 from manifed.problems.file_points import directions
@@ -40,6 +41,18 @@ def _inside(x: _Array, bound: float) -> _Array:
 def _with_ones(rows: _Array, has_ones: bool) -> _Array:
     """Rows with a constant 1 beside each, if asked."""
     return np.hstack([rows, np.ones((len(rows), int(has_ones)))])
+
+
+def _each(name: str, given: Any, count: int) -> _Array:
+    """What an argument gives each of so many rows; without it all have 0.
+
+    Raises:
+        ValueError: not one for each.
+    """
+    given = np.zeros(count, int) if given is None else np.asarray(given)
+    if given.shape != (count,):
+        raise ValueError(f"{name}: expected one for each of {count} rows")
+    return given
 
 
 @_named
@@ -73,15 +86,12 @@ class _Private(BaseEstimator):
         """Trains across the sites; returns the model, and keeps ``epsilon_`` and ``statement_``."""
         first, *_ = columns.values()
         count, shape = len(first), first.shape[1:]
-        of_site = np.zeros(count, int) if sites is None else np.asarray(sites)
+        of_site = _each("sites", sites, count)
         is_person = self.rows_per_person is not None
         if is_person != (persons is not None):
             raise ValueError("Expected persons= and rows_per_person= together, got one of them")
-        for name, given in (("sites", sites), ("persons", persons)):
-            if given is not None and np.shape(given) != (count,):
-                raise ValueError(f"{name}: expected one for each of {count} rows")
-        if persons is not None:
-            columns = {**columns, "person": np.asarray(persons)}
+        if is_person:
+            columns = {**columns, "person": _each("persons", persons, count)}
         shards = [
             {name: column[of_site == site] for name, column in columns.items()}
             for site in np.unique(of_site)
@@ -91,8 +101,8 @@ class _Private(BaseEstimator):
         data = {"kind": "file", "examples": examples, "shape": [*shape]}
         if len(columns) > 1 + is_person:
             data["label"] = "y"
-        if examples in ("classification", "spd-matrices"):
-            data["classes"] = [*range(problem.get("num_classes", 2))]
+            if examples != "regression":
+                data["classes"] = [*range(problem.get("num_classes", 2))]
         if is_person:
             data |= {"person": "person", "rows_per_person": self.rows_per_person}
         plan: Any = parse(
@@ -114,8 +124,10 @@ class _Private(BaseEstimator):
             }
         )
         start = None if examples == "rows" else torch.zeros(shape).double()
-        if "num_classes" in problem:
-            start = torch.eye(*shape).double().expand(problem["num_classes"], *shape)
+        if examples == "spd-matrices":
+            start = torch.eye(*shape).double()
+            if "num_classes" in problem:
+                start = start.expand(problem["num_classes"], *shape)
         found = fit(
             plan.minimised,
             shards,
@@ -274,6 +286,71 @@ class PrivateMDM(ClassifierMixin, _Private):
         x = torch.from_numpy(self._read(X, allow_nd=True, reset=False))
         nearest = ClassMeans(SPD(), len(self.classes_)).predict(torch.from_numpy(self.means_), x)
         return self.classes_[nearest.numpy()]
+
+
+@_named
+class PrivateTangentSpace(TransformerMixin, _Private):
+    """SPD matrices (n, m, m) as vectors (n, m (m + 1) / 2) in the tangent space at a private mean.
+
+    As pyriemann's ``TangentSpace``. With ``groups=``, each laboratory or session has a mean of its
+    own, so that its vectors are about its own centre (recentring). A row is in one group, and so
+    must a person be: all means together cost what the dearest costs.
+
+    Args:
+        spread: public bound of the affine-invariant distance of a matrix from where means may be.
+    """
+
+    spread: float = 3.0
+
+    def __sklearn_tags__(self) -> Any:
+        """Matrices, and no rows."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
+        return tags
+
+    def fit(
+        self, X: Any, y: Any = None, *, sites: Any = None, persons: Any = None, groups: Any = None
+    ) -> Self:
+        """Trains on matrices; ``sites``, ``persons`` and ``groups`` name those of each.
+
+        Attributes ``means_`` (one a group), ``epsilon_`` and ``statement_`` are set.
+        """
+        x = self._read(X, allow_nd=True)
+        groups = _each("groups", groups, len(x))
+        if persons is not None:
+            pairs = {*zip(_each("persons", persons, len(x)), groups, strict=True)}
+            if len(pairs) > len({person for person, _ in pairs}):
+                raise ValueError("groups: expected all rows of a person in one group")
+        means, spent, said = {}, [], []
+        for group in np.unique(groups):
+            is_in = groups == group
+            named = (None if one is None else np.asarray(one)[is_in] for one in (sites, persons))
+            problem = {"kind": "frechet-mean", "manifold": "spd"}
+            columns = {"z": x[is_in]}
+            mean = self._train(problem, "spd-matrices", 2 * self.spread, columns, *named)
+            means[group] = torch.from_numpy(mean)
+            spent.append(self.epsilon_)
+            said.append(f"Group {group}\n{self.statement_}")
+        self.means_, self.epsilon_, self.statement_ = means, max(spent), "\n".join(said)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None, **named: Any) -> _Array:
+        """`fit`, then `transform` of the same matrices in the same groups."""
+        return self.fit(X, y, **named).transform(X, groups=named.get("groups"))
+
+    def transform(self, X: Any, *, groups: Any = None) -> _Array:
+        """Coordinates of log(M^-1/2 C M^-1/2), C at the mean M of its group."""
+        check_is_fitted(self)
+        x = torch.from_numpy(self._read(X, allow_nd=True, reset=False))
+        root = {name: expm(sym_function(mean, LOG) / -2) for name, mean in self.means_.items()}
+        names = _each("groups", groups, len(x))
+        if unknown := {*names} - {*root}:
+            known, got = (", ".join(map(str, some)) for some in (root, unknown))
+            raise ValueError(f"groups: expected some of {known}; got {got}")
+        of_each = torch.stack([root[name] for name in names])
+        log = sym_function(of_each @ x @ of_each, LOG)
+        row, column = torch.triu_indices(*x.shape[1:]).unbind()
+        return log[:, row, column].numpy() * np.where(row == column, 1.0, math.sqrt(2.0))
 
 
 @_named

@@ -9,7 +9,13 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 from manifed.errors import ConfigError
-from manifed.sklearn import PrivateLogisticRegression, PrivateMDM, PrivatePCA, PrivateRidge
+from manifed.sklearn import (
+    PrivateLogisticRegression,
+    PrivateMDM,
+    PrivatePCA,
+    PrivateRidge,
+    PrivateTangentSpace,
+)
 
 ROWS = (PrivateLogisticRegression, PrivateRidge, PrivatePCA)
 TWICE = (
@@ -103,6 +109,45 @@ def test_matrices_are_classified_by_persons_in_a_pipeline():
     pipe.fit(z, side, privatemdm__persons=persons, privatemdm__sites=persons % 2)
     assert pipe.score(*covariances(300, 1)) > 0.9
     assert "unit: one person" in model.statement_
+
+
+def power(x, function):
+    w, v = np.linalg.eigh(x)
+    return (v * function(w)[..., None, :]) @ v.swapaxes(-1, -2)
+
+
+def test_tangent_vectors_are_logarithms_at_the_private_mean_of_their_group():
+    z, _ = covariances(600, 0)
+    session = np.array(["first", "second"])[np.arange(600) // 300]
+    shift = np.diag([1.0, 3.0, 0.5, 2.0])
+    z[300:] = shift @ z[300:] @ shift
+    model = PrivateTangentSpace(epsilon=4.0)
+    found = model.fit_transform(z, groups=session, sites=np.arange(600) % 2)
+    i, j = np.triu_indices(4)
+    for name, mean in model.means_.items():
+        root = power(mean.numpy(), lambda w: w**-0.5)
+        log = power(root @ z[session == name] @ root, np.log)[:, i, j]
+        expected = log * np.where(i == j, 1.0, 2**0.5)
+        assert np.abs(found[session == name] - expected).max() < 1e-12
+    apart = [np.linalg.norm(found[session == name].mean(0)) for name in model.means_]
+    assert max(apart) < 0.5, "each session about its own centre"
+    assert np.linalg.norm(PrivateTangentSpace(epsilon=4.0).fit_transform(z)[300:].mean(0)) > 1
+    assert 3.9 < model.epsilon_ <= 4.0, "a row is in one group"
+    assert model.statement_.count("unit: one example") == 2
+
+
+def test_groups_that_share_a_person_or_are_unknown_are_refused():
+    z, _ = covariances(40, 0)
+    model = PrivateTangentSpace(rows_per_person=4)
+    groups = np.arange(40) % 2
+    with pytest.raises(ValueError, match="groups: expected all rows of a person in one group"):
+        model.fit(z, persons=np.arange(40) // 4, groups=groups)
+    assert not hasattr(model, "epsilon_")
+    model.fit(z, persons=np.arange(40) % 10, groups=groups)
+    with pytest.raises(ValueError, match="groups: expected some of 0, 1; got 2"):
+        model.transform(z, groups=np.full(40, 2))
+    with pytest.raises(ValueError, match="groups: expected one for each of 40 rows"):
+        model.transform(z, groups=[0])
 
 
 @pytest.mark.parametrize(

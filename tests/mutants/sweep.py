@@ -39,7 +39,8 @@ PASSED = VERDICT
 FAILED = VERDICT + 1
 NOT_OURS = (
     "pytest", "numpy", "scipy.linalg", "scipy.optimize", "scipy.special",
-    "scipy.stats", "torch", "geoopt", "pydantic", "safetensors.torch", "networkx", "sklearn",
+    "scipy.stats", "torch", "torch._dynamo.compiled_autograd", "geoopt", "pydantic",
+    "safetensors.torch", "networkx", "sklearn",
     "dp_accounting", "cryptography.x509", "typer", "rich.progress", "flwr.serverapp",
     "flwr.clientapp", "matplotlib.figure", "hypothesis", "hypothesis.stateful",
     "hypothesis.internal.conjecture.engine",
