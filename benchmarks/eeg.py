@@ -70,7 +70,7 @@ def simulated(seed: int) -> Windows:
 
 
 def recorded(name: str, seed: int) -> Windows:
-    """Returns windows of a data set of MOABB in units of its own; a seed deals subjects to sites.
+    """Returns windows of a data set of MOABB; a seed deals its subjects to sites.
 
     The unit is a public constant of the amplifier: here the median trace over the test windows.
     """

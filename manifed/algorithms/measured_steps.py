@@ -30,6 +30,7 @@ from manifed.algorithms.algorithm import There
 from manifed.algorithms.payloads import State
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.fields import Positive
+from manifed.manifolds.base import Manifold
 
 _LEAST_LEFT = 0.25
 """The least e_t: a share that noise makes small must not make a step long."""
@@ -45,6 +46,9 @@ class MeasuredSteps(TangentMean):
     """Factor of steps by distance."""
     curvature: Positive | None = None
     """Curvature of the cost where nothing is clipped, times ``training.step_size``."""
+    radius: Positive | None = None
+    """Public bound of how far the minimum is from the start. A step that would end beyond it ends
+    at it, so that noise moves no model to where numbers overflow. None: steps have any length."""
     noise_ratio: float = Field(default=1.0, ge=1e-3, le=1e3)
     """Noise of a round over that of the round before, for the weights by curvature."""
 
@@ -61,13 +65,27 @@ class MeasuredSteps(TangentMean):
         """Returns the state before round 1, with what steps are measured by."""
         nothing = torch.zeros((), dtype=torch.float64, device=x.device)
         state = super().start(x) | {"measured": nothing}
+        if self.radius is not None:
+            state |= {"origin": x}
         return state if self.distance is None else state | {"origin": x, "reach": nothing}
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
         """Takes a step of measured length along the mean, as `TangentMean.server` does."""
         rule = self._by_curvature if self.distance is None else self._by_distance
         length, kept = rule(state, mean, here)
-        return super().server(state, length * mean, here) | kept
+        step = length * mean
+        if self.radius is not None:
+            step = self._ended(state["origin"], state["x"], step, self.radius, here.manifold)
+        return super().server(state, step, here) | kept
+
+    @staticmethod
+    def _ended(origin: Tensor, x: Tensor, step: Tensor, radius: float, on: Manifold) -> Tensor:
+        """The step, or one that ends ``radius`` from ``origin`` where it would end beyond."""
+        length = float(on.norm(x, step))
+        step = step * min(1.0, 2 * radius / length) if length else step  # a longer one ends beyond
+        way = on.logmap(origin, on.expmap(x, step))
+        far = float(on.norm(origin, way))
+        return step if far <= radius else on.logmap(x, on.expmap(origin, way * (radius / far)))
 
     def _by_distance(self, state: State, mean: Tensor, here: There) -> tuple[float, State]:
         """The multiple of the mean that is the step, and the squares and reach that are kept."""

@@ -392,9 +392,15 @@ def _steps(
         first = max(1, math.ceil((1 - rule.tail) * count))
         average = kind(from_round=first, noise_ratio=ratio)
     if rule.curvature is not None:
-        curvature = rule.curvature * step / getattr(config.problem, "num_classes", 1)
+        classes = getattr(config.problem, "num_classes", 1)
+        curvature = rule.curvature * step / classes
+        # a gradient is the curvature times a distance; four times that for a clip that cuts many
+        radius = 4 * bound / rule.curvature * math.sqrt(classes)
         return MeasuredSteps(
-            curvature=float(f"{curvature:.6g}"), noise_ratio=ratio, average=average
+            curvature=float(f"{curvature:.6g}"),
+            radius=float(f"{radius:.6g}"),
+            noise_ratio=ratio,
+            average=average,
         )
     distance = 0.1
     if rule.distance is not None:

@@ -11,7 +11,7 @@ from manifed.algorithms.algorithm import Collected, There
 from manifed.algorithms.measured_steps import MeasuredSteps
 from manifed.errors import ConfigError
 from manifed.experiment.load import parse
-from manifed.manifolds import Euclidean, Lorentz, Sphere, Stiefel
+from manifed.manifolds import SPD, Euclidean, Lorentz, Sphere, Stiefel
 from tests.algorithms.gossip_runs import reports_of
 from tests.tensors import generator
 
@@ -101,6 +101,32 @@ def test_what_a_clip_leaves_of_a_curvature_makes_steps_longer_and_never_endless(
         for share in (1.0, 0.5, 0.0, -50.0, 50.0)
     ]
     assert lengths == pytest.approx([1.0, 1 / 0.75, 2.0, 4.0, 1.0], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("manifold", "shape"), [(Euclidean(), (4,)), (Lorentz(), (4,)), (SPD(), (3, 3))]
+)
+def test_steps_end_within_the_radius_however_loud_the_noise(manifold, shape):
+    x = manifold.of_zeros(torch.zeros(shape, dtype=torch.float64))
+    for scale in (0.01, 1.0, 1e8):
+        points = {}
+        for radius in (None, 3.0):
+            rule, points[radius] = MeasuredSteps(curvature=2.0, radius=radius), [x]
+            state = rule.start(x)
+            for r in range(1, 6 if scale < 1e8 or radius else 1):
+                coords = manifold.coords_of(state["x"])
+                drawn = torch.randn(coords, generator=generator(r), dtype=torch.float64)
+                u = manifold.from_coords(state["x"], scale * drawn)
+                there = There(manifold, "train", r, Collected({"u": u}, None, (), 1, lambda: 0.5))
+                state = rule.server(state, u, there)
+                points[radius].append(state["x"])
+        far = [float(manifold.dist(x, y)) for y in points[3.0]]
+        assert max(far) <= 3.0 + 1e-9
+        assert max(manifold.membership_defect(y) for y in points[3.0]) < 1e-10
+        if scale == 0.01:
+            assert all(map(torch.equal, *points.values())), "nothing ends beyond it"
+        if scale == 1e8:
+            assert far[1] == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("keys", [{}, {"distance": 1.0, "curvature": 2.0}])

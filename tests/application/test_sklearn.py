@@ -136,6 +136,14 @@ def test_tangent_vectors_are_logarithms_at_the_private_mean_of_their_group():
     assert model.statement_.count("unit: one example") == 2
 
 
+def test_a_mean_of_too_few_persons_is_a_matrix_however_loud_the_noise():
+    z, _ = covariances(80, 0)
+    persons = np.arange(80) // 40
+    for _ in range(3):
+        model = PrivateTangentSpace(epsilon=0.2, rows_per_person=40).fit(z, persons=persons)
+        assert np.isfinite(model.transform(z)).all()
+
+
 def test_groups_that_share_a_person_or_are_unknown_are_refused():
     z, _ = covariances(40, 0)
     model = PrivateTangentSpace(rows_per_person=4)

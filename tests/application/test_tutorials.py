@@ -8,6 +8,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
 SMALL = {
+    "eeg": {"PARTICIPANTS": 6, "WINDOWS": 5},
     "own_module": {"ROUNDS": 2},
     "private_layers": {"ROUNDS": 2, "EPSILONS": (2.0,)},
     "what_epsilon_means": {"DRAWS": 20_000},
