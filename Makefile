@@ -70,6 +70,7 @@ bench: $(VENV)/.installed-dev ## Run the benchmarks, one script per claim
 evidence: $(VENV)/.installed-dev ## Write the tables that take longer than the gate (half an hour)
 	@set -e; for name in hostile_replies kills guard_kills growing_engines long_claims; do \
 	  echo "== $$name"; $(RUN) -m tests.robustness.$$name --out tests/robustness/results; done
+	$(RUN) -m tests.attacks.shipped --out tests/robustness/results
 
 .PHONY: docs
 docs: $(VENV)/.installed-docs ## Build the site into build/site, without a network; open build/site/index.html
@@ -114,7 +115,7 @@ slow: $(VENV)/.installed-dev ## The tests that take more than 5 s each, and thos
 	MANIFED_PLUGINS=manifed_extras $(PYTEST) -m '$(HERE)' $(PARALLEL) extras/tests $(ARGS)
 
 ray: $(VENV)/.installed-dev ## The tests on Flower's simulation engine
-	$(PYTEST) -m ray $(ARGS)
+	$(PYTEST) -m ray $(PARALLEL) $(ARGS)
 
 deployment: $(VENV)/.installed-dev ## The tests with a real SuperLink and SuperNodes on loopback
 	$(PYTEST) -m deployment $(PARALLEL) $(ARGS)

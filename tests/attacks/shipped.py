@@ -1,11 +1,14 @@
 """Every shipped mechanism under attack, and the faults that an attack must catch.
 
-python -m tests.attacks.shipped
+python -m tests.attacks.shipped [--out tests/robustness/results]
 """
 
+import argparse
+import hashlib
 import math
 import sys
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import torch
 
@@ -13,6 +16,7 @@ from manifed.algorithms.decor import Decor
 from manifed.algorithms.one_shot import SecondMoment
 from manifed.algorithms.rsgd import RSGD
 from manifed.algorithms.rsvrg import RSVRG
+from manifed.audit import attacks
 from manifed.audit.attacks import SHORT_STEP, ClientAttack, ExampleAttack, MaskedAttack, worst_case
 from manifed.audit.bound import Attack, Audited, find_all
 from manifed.federation.cohorts import Everyone, FixedSize, PoissonCohort
@@ -26,6 +30,7 @@ from manifed.privacy.secldp import Correlated
 from reproduction.checks_004.engines import messages_under_attack
 from tests.attacks.corrections import POLE, PULL, CorrectionAttack, FlippingAttack, rows_of
 
+RESULTS = Path(__file__).parents[1] / "robustness" / "results"
 CLIP = 0.5
 SIZE = 20
 
@@ -318,13 +323,27 @@ def everything(source):
     return shipped, faults, published_rsvrg(source)
 
 
+def measured_sha256():
+    """The SHA-256 of the source of the attacks: another one makes the table stale."""
+    files = [Path(__file__), *sorted(Path(attacks.__file__).parent.glob("*.py"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
 def main():
     """Print a line a mechanism; 1 where one does not hold or a fault is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="folder for audits.md")
+    given = parser.parse_args()
     shipped, faults, published = everything(NoiseSource.from_seed(0))
     wrong = 0
+    lines = [f"# Audits of all mechanisms\n\nSource {measured_sha256()}.\n"]
     for i, found in enumerate(find_all([*shipped, *faults, published])):
-        sys.stdout.write(found.line() + "\n")
+        lines.append("    " + found.line())
+        print(lines[-1], flush=True)
         wrong += found.is_violated != (i >= len(shipped))
+    lines.append(f"\nwrong: {wrong}\n")
+    if given.out is not None:
+        (given.out / "audits.md").write_text("\n".join(lines), encoding="utf-8")
     sys.exit(bool(wrong))
 
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import tempfile
 import warnings
 from contextlib import suppress
 
@@ -32,11 +33,17 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster():
     import ray
     from ray.cluster_utils import Cluster
 
-    here = Cluster()
+    made = tempfile.TemporaryDirectory(prefix="mf-", ignore_cleanup_errors=True)
+    with made as folder, pytest.MonkeyPatch.context() as patch:  # sockets need a short path
+        patch.setenv("RAY_TMPDIR", folder)
+        yield from _joined(ray, Cluster())
+
+
+def _joined(ray, here):
     here.add_node(num_cpus=4, include_dashboard=False)
     ray.shutdown()  # what another test may have left; workers join the session that there is
     ray.init(address=here.address, log_to_driver=False, logging_level="error")

@@ -55,7 +55,7 @@ def test_a_module_of_a_package_outside_has_one_trajectory_on_every_engine(tmp_pa
         monkeypatch.setenv(variable, "")
     config = tmp_path / "own.toml"
     config.write_text(OWN_MODULE.replace(own_nets.FACTORY, "nets_of_mine:orthogonal"))
-    sets = ["federation.num_rounds=5", *QUIET]
+    sets = ["federation.num_rounds=2", *QUIET]
     found = compare_engines(str(config), sets, ("inline", "ray", "deployment"))
     assert found["engines"] == ["inline", "ray", "deployment"]
     assert found["max_difference"] <= 1e-10

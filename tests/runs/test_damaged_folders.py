@@ -88,7 +88,7 @@ def test_damage_ends_in_one_line_and_changes_nothing(command, stride, sound, tmp
     cases = all_damage(COMMANDS[command], command != "resume")
     if command == "report" and stride > 3:  # one that is drawn takes a second
         cases = [case for case in cases if case[1] in ANY]
-    cases = cases[::stride]
+    cases = cases[:: stride * (3 if command == "report" and stride == 3 else 1)]
     whole, *passed = try_all(command, sound, tmp_path, [(LEDGER, "sound", lambda _: None), *cases])
     assert whole == "sound", "the control: what every case spoils is not refused"
     assert len(passed) <= 0.5 * len(cases)
