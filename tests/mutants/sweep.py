@@ -115,8 +115,8 @@ def copy_tree(source, target):
 class Benches:
     """The places where trees are tested: as many runs at a time as there are benches.
 
-    A tree is made anew for every run, on a path that stays, so that what no fault changed is
-    compiled once.
+    A tree stays on its path, so that what no fault changed is compiled once; after every run it
+    gets back what differs from the sound one.
     """
 
     folder: Path
@@ -127,12 +127,22 @@ class Benches:
     def tree(self):
         """A copy of the sound tree; it shares its files, so that a change replaces one."""
         bench = self.free.get()
-        shutil.copytree(self.sound, bench / "tree", copy_function=os.link)
+        if not bench.exists():
+            shutil.copytree(self.sound, bench / "tree", copy_function=os.link)
         try:
             yield bench / "tree"
         finally:
-            shutil.rmtree(bench, ignore_errors=True)
+            self._mend(bench)
             self.free.put(bench)
+
+    def _mend(self, bench):
+        shutil.rmtree(bench / "scratch", ignore_errors=True)
+        (bench / "log").unlink(missing_ok=True)
+        of = [_files(top) for top in (self.sound, bench / "tree")]
+        for name in {name for name, _ in of[0].items() ^ of[1].items()}:
+            (bench / "tree" / name).unlink(missing_ok=True)
+            if name in of[0]:
+                os.link(self.sound / name, bench / "tree" / name)
 
     def run(self, tree, tests):
         """The exit code (pytest's and ``VERDICT``, or what it ended with) and the last line."""
@@ -150,6 +160,16 @@ class Benches:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         said = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
         return process.exitcode or 0, (said or lines or ["it said nothing"])[-1]
+
+
+def _files(top):
+    """The number of each file below a folder, by name: copies that share a file have its number."""
+    found = {}
+    for folder, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(folder, name)
+            found[os.path.relpath(path, top)] = os.lstat(path).st_ino
+    return found
 
 
 def run_in(tree, bytecode, log, tests):
