@@ -104,7 +104,7 @@ versions: $(VENV)/.installed-dev ## Types under the newest Python, bytecode unde
 portable: $(VENV)/.installed-dev ## Its tests of numbers with the digits of another processor
 	$(PLAIN) $(PYTEST) -m '$(FAST)' $(WITHOUT_NUMBERS:%=--ignore=tests/%) $(PARALLEL) $(ARGS)
 
-mutants: $(VENV)/.installed-dev ## Plant faults one at a time; the tests must see every one
+mutants: $(VENV)/.installed-dev ## Plant faults one at a time; the tests must see every one (ARGS=--new: see sweep.py)
 	PYTHONDONTWRITEBYTECODE= $(RUN) tests/mutants/sweep.py --workers $(WORKERS) $(ARGS)
 
 stats: $(VENV)/.installed-dev ## The exact-law tests of noise and sampling
