@@ -77,7 +77,6 @@ _TRAINING = Kinds(
         "growing-samples": "algorithms.growing_samples:GrowingSamples",
         "second-moment": "algorithms.one_shot:SecondMoment",
         "log-euclidean": "algorithms.one_shot:LogEuclidean",
-        "noisy-gram": "algorithms.one_shot:NoisyGram",
     },
 )
 _STRATEGY = Kinds(
