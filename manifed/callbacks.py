@@ -21,7 +21,7 @@ from torch import Tensor
 from manifed.errors import ConfigError, described, optional
 from manifed.experiment.evaluation import Judged, published
 from manifed.experiment.schema import Output
-from manifed.fields import Frozen, PositiveCount
+from manifed.fields import Document, Frozen, PositiveCount
 from manifed.setting import Setting
 
 __all__ = ["EarlyStopping", "ServerView", "mlflow", "tensorboard", "wandb"]
@@ -120,9 +120,7 @@ class _Tracker:
     that fails after round 0 loses rows, and ends no run.
     """
 
-    def __init__(
-        self, write: Callable[[dict[str, Any], int], object], end: Callable[[], object]
-    ) -> None:
+    def __init__(self, write: Callable[[Document, int], object], end: Callable[[], object]) -> None:
         self._write, self._end, self._is_open = write, end, False
 
     def __call__(self, curves: Curves, model: Tensor) -> None:
@@ -154,7 +152,7 @@ def tensorboard(folder: str | Path) -> Callback:
         from torch.utils.tensorboard import SummaryWriter
     sink = cache(partial(SummaryWriter, str(folder)))
 
-    def write(row: dict[str, Any], step: int) -> None:
+    def write(row: Document, step: int) -> None:
         for name, value in row.items():
             sink().add_scalar(name, value, step, walltime=step)
         sink().flush()  # a killed run keeps its rows

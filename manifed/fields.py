@@ -4,6 +4,7 @@ A field says by its type what it takes: ``num_rounds: PositiveCount`` refuses 0 
 wherever it stands.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_args
 
@@ -18,6 +19,10 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 PositiveCount = Annotated[int, Field(ge=1)]
 WholeNumber = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+Values = Mapping[str, Any]
+"""Values by name that are read: a table of a config, a statement, what a file says."""
+Document = dict[str, Any]
+"""Values by name that are made, as JSON and TOML hold them."""
 
 BY_KIND = Field(discriminator="kind")
 """Beside a union of models: its member is the one whose ``kind`` is given."""

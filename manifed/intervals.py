@@ -38,6 +38,7 @@ from torch import Tensor, func, linalg
 from manifed.algorithms.rsgd import RSGD
 from manifed.errors import ConfigError, named_by
 from manifed.experiment.load import parse
+from manifed.fields import Document, Values
 from manifed.manifolds.linalg import leading, unpacked
 from manifed.oracles.minibatch import Full
 from manifed.plan import mean_noise
@@ -68,7 +69,7 @@ class Interval:
     low: Tensor
     high: Tensor
 
-    def rows(self, columns: Sequence[str] = ()) -> list[dict[str, Any]]:
+    def rows(self, columns: Sequence[str] = ()) -> list[Document]:
         """Returns a row for each number, of what it is and its errors.
 
         ``columns`` names what stands along a dimension of that length.
@@ -96,7 +97,7 @@ class ReleasedMoments:
     """The deviation of the noise in each number."""
     row_norm: float
     """The public bound of a row's length, in whose units ``values`` are."""
-    statement: Mapping[str, Any]
+    statement: Values
     """The privacy statement."""
     columns: Sequence[str] = ()
     """Names of the columns, of a table."""
@@ -211,7 +212,7 @@ def _root(size: int) -> int:
     return (math.isqrt(9 + 8 * size) - 3) // 2
 
 
-def plan_of(sizes: Sequence[int], d: int, row_norm: float, privacy: Mapping[str, Any]) -> Any:
+def plan_of(sizes: Sequence[int], d: int, row_norm: float, privacy: Values) -> Any:
     """Returns the experiment of one release by sites of these numbers of rows of d numbers."""
     return parse(
         {
@@ -280,9 +281,7 @@ def of_run(directory: str | Path) -> ReleasedMoments:
     return _moments(model, plan, sizes, run.manifest.get("privacy") or {"kind": "none"})
 
 
-def _moments(
-    model: Tensor, plan: Any, sizes: Sequence[int], statement: Mapping[str, Any]
-) -> ReleasedMoments:
+def _moments(model: Tensor, plan: Any, sizes: Sequence[int], statement: Values) -> ReleasedMoments:
     """The moments that a plan released, once it is sure what is in its model."""
     privacy = plan.privacy
     for key, is_so, expected in (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from manifed.errors import ConfigError, named_by
 from manifed.federation.client import releases_in
 from manifed.federation.plan import Plan
+from manifed.fields import Document
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.epsilon_bounds import least_multiplier
 from manifed.privacy.events import (
@@ -532,12 +533,12 @@ def _mechanism_text(setting: Setting, terms: Terms) -> str:
 
 
 # -- what was not run yet --------------------------------------------------------------------
-def planned_statement(setting: Setting, sizes: Sizes) -> dict[str, Any]:
+def planned_statement(setting: Setting, sizes: Sizes) -> Document:
     """Returns the statement of a whole run in which every client is invited as often as can be."""
     return promise_of(setting, sizes).planned(setting.federation.num_rounds)
 
 
-def planned_curve(setting: Setting, sizes: Sizes) -> list[dict[str, Any]]:
+def planned_curve(setting: Setting, sizes: Sizes) -> list[Document]:
     """Returns epsilon against every adversary at 20 rounds of a run that invites everybody."""
     if setting.privacy.kind == "none":
         raise ConfigError("privacy.kind: there is no curve to draw, got 'none'")

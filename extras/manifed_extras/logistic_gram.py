@@ -5,14 +5,13 @@ mean loss is log 2 - A_ab^T x / 2 + x^T A_aa x / 8 near the origin (functional m
 Zhang, Xiao, Yang, Winslett 2012). Its minimiser with the ridge is
 (A_aa^+ / 4 + rho I)^{-1} A_ab / 2, the first step of Newton's method from the origin, and as far
 from the optimum as scores are from 0.
-Statistic, clip, sensitivity, noise and symbols are those of manifed/algorithms/one_shot.py.
+Statistic, clip, sensitivity, noise and symbols are those of manifed_extras/noisy_gram.py.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from manifed.algorithms.one_shot import NoisyGram
-from manifed.problems.problem import Problem
 from manifed.problems.statistics import LabelledGrams
+from manifed_extras.noisy_gram import NoisyGram
 
 
 class LogisticGram(NoisyGram):
@@ -22,7 +21,7 @@ class LogisticGram(NoisyGram):
         "manifed_extras.logistic_gram:LogisticGram"
     )
 
-    takes: ClassVar[type[Problem]] = LabelledGrams
-    solves: ClassVar[str] = "'logistic'"
-    quadratic: ClassVar[float] = 0.25
-    linear: ClassVar[float] = 0.5
+    takes = LabelledGrams
+    solves = "'logistic'"
+    quadratic = 0.25
+    linear = 0.5

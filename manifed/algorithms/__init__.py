@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from manifed.algorithms.gossip import Gossip
     from manifed.algorithms.growing_samples import GrowingSamples
     from manifed.algorithms.measured_steps import MeasuredSteps
-    from manifed.algorithms.one_shot import LogEuclidean, NoisyGram, SecondMoment
+    from manifed.algorithms.one_shot import LogEuclidean, SecondMoment
     from manifed.algorithms.projected import Projected, ProjectedPartial
     from manifed.algorithms.rfedags import RFedAGS
     from manifed.algorithms.rfedprox import RFedProx
@@ -31,7 +31,6 @@ __all__ = [
     "GrowingSamples",
     "LogEuclidean",
     "MeasuredSteps",
-    "NoisyGram",
     "Projected",
     "ProjectedPartial",
     "ProjectorAverage",
@@ -53,7 +52,7 @@ __getattr__, __dir__ = lazily(
         "gossip": ["Gossip"],
         "growing_samples": ["GrowingSamples"],
         "measured_steps": ["MeasuredSteps"],
-        "one_shot": ["LogEuclidean", "NoisyGram", "SecondMoment"],
+        "one_shot": ["LogEuclidean", "SecondMoment"],
         "projected": ["Projected", "ProjectedPartial"],
         "rfedags": ["RFedAGS"],
         "rfedprox": ["RFedProx"],

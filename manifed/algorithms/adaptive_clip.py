@@ -32,6 +32,7 @@ from manifed.algorithms.algorithm import Here, Phase, There, Weighting
 from manifed.algorithms.around import Around
 from manifed.algorithms.payloads import BadBroadcast, Displacement, Payload, Point, State
 from manifed.manifolds.base import Manifold, MapChoice
+from manifed.manifolds.linalg import Shape, Tensors
 from manifed.oracles.minibatch import Query
 from manifed.oracles.noisy_oracle import Oracle
 from manifed.privacy.events import Unsampled
@@ -68,14 +69,12 @@ class _PointAndClip(Payload):
     clip: Tensor
 
     @classmethod
-    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Any]:
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
         """Lists a point and a number in float64."""
         return {"x": (shape, dtype), "clip": ((1,), torch.float64)}
 
     @classmethod
-    def received(
-        cls, tensors: Mapping[str, Tensor], places: Sequence[str], manifold: Manifold
-    ) -> Self:
+    def received(cls, tensors: Tensors, places: Sequence[str], manifold: Manifold) -> Self:
         """Makes the payload of what came down; refuses a clip norm, too, that is out of range."""
         made = super().received(tensors, places, manifold)
         _share_of(made.clip)
@@ -90,7 +89,7 @@ class _UploadAndShare(Payload):
     share: Tensor
 
     @classmethod
-    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Any]:
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
         """Lists a vector and a number in float64."""
         return {"u": (shape, dtype), "share": ((1,), torch.float64)}
 

@@ -35,6 +35,7 @@ from manifed.algorithms.payloads import (
 )
 from manifed.fields import KeyFiles
 from manifed.graphs import Graph
+from manifed.manifolds.linalg import Shape
 from manifed.oracles.noisy_oracle import Draws
 from manifed.privacy.masks import (
     FLAWS,
@@ -337,7 +338,7 @@ class Masking(ByGraph, ServerUpdate, KeyFiles):
 
     # -- in a round --------------------------------------------------------------------------
     def masked_now(
-        self, shape: tuple[int, ...], memory: Memory | None, draws: Draws
+        self, shape: Shape, memory: Memory | None, draws: Draws
     ) -> tuple[Tensor, Memory | None]:
         """Draws a node's summed masks sum_j v_ij, ``(*shape)`` or ``(C, *shape)``, and notes it.
 
@@ -366,7 +367,7 @@ class Masking(ByGraph, ServerUpdate, KeyFiles):
 
     def drawn(
         self,
-        shape: tuple[int, ...],
+        shape: Shape,
         memory: Memory | None,
         draws: Draws,
         partners: frozenset[int] | None = None,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from manifed.errors import ConfigError, check_kind
 from manifed.manifolds.base import LARGEST, TOLERANCE, Manifold, frobenius
-from manifed.manifolds.linalg import Shape, flaw, packed_size
+from manifed.manifolds.linalg import Shape, Tensors, flaw, packed_size
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Payload:
 
     has_point: ClassVar[bool] = True
 
-    of_bytes: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = ()
+    of_bytes: ClassVar[tuple[tuple[str, Shape], ...]] = ()
     """The fields that hold bytes, and the shape of one place of each."""
     places: ClassVar[tuple[int, ...]] = ()
     """How many places fields of bytes have (`sized`); (): one, without an axis."""
@@ -59,15 +59,13 @@ class Payload:
         return made
 
     @classmethod
-    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Any]:
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
         """Lists shape and type of every field, given those of a point."""
         bytes_of = {name: ((*cls.places, *one), torch.uint8) for name, one in cls.of_bytes}
         return dict.fromkeys(cls.names(), (shape, dtype)) | bytes_of
 
     @classmethod
-    def received(
-        cls, tensors: Mapping[str, Tensor], places: Sequence[str], manifold: Manifold
-    ) -> Self:
+    def received(cls, tensors: Tensors, places: Sequence[str], manifold: Manifold) -> Self:
         """Makes the payload of what came down, where it lies; errors as `check_broadcast`."""
         made = cls(**tensors)
         check_broadcast(places, made, manifold)
@@ -138,7 +136,7 @@ class SymmetricMean(Displacement):
     """
 
     @classmethod
-    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Any]:
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
         """Lists one field of m(m+1)/2 numbers for matrices of order m."""
         return {"u": ((packed_size(shape[0] + sum(cls.places)),), dtype)}
 
@@ -176,7 +174,7 @@ def bytes_of(row: Tensor) -> bytes:
     return row.contiguous().numpy().tobytes()
 
 
-def layout_in(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def layout_in(tensors: Tensors) -> dict[str, Any]:
     """Lists shape and type of tensors, as `Payload.layout` does."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 

@@ -45,6 +45,7 @@ from manifed.algorithms.around import Around
 from manifed.algorithms.payloads import Payload, bytes_of, tensor_of
 from manifed.fields import KeyFiles
 from manifed.manifolds.base import Manifold
+from manifed.manifolds.linalg import Shape
 from manifed.oracles.minibatch import Query
 from manifed.privacy.committee import Committee, committee, degree
 from manifed.privacy.discrete import SMOOTHING
@@ -64,7 +65,7 @@ class _Keys(Payload):
     has_point = False
 
     @classmethod
-    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Any]:
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
         """Lists fields of bytes, whatever a point is."""
         return {name: (own, torch.uint8) for name, own in cls.of_bytes}
 
@@ -83,15 +84,15 @@ def _made(
 
 
 @cache
-def _bytes_payload(name: str, **fields: tuple[int, ...]) -> Any:
+def _bytes_payload(name: str, **fields: Shape) -> Any:
     return _made(name, tuple(fields), of_bytes=tuple(fields.items()))
 
 
 @cache
-def _behind(down: type[Payload], fields: tuple[tuple[str, tuple[int, ...]], ...]) -> Any:
+def _behind(down: type[Payload], fields: tuple[tuple[str, Shape], ...]) -> Any:
     """An algorithm's own payload with fields of bytes behind it."""
 
-    def layout(shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Any]:
+    def layout(shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
         own = {name: (size, torch.uint8) for name, size in fields}
         return {**down.layout(shape, dtype), **own}
 
@@ -203,7 +204,7 @@ class SecureSum(Around, KeyFiles):
         assert self.mechanism is not None
         return self.numbers_with(self.mechanism)
 
-    def size_of(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> int:
+    def size_of(self, shape: Shape, dtype: torch.dtype = torch.float64) -> int:
         """Returns how many integers a client uploads for points of this shape."""
         ((own, _),) = self.inner.up.layout(shape, dtype).values()
         is_tangent = self.unit != "client" or self.server_update.space == "tangent"
@@ -280,7 +281,7 @@ class SecureSum(Around, KeyFiles):
         width = (-(-self.clients // 8),)
         most = 0 if self.is_seeded else self.degree
 
-        def layout(shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Any]:
+        def layout(shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
             size = self.size_of(shape, dtype)
             number = torch.int32 if self.numbers.bits(size) == 32 else torch.int64
             return {"total": ((size,), number), "unopened": ((most,), torch.uint8)}

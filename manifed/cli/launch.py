@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from manifed.cli.options import outcome
 from manifed.errors import ConfigError, EngineFailed, RunEnded, check_linux, one_line, optional
@@ -21,6 +20,7 @@ from manifed.experiment.assembly import (
 from manifed.experiment.load import dump, load
 from manifed.experiment.plugins import consent_to
 from manifed.experiment.schema import Experiment
+from manifed.fields import Document
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
 from manifed.plan import promise_of
 from manifed.runs.driver import cohort_transport, named_directory, rounds_over, run
@@ -215,7 +215,7 @@ def _networked(config: Experiment, request: Request) -> None:
     is_simulation = config.engine.kind == "ray"
     run_on = engine(config.engine.kind)
     consent_to(dump(config))
-    told: dict[str, Any] = {"is_insecure": request.is_insecure, "credentials": request.credentials,
+    told: Document = {"is_insecure": request.is_insecure, "credentials": request.credentials,
                             "data_paths": simulated_paths(config) or None}  # fmt: skip
     run_on(
         run_config=run_config_of(config, is_simulation=is_simulation),

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from itertools import chain, product
 from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Any
 
 from typer import echo
 
@@ -30,6 +29,7 @@ from manifed.durable import write_atomically
 from manifed.errors import ConfigError, RunEnded, one_line
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
+from manifed.fields import Document
 from manifed.runs.evidence import evidence_of, refused, saved_config
 from manifed.runs.export import viewed
 from manifed.runs.folder import RunFolder, is_fresh
@@ -181,7 +181,7 @@ def trials_of(path: Path, sets: Sequence[str], seeds: str, out: Path) -> list[Tr
     return found
 
 
-def rows_of(groups: Mapping[str, Sequence[Run]]) -> tuple[str, list[dict[str, Any]]]:
+def rows_of(groups: Mapping[str, Sequence[Run]]) -> tuple[str, list[Document]]:
     """Returns the compared column and a row for each setting, averaged over seeds, best first.
 
     It is the first of a few that all runs have measured; a release may have nothing but its price.
@@ -192,7 +192,7 @@ def rows_of(groups: Mapping[str, Sequence[Run]]) -> tuple[str, list[dict[str, An
         "round",
     )  # fmt: skip
     measure = next(name for name in usual if all(run.last(name) is not None for run in runs))
-    rows = list[dict[str, Any]]()
+    rows = list[Document]()
     for label, group in groups.items():
         values = [run.last(measure) or 0.0 for run in group]
         spent = [epsilon for run in group if (epsilon := run.last("epsilon")) is not None]

@@ -11,7 +11,7 @@ Where workers play the clients, they read and check the data; this process does 
 models by them, or to count what the config does not say, and then lets go of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from manifed.experiment.plugins import is_plugin
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.client import ClientSetup, ClientSide, Node, try_update
 from manifed.federation.plan import Plan
+from manifed.fields import Document, Values
 from manifed.manifolds.linalg import Shape
 from manifed.plan import Sizes, example_mechanism, plan, summed
 from manifed.privacy.random_numbers import NoiseSource, Stream
@@ -64,7 +65,7 @@ class Facts:
     """The checksum of a data set that the config names."""
     examples: tuple[Examples, ...] = ()
     """Every client's; (): they are not here."""
-    meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    meta: Values = field(default_factory=Document)
     """What belongs to no example, of a data set that the config names."""
 
     @property

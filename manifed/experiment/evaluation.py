@@ -5,7 +5,7 @@ they are computed, and the privacy statement says what they would do to a releas
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from manifed.errors import named_by
 from manifed.experiment.assembly import load_shards, prepared, split_of
 from manifed.experiment.schema import Experiment
 from manifed.federation.held_out import HELD_OUT
+from manifed.fields import Document, Values
 from manifed.manifolds.base import Manifold
 from manifed.problems.data import DataSource, SiteData
 from manifed.problems.examples import Examples, count, rows_of
@@ -33,7 +34,7 @@ class Evaluator:
     problem: Problem
     shards: Sequence[Examples]
     weights: Tensor
-    meta: Mapping[str, Any]
+    meta: Values
 
     @cached_property
     def optimum(self) -> Optimum:
@@ -131,10 +132,10 @@ _OF_ORACLE = (
 
 def published(
     setting: Setting,
-    columns: Mapping[str, Any],
+    columns: Values,
     public: Collection[str] = (),
     private: Collection[str] = (),
-) -> dict[str, Any]:
+) -> Document:
     """Returns the columns of a run that may be shown to anybody: all of them without privacy.
 
     Of a private evaluation what says how many replied is left out. The ends of an interval do: the

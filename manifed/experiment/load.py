@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,16 @@ from manifed.experiment.plugins import (
     plugins_in,
 )
 from manifed.experiment.schema import Experiment
+from manifed.fields import Document, Values
 from manifed.problems.data import SiteData, look_in
 
-_Table = dict[str, Any]
 """A table of TOML."""
 
 
 def load(
     path: str | Path,
     overrides: Sequence[str] = (),
-    settings: Mapping[str, Any] | None = None,
+    settings: Values | None = None,
     plugins: Collection[str] | None = None,
 ) -> Experiment:
     """Reads the experiment of ``path`` with ``overrides``, then ``settings``, applied in order.
@@ -56,8 +56,8 @@ def load(
 
 
 def table_of(
-    path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
-) -> _Table:
+    path: str | Path, overrides: Sequence[str] = (), settings: Values | None = None
+) -> Document:
     """Returns the table that `load` parses: the file's, with the overrides on top.
 
     Raises:
@@ -77,7 +77,7 @@ def table_of(
     return table
 
 
-def _place_files(table: _Table, folder: Path) -> None:
+def _place_files(table: Document, folder: Path) -> None:
     """Make the path of a graph and ``data.paths`` absolute, these a list out of a pattern."""
     if isinstance(path := part(part(table, "training"), "graph").get("path"), str):
         table["training"]["graph"]["path"] = str(folder / path)
@@ -96,7 +96,7 @@ def _place_files(table: _Table, folder: Path) -> None:
         ]
 
 
-def parse(table: _Table, plugins: Collection[str] | None = None) -> Experiment:
+def parse(table: Document, plugins: Collection[str] | None = None) -> Experiment:
     """Makes the experiment of a parsed table (see `load` for arguments and errors)."""
     if plugins is not None:
         check_allowed(table, plugins)
@@ -115,12 +115,12 @@ def parse(table: _Table, plugins: Collection[str] | None = None) -> Experiment:
         raise ConfigError(fault(error, Experiment)) from None
 
 
-def _is_auto(table: Mapping[str, Any]) -> bool:
+def _is_auto(table: Values) -> bool:
     """Whether a table leaves the method to the planner."""
     return part(table, "training").get("kind") == "auto"
 
 
-def parse_overrides(text: str) -> _Table:
+def parse_overrides(text: str) -> Document:
     """Reads the settings in a TOML document of single lines ``a.b = VALUE``, by dotted field.
 
     Nothing is guessed: a line that is no whole TOML statement, a table header, a bare word, a
@@ -129,7 +129,7 @@ def parse_overrides(text: str) -> _Table:
     Raises:
         ConfigError: with what is wrong.
     """
-    found = _Table()
+    found = Document()
     try:
         tomllib.loads(text)  # refuses a field that is set twice
         for line in filter(None, map(str.strip, text.split("\n"))):
@@ -144,20 +144,20 @@ def parse_overrides(text: str) -> _Table:
     return found
 
 
-def _apply(table: _Table, override: str) -> None:
+def _apply(table: Document, override: str) -> None:
     key, separator, text = (part.strip() for part in override.partition("="))
     if not separator or not all(key.split(".")):
         raise ConfigError(f"Expected an override like federation.num_rounds=50, got {override!r}")
     try:
         found = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:  # a bare word
-        found = _Table()
+        found = Document()
     except (RecursionError, ValueError) as error:
         raise ConfigError(f"{key}: expected a TOML value, got {one_line(str(error))}") from None
     _put(table, key, found["value"] if len(found) == 1 else text)
 
 
-def _put(table: _Table, key: str, value: Any) -> None:
+def _put(table: Document, key: str, value: Any) -> None:
     node, (*names, last) = table, key.split(".")
     for name in names:
         node = node.setdefault(name, {})
@@ -167,7 +167,7 @@ def _put(table: _Table, key: str, value: Any) -> None:
 
 
 # -- TOML from disk: of bounded size and depth, every fault in one line ---------------------
-def read_toml(path: Path) -> _Table:
+def read_toml(path: Path) -> Document:
     """Reads the table in a TOML file.
 
     Raises:
@@ -187,7 +187,7 @@ def read_toml(path: Path) -> _Table:
         raise ConfigError(f"Expected a readable config file, got {shown}: {said}") from None
 
 
-def _parsed(text: str, where: str, loads: Callable[[str], Any] = tomllib.loads) -> _Table:
+def _parsed(text: str, where: str, loads: Callable[[str], Any] = tomllib.loads) -> Document:
     """The table in a text, which may nest too deep, or hold an integer of thousands of digits."""
     try:
         table = loads(text)
@@ -199,7 +199,7 @@ def _parsed(text: str, where: str, loads: Callable[[str], Any] = tomllib.loads) 
 
 
 # -- as text, and its hash ------------------------------------------------------------------
-def dump(config: Experiment) -> _Table:
+def dump(config: Experiment) -> Document:
     """Returns the resolved config as plain data."""
     return config.model_dump(mode="json")
 
@@ -240,7 +240,7 @@ def save(config: Experiment, path: Path) -> None:
     path.write_text(to_toml(config), encoding="utf-8")
 
 
-def table_of_canonical(text: str) -> _Table:
+def table_of_canonical(text: str) -> Document:
     """Returns the table, for `parse`, of the experiment in a `canonical` text.
 
     What the text leaves out (how and where the run happens) is left at its defaults. Nothing is
@@ -257,7 +257,7 @@ def table_of_canonical(text: str) -> _Table:
     return table | {"engine": {"dtype": table.pop("dtype", "float64")}}
 
 
-def _check_resolved(table: Mapping[str, Any]) -> None:
+def _check_resolved(table: Values) -> None:
     """Refuse to plan what came from elsewhere: whoever sends an experiment has planned it.
 
     Raises:

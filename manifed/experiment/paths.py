@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from manifed.errors import ConfigError, one_line, short
 from manifed.experiment.plugins import Kinds, is_plugin
+from manifed.fields import Values
 
 _Model = type[BaseModel]
 _Options = dict[str | None, _Model | Kinds]
@@ -138,7 +139,7 @@ def _hint(owner: _Place, path: str) -> str:
 
 
 # -- raw tables ----------------------------------------------------------------
-def part(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def part(table: Values, name: str) -> Values:
     """Returns the table of that name in a raw table; an empty one where there is none."""
     found = table.get(name)
     return found if isinstance(found, Mapping) else {}

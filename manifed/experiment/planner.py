@@ -25,7 +25,7 @@ save computing time, which is not what a budget pays for.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import ValidationError
@@ -39,7 +39,7 @@ from manifed.errors import ConfigError
 from manifed.experiment.assembly import Facts, facts_of
 from manifed.experiment.paths import fault, part
 from manifed.experiment.schema import Experiment
-from manifed.fields import Frozen, Positive, PositiveCount
+from manifed.fields import Document, Frozen, Positive, PositiveCount, Values
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
@@ -137,7 +137,7 @@ class _Option:
 
 
 # -- the table -------------------------------------------------------------------------------
-def stand_in(table: Mapping[str, Any]) -> dict[str, Any]:
+def stand_in(table: Values) -> Document:
     """Returns the table with a method in place of "auto" that fits wherever a planned one does.
 
     Its ``federation.num_rounds`` is the most that a plan may take; left out: 100.
@@ -150,7 +150,7 @@ def stand_in(table: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def with_option(table: Mapping[str, Any], option: _Option) -> dict[str, Any]:
+def with_option(table: Values, option: _Option) -> Document:
     """Returns the table with a method, its rounds, its clip and its own server update."""
     training, server, adaptive = (
         one and one.model_dump(mode="json", exclude_none=True)
@@ -167,9 +167,7 @@ def with_option(table: Mapping[str, Any], option: _Option) -> dict[str, Any]:
 
 
 # -- the choice ------------------------------------------------------------------------------
-def planned(
-    table: Mapping[str, Any], parse: Callable[[dict[str, Any]], Experiment]
-) -> list[_Option]:
+def planned(table: Values, parse: Callable[[Document], Experiment]) -> list[_Option]:
     """Lists the methods for a config's problem and budget, the one to take first.
 
     ``parse`` reads a table that names a method. Of several principal components the one-shot
@@ -242,9 +240,7 @@ def public_numbers(config: Experiment) -> Facts:
     return facts
 
 
-def with_clip(
-    table: Mapping[str, Any], parse: Callable[[dict[str, Any]], Experiment]
-) -> dict[str, Any]:
+def with_clip(table: Values, parse: Callable[[Document], Experiment]) -> Document:
     """Returns the table of a named method with an adaptive clip in place of "auto".
 
     Raises:
@@ -269,14 +265,12 @@ _ASKED = {
 """What each trust asks of the parties."""
 
 
-def trusts(
-    table: Mapping[str, Any], parse: Callable[[dict[str, Any]], Experiment]
-) -> list[dict[str, Any]]:
+def trusts(table: Values, parse: Callable[[Document], Experiment]) -> list[Document]:
     """Lists, for each trust, the method that a plan would take and how long its noise is.
 
     It changes no config: another trust is another promise. What cannot be planned says why.
     """
-    rows = list[dict[str, Any]]()
+    rows = list[Document]()
     for trust, asks in _ASKED.items():
         method, noise = "local steps, clipped uploads", None
         try:
@@ -294,9 +288,7 @@ def trusts(
     return rows
 
 
-def _client_level_noise(
-    table: Mapping[str, Any], parse: Callable[[dict[str, Any]], Experiment]
-) -> float:
+def _client_level_noise(table: Values, parse: Callable[[Document], Experiment]) -> float:
     """Kappa of the mean of all clients' uploads, which the server noises once."""
     once = stand_in(table)
     facts = public_numbers(parse(once))
@@ -348,7 +340,7 @@ def _descent(
         share = 0.25
     # exact logarithms of frames do not converge where the noise of a step is long
     is_exact = manifold.has_logmap and not isinstance(manifold, Stiefel | Grassmann)
-    keys: dict[str, Any] = {"minibatch": Full(), "maps": "exact" if is_exact else "retraction"}
+    keys: Document = {"minibatch": Full(), "maps": "exact" if is_exact else "retraction"}
     price, spread, kappa = _descent_noise(config, facts, bound)
     count = min(rounds, rule.rounds, max(_FEWEST, math.ceil(_PER_NOISE / kappa**2)))
     is_counted = rule.quantile is not None and count > 1

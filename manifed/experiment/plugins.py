@@ -31,6 +31,7 @@ from pydantic_core import (
 )
 
 from manifed.errors import ConfigError
+from manifed.fields import Values
 from manifed.problems.data import look_in, looked_in, named, source_sha256
 
 
@@ -128,7 +129,7 @@ def look_as_noted(manifest: Path) -> None:
     look_in([*noted, str(Path.cwd())])
 
 
-def note_of(table: Mapping[str, Any]) -> dict[str, list[str]]:
+def note_of(table: Values) -> dict[str, list[str]]:
     """Returns the manifest's note of where a config's plug-ins were looked for."""
     return {NOTED: looked_in()} if any(plugins_in(table)) else {}
 
@@ -144,7 +145,7 @@ def allowed_here() -> frozenset[str]:
     return frozenset(package.strip() for package in named) - {""}
 
 
-def consent_to(table: Mapping[str, Any]) -> None:
+def consent_to(table: Values) -> None:
     """Allows the processes that this one starts to import what a config names.
 
     Whoever runs a config here consents for the nodes that this command plays.
@@ -153,7 +154,7 @@ def consent_to(table: Mapping[str, Any]) -> None:
         os.environ[VARIABLE] = ",".join(sorted(packages | allowed_here()))
 
 
-def plugins_in(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def plugins_in(table: Values) -> Iterator[tuple[str, str]]:
     """Lists (path, name) of what raw tables name: classes, a file's source, a module."""
     waiting: list[tuple[str, Any]] = [("", table)]
     while waiting:
@@ -169,7 +170,7 @@ def plugins_in(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         waiting += [(f"{path}{k}.", v) for k, v in node.items() if isinstance(v, Mapping)]
 
 
-def packages_in(table: Mapping[str, Any]) -> frozenset[str]:
+def packages_in(table: Values) -> frozenset[str]:
     """Lists the packages of the plug-ins that a raw table names."""
     return frozenset(_package(kind) for _, kind in plugins_in(table))
 
@@ -188,7 +189,7 @@ def sha256_of(name: str) -> str:
     return source_sha256(named(name, "name").__module__)
 
 
-def check_allowed(table: Mapping[str, Any], packages: Collection[str]) -> None:
+def check_allowed(table: Values, packages: Collection[str]) -> None:
     """Refuses a table that names a class outside of ``packages``, before anything is imported.
 
     Raises:

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
 from manifed.experiment.paths import part
 from manifed.experiment.plugins import Kinds, is_plugin, plugins_in, sha256_of
-from manifed.fields import Frozen, PositiveCount
+from manifed.fields import Document, Frozen, PositiveCount
 from manifed.problems.data import DataSource, SiteData
 from manifed.problems.problem import Problem, ProblemSource
 from manifed.problems.shards import check_pair
@@ -77,7 +77,6 @@ _TRAINING = Kinds(
         "growing-samples": "algorithms.growing_samples:GrowingSamples",
         "second-moment": "algorithms.one_shot:SecondMoment",
         "log-euclidean": "algorithms.one_shot:LogEuclidean",
-        "noisy-gram": "algorithms.one_shot:NoisyGram",
     },
 )
 _STRATEGY = Kinds(
@@ -111,7 +110,7 @@ class Output(Frozen):
     """A printed ledger head that the ledger of the resumed run must contain."""
 
 
-def _follow(table: dict[str, Any], name: str, **keys: Any) -> None:
+def _follow(table: Document, name: str, **keys: Any) -> None:
     """Put keys into a part of a table, below those that it has."""
     if isinstance(table.get(name), dict):
         table[name] = {**keys, **table[name]}

@@ -6,7 +6,7 @@ noise, normaliser) comes from its own reading of the config, never from the mess
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import NamedTuple
@@ -36,7 +36,7 @@ from manifed.federation.exchange import BadMessage, Header
 from manifed.federation.held_out import EVALUATE, LABEL, PrivateEvaluation
 from manifed.federation.memory import Kept, remembered
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.linalg import Shape, flaw
+from manifed.manifolds.linalg import Shape, Tensors, flaw
 from manifed.oracles.minibatch import UNNOISED, Query
 from manifed.oracles.noisy_oracle import Draws, Oracle
 from manifed.privacy.events import PrivacyUnit, Release
@@ -234,7 +234,7 @@ class ClientSide:
 
     setup: ClientSetup
     shards: Sequence[Examples]
-    point_shape: tuple[int, ...]
+    point_shape: Shape
     source: NoiseSource
     """What `NoiseSource.fresh` makes of it is the source of one exchange."""
     dtype: torch.dtype = torch.float64
@@ -275,7 +275,7 @@ class Node:
     partition: int
     digest: str
     """Hash of the config, or of the privacy parameters, that this node reads for itself."""
-    point_shape: tuple[int, ...]
+    point_shape: Shape
     source: NoiseSource
     """What `NoiseSource.fresh` makes of it is the source of one client update."""
     dtype: torch.dtype = torch.float64
@@ -294,7 +294,7 @@ class _Answer(NamedTuple):
 def answer(
     node: Node,
     header: Header,
-    read: Callable[[type[Payload], tuple[int, ...], torch.dtype], Mapping[str, Tensor]],
+    read: Callable[[type[Payload], tuple[int, ...], torch.dtype], Tensors],
     kept: Kept | None,
     pay: Callable[[], object] | None = None,
 ) -> _Answer:

@@ -10,7 +10,6 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,12 +17,12 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
 
 from manifed.algorithms.payloads import Memory, layout_in
 from manifed.durable import MOST_BYTES, write_atomically
 from manifed.errors import one_line
 from manifed.federation.exchange import Header
+from manifed.manifolds.linalg import Tensors
 
 log = logging.getLogger("manifed")
 
@@ -40,7 +39,7 @@ class Kept:
     """A client's memory, as tensors by name, and the message that wrote it."""
 
     header: Header
-    tensors: Mapping[str, Tensor]
+    tensors: Tensors
 
 
 def remembered(blank: Memory, kept: Kept | None, header: Header, *, lasts: bool = False) -> Memory:

@@ -14,10 +14,11 @@ import math
 from bisect import bisect_left
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.serverapp import GaussianPrivacyEvent, PrivacyAccountant, PrivacyConfig, PrivacySpent
 
+from manifed.fields import Document
 from manifed.privacy.events import (
     CLIENT_LEVEL,
     PoissonSampled,
@@ -55,7 +56,7 @@ class Accountant:
         """
         self.config = config
         self._halve = halve
-        self._made: list[dict[str, Any]] = []
+        self._made: list[Document] = []
         self._odometer = Odometer()
         self._odometer.declare(Terms(population=config.population_size))
         self.ledger: Ledger | None = None
@@ -108,7 +109,7 @@ class Accountant:
         limit = max_epsilon or self.config.max_epsilon or math.inf
         return after.epsilon(CLIENT_LEVEL, self.config.target_delta) > limit
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Document:
         """Returns the state as JSON holds it."""
         return {
             "schema_version": 1,
@@ -118,7 +119,7 @@ class Accountant:
             "compositions": [*self._made],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Document) -> None:
         """Restores a state; with a ledger, which alone counts, it is only compared.
 
         Raises:

@@ -47,6 +47,7 @@ from manifed.audit.bound import Audited, Verdict, find
 from manifed.errors import BudgetExhausted, ConfigError, short
 from manifed.federation.cohorts import Everyone, FixedSize, PoissonCohort
 from manifed.federation.plan import ServerDraws
+from manifed.fields import Document
 from manifed.flower.grids import OwnGrid
 from manifed.flower.guarding import (
     NODES,
@@ -144,7 +145,7 @@ class Guarded(TrainingOnly):
         """What was charged."""
         return self._account.odometer
 
-    def statement(self) -> dict[str, Any]:
+    def statement(self) -> Document:
         """Returns the privacy statement of what was charged so far, as data."""
         said = self._promise.statement(self.odometer)
         second, kept = self._declared, self._metrics
@@ -489,7 +490,7 @@ def guard(
     if not 0 < delta < 1 / population:
         raise ConfigError(f"delta: expected 0 < delta < 1 / population, got {short(delta)}")
     cohort = cohort or ("all" if size == population else "fixed-size")
-    rules: dict[str, Any] = {
+    rules: Document = {
         "all": Everyone(),
         "fixed-size": FixedSize(cohort_size=size),
         "poisson": PoissonCohort(sampling_probability=size / population),

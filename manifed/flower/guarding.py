@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from manifed.errors import ConfigError, short
-from manifed.fields import Frozen, PositiveCount
+from manifed.fields import Frozen, PositiveCount, Values
 from manifed.flower.records import float_array
 from manifed.privacy.charging import Account, opened
 from manifed.privacy.ledger import Entry, Ledger, ledger_key
@@ -156,9 +155,7 @@ def limited(promise: Promise, max_epsilon: float) -> Promise:
     return made
 
 
-def gone_on(
-    path: Path, promise: Promise, said: Mapping[str, Any]
-) -> AbstractContextManager[Account]:
+def gone_on(path: Path, promise: Promise, said: Values) -> AbstractContextManager[Account]:
     """Returns the account of a ledger that is there, all of it spent, or else of a new one.
 
     ``said`` stands in the first line and says what later runs must have in common with the first.

@@ -27,7 +27,7 @@ from torch import Tensor
 from manifed.algorithms.payloads import Payload, PerClient, layout_of
 from manifed.federation.exchange import Asked, BadMessage, Failure, Header, Kind, Replies, plain
 from manifed.flower.grids import UNREADABLE_REPLY
-from manifed.manifolds.linalg import flaw
+from manifed.manifolds.linalg import Shape, Tensors, flaw
 
 PAYLOAD = "payload"
 """ArrayRecord: the tensors of one payload, one entry a field."""
@@ -42,7 +42,7 @@ NOISE_ORIGIN = "noise-origin"
 _F = TypeVar("_F", bound=tuple[str | int, ...])
 
 
-def tensors_to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+def tensors_to_record(tensors: Tensors) -> ArrayRecord:
     """Makes an ArrayRecord with one entry a tensor; C order, dtype kept."""
     record = ArrayRecord()
     for name, tensor in tensors.items():
@@ -81,7 +81,7 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _declared(name: str, array: Array) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _declared(name: str, array: Array) -> tuple[np.dtype[Any], Shape]:
     """What an Array says it is; BadMessage when that is no array of numbers."""
     if array.stype != "numpy.ndarray":
         raise BadMessage(f"Expected {name} as 'numpy.ndarray', got {shown(array.stype)}")
@@ -95,7 +95,7 @@ def _declared(name: str, array: Array) -> tuple[np.dtype[Any], tuple[int, ...]]:
     return _DTYPES[array.dtype], shape
 
 
-def _decoded(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Tensor:
+def _decoded(name: str, array: Array, dtype: np.dtype[Any], shape: Shape) -> Tensor:
     """The tensor of an Array: the declared number of bytes behind the npy header that says so."""
     num_bytes = math.prod(shape) * dtype.itemsize
     for order in ("C", "F"):
@@ -109,7 +109,7 @@ def _decoded(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ..
     )
 
 
-def float_array(name: str, array: Array, shape: tuple[int, ...]) -> Tensor:
+def float_array(name: str, array: Array, shape: Shape) -> Tensor:
     """Reads an array of floating-point numbers and of this shape, before anything is allocated.
 
     Raises:
@@ -122,7 +122,7 @@ def float_array(name: str, array: Array, shape: tuple[int, ...]) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"]) -> bytes:
+def _npy_header(dtype: np.dtype[Any], shape: Shape, order: Literal["C", "F"]) -> bytes:
     """What numpy writes before the numbers of such an array."""
     begin = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
@@ -178,7 +178,7 @@ def read_reply(
     content: RecordDict,
     asked: RecordDict,
     kind: type[Payload],
-    shape: tuple[int, ...],
+    shape: Shape,
     dtype: torch.dtype,
 ) -> tuple[dict[str, Tensor], str]:
     """Reads the tensors of a reply, and where its noise is said to come from.
@@ -205,7 +205,7 @@ def _names(record: RecordDict | ConfigRecord | ArrayRecord) -> str:
 
 
 def read_tensors(
-    content: RecordDict, kind: type[Payload], shape: tuple[int, ...], dtype: torch.dtype
+    content: RecordDict, kind: type[Payload], shape: Shape, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """Reads the fields of a message's payload, each checked before it is decoded.
 

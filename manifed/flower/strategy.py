@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar, Unpack
+from typing import ClassVar, Generic, Self, TypedDict, TypeVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -27,6 +27,7 @@ from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.exchange import Asked, Replies, ReplyPolicy
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import Attempt, Course, Mean
+from manifed.fields import Document
 from manifed.flower.handshake import meet
 from manifed.flower.records import MessageTransport, tensors_from_record, tensors_to_record
 from manifed.manifolds.base import TOLERANCE, Manifold
@@ -410,7 +411,7 @@ class ManifoldStrategy(TrainingOnly):
         """The promise of the run: its charges, its budget, and the adversaries it names."""
         return self.plan.promise
 
-    def statement(self) -> dict[str, Any]:
+    def statement(self) -> Document:
         """The privacy statement so far, as data; clients declare where their noise came from."""
         return self.promise.statement(self.odometer, is_declared=True)
 

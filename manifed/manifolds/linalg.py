@@ -13,7 +13,7 @@ Gaussian on Sym(d): variance sigma^2 on the diagonal and sigma^2 / 2 beside it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, linalg
 
 Shape = tuple[int, ...]
+Tensors = Mapping[str, Tensor]
 TINY = {torch.float64: 1e-150, torch.float32: 1e-18}
 """Lower bound of a divisor whose quotient (sin t / t, ...) is exact there, with a normal square."""
 

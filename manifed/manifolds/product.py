@@ -16,7 +16,7 @@ from torch import Tensor, linalg
 from manifed.errors import check_kind, short
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.linalg import Shape
+from manifed.manifolds.linalg import Shape, Tensors
 
 _FLAT = Euclidean()
 _Part = Callable[..., Tensor]
@@ -153,7 +153,7 @@ class Product(_Composed):
         """Whether a shape has the total size of all factors."""
         return tuple(shape) == self.point_shape
 
-    def pack(self, parts: Mapping[str, Tensor]) -> Tensor:
+    def pack(self, parts: Tensors) -> Tensor:
         """One vector ``(..., total size)`` from named points (or tangents) of the factors."""
         names = {f.name for f in self.factors}
         if set(parts) != names:

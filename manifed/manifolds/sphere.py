@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, linalg
 
 from manifed.manifolds.base import Submanifold
-from manifed.manifolds.linalg import TINY
+from manifed.manifolds.linalg import TINY, Shape
 
 
 class Sphere(Submanifold):
@@ -19,7 +19,7 @@ class Sphere(Submanifold):
     looks_at_all_pairs = False
     carries_rows_apart = True
 
-    def dim(self, shape: tuple[int, ...]) -> int:
+    def dim(self, shape: Shape) -> int:
         """The number of entries less one."""
         return shape[-1] - 1
 

@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from manifed.fields import Document
 from manifed.oracles.fused import fused_steps, is_fused
 from manifed.oracles.minibatch import UNNOISED, Query, WrongSize, rows_of, rows_of_least
 from manifed.oracles.sums import (
@@ -55,7 +56,7 @@ class Draws(NamedTuple):
     phase_index: int = 0
     device: str = "cpu"
 
-    def at(self, stream: Stream, step: int) -> dict[str, Any]:
+    def at(self, stream: Stream, step: int) -> Document:
         """Returns the address of one draw."""
         if not 0 <= step < STEPS_PER_PHASE:
             raise ValueError(

@@ -8,11 +8,11 @@ block. Without a ledger the same is counted and written nowhere.
 
 import logging
 from bisect import bisect_left
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from manifed.fields import Values
 from manifed.privacy.ledger import Entry, Ledger, Reserves, Settles, ledger_key
 from manifed.privacy.odometer import OFFERED, ORIGINS, Odometer
 from manifed.privacy.statement import Promise
@@ -207,7 +207,7 @@ def opened(
     promise: Promise,
     *,
     last_round: int,
-    header: Mapping[str, Any],
+    header: Values,
     block: int = 1,
     resumed_at: int | None = None,
 ) -> Generator[Account, None, None]:

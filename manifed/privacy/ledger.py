@@ -45,7 +45,7 @@ from pydantic import Field
 
 from manifed.durable import append_durably, create_atomically, write_atomically
 from manifed.errors import ConfigError, named_by
-from manifed.fields import Record, WholeNumber
+from manifed.fields import Document, Record, Values, WholeNumber
 from manifed.privacy.tariff import Terms
 
 FORMAT = 3
@@ -69,10 +69,6 @@ class LedgerDamaged(ValueError):
     ) -> None:
         super().__init__(f"{path}, line {line}: {what}; {remedy}")
         self.line = line
-
-
-_Said = Mapping[str, Any]
-"""What a line says beside charges, the first one as the header."""
 
 
 # -- entries -----------------------------------------------------------------------------------
@@ -127,7 +123,7 @@ class Entry(Record):
         Raises:
             ValueError, TypeError: ``said`` is no JSON (NaN included).
         """
-        place = dict[str, Any]()
+        place = Document()
         if before is not None:
             place = {"sequence": before.sequence + 1, "previous": before.sha256}
         content = self.model_copy(update=place).content()
@@ -203,7 +199,7 @@ class Head(NamedTuple):
 class Verified:
     """The result of verifying a ledger."""
 
-    header: _Said
+    header: Values
     """What its first line says: format, ``run_id`` and ``key_id`` (None: unkeyed) among it."""
     head: Head
     """The head after the last whole line."""
@@ -230,7 +226,7 @@ class Ledger:
         self._length = found.length
 
     @classmethod
-    def create(cls, path: Path, header: _Said, *, key: bytes | None = None) -> "Ledger":
+    def create(cls, path: Path, header: Values, *, key: bytes | None = None) -> "Ledger":
         """Creates a ledger whose first line holds ``header``, format, run and the key's name.
 
         Raises:
@@ -329,7 +325,7 @@ class Ledger:
         length = 0
         if path.exists() and not path.is_file():
             raise LedgerDamaged(path, 1, "is no regular file")
-        header: _Said = {}
+        header: Values = {}
         with path.open("rb") as file:
             for entry, size in _lines(path, file, key):
                 header = header or entry.said
@@ -471,10 +467,10 @@ def _counting(path: Path, line: int) -> Generator[None]:
         raise LedgerDamaged(path, line, what) from error
 
 
-def _check_header(path: Path, found: Mapping[str, Any], key: bytes | None) -> bool:
+def _check_header(path: Path, found: Values, key: bytes | None) -> bool:
     """Whether a ledger is keyed, by its first line; refuses another format and another key."""
     said = found.get("said", found.get("body"))
-    header: _Said = said if isinstance(said, dict) else {}
+    header: Values = said if isinstance(said, dict) else {}
     if (known := header.get("format", 1)) != FORMAT:
         what = f"has format {repr(known)[:40]}, this version reads and writes format {FORMAT} alone"
         remedy = "go on with the version of manifed that wrote it, or begin anew elsewhere"
@@ -492,7 +488,7 @@ def _check_header(path: Path, found: Mapping[str, Any], key: bytes | None) -> bo
 def _check_head(
     path: Path,
     last: Head,
-    header: _Said,
+    header: Values,
     acknowledged: tuple[Head, str | None] | None,
     key: bytes | None,
 ) -> None:

@@ -12,11 +12,12 @@ Guarantee: every epsilon is an upper bound.
 from collections import Counter
 from collections.abc import Iterator
 from copy import copy
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from manifed.fields import Document
 from manifed.privacy.composition import compose
 from manifed.privacy.epsilon_bounds import Coins, external_epsilon
 from manifed.privacy.events import ADVERSARIES, OF_MASKS, Adversary, Releases, seen_by, unsampled
@@ -217,7 +218,7 @@ class Odometer:
         return other
 
     # -- prices ------------------------------------------------------------------------------
-    def spent(self, delta: float) -> list[dict[str, Any]]:
+    def spent(self, delta: float) -> list[Document]:
         """Returns epsilon at ``delta`` for each adversary who learns from these charges.
 
         Of all adversaries of a star, and those of masks where masked messages are charged. Declared
@@ -233,7 +234,7 @@ class Odometer:
             "aggregate": [release for each in terms for release in each.aggregate],
         }
         is_masked = any(release.is_masked for release in said["updates"])
-        found = list[dict[str, Any]]()
+        found = list[Document]()
         for one in (*ADVERSARIES, *(OF_MASKS[1:] if is_masked else ())):
             if releases := said[one.releases]:
                 compose(releases)  # refuses units or relations that are mixed

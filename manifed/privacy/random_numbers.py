@@ -42,6 +42,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
+from manifed.manifolds.linalg import Shape
+
 Precision = Literal["single", "summed"]
 
 BITS = {
@@ -196,7 +198,7 @@ class NoiseSource:
         """Makes the source whose key is HMAC-SHA256(key, label); as secret as this one."""
         return replace(self, key=hmac.digest(self.key, b"manifed derive\0" + label, "sha256"))
 
-    def normals(self, shape: tuple[int, ...], **address: Unpack[_Address]) -> Tensor:
+    def normals(self, shape: Shape, **address: Unpack[_Address]) -> Tensor:
         """Standard normals, float64, of ``shape``; ``(C, *shape)`` for C partitions or edges.
 
         Row c is bit for bit what ``partition[c]``, or ``edge[c]``, alone would give. Both ends of
@@ -208,11 +210,11 @@ class NoiseSource:
         one, two, three, four = single.normals((*shape, 4), **address).unbind(-1)
         return ((one + two) + (three + four)) / 2  # Holohan and Braghin 2021
 
-    def uniforms(self, shape: tuple[int, ...], **address: Unpack[_Address]) -> Tensor:
+    def uniforms(self, shape: Shape, **address: Unpack[_Address]) -> Tensor:
         """Uniforms of (0, 1), float64, odd multiples of 2^-53; shapes as ``normals``."""
         return self._draw(shape, _read_uniforms, address)
 
-    def laplaces(self, shape: tuple[int, ...], **address: Unpack[_Address]) -> Tensor:
+    def laplaces(self, shape: Shape, **address: Unpack[_Address]) -> Tensor:
         """Laplace draws of scale 1 (density exp(-|x|) / 2, variance 2), float64; as ``normals``.
 
         By the inverse of the distribution function of a uniform: |x| is at most 36.04. With summed
@@ -249,7 +251,7 @@ class NoiseSource:
 
     def _draw(
         self,
-        shape: tuple[int, ...],
+        shape: Shape,
         read: Callable[[_Array, _Array], None],
         address: Mapping[str, Any],
     ) -> Tensor:

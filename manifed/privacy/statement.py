@@ -12,9 +12,10 @@ from functools import cached_property
 from itertools import product
 from operator import le
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from manifed.errors import BudgetExhausted, ConfigError, named_by
+from manifed.fields import Document
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import Adversary, label_of
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves
@@ -212,7 +213,7 @@ class Promise:
         has_oracle: bool | None = None,
         is_declared: bool = False,
         is_planned: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Document:
         """Returns the privacy statement as data (manifed/runs/statement.py prints it).
 
         ``has_oracle`` None: as promised; ``is_declared``: whether clients in other processes said
@@ -262,7 +263,7 @@ class Promise:
             is_private=bool(self.adversaries),
         )
 
-    def planned(self, rounds: int) -> dict[str, Any]:
+    def planned(self, rounds: int) -> Document:
         """Returns the statement of so many rounds, if all of them invite everybody."""
         plan = self.for_draws(rounds)
         return plan.statement(plan.odometer(rounds), is_planned=True)
@@ -274,7 +275,7 @@ class Promise:
 
 def audit_ledger(
     path: Path, delta: float | None, *, key: bytes | None = None, anchors: Iterable[Head] = ()
-) -> dict[str, Any]:
+) -> Document:
     """Verifies and prices a ledger on its own, read once in a stream.
 
     ``delta`` None: that of the limits that a site's ledger says were last in force.

@@ -41,13 +41,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, chain, islice, pairwise
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from manifed.fields import Frozen, Probability, WholeNumber
+from manifed.fields import Document, Frozen, Probability, WholeNumber
 from manifed.privacy.epsilon_bounds import a_priori_epsilon, external_epsilon
 from manifed.privacy.events import (
     Adversary,
@@ -292,7 +292,7 @@ class Tariff:
         """
         return cache(self._price)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Document:
         """What is pickled: all but the cache of prices, which cannot be."""
         return {name: one for name, one in vars(self).items() if name != "ahead"}
 

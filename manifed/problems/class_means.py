@@ -10,9 +10,8 @@ so an example moves one block by at most a clip norm and a release is priced onc
 once a class. The predicted class of z is the nearest of X_1, ..., X_k.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import geoopt
 import numpy as np
@@ -21,6 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from manifed.errors import short
+from manifed.fields import Values
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.of_geoopt import counterpart
 from manifed.manifolds.product import Power
@@ -139,7 +139,7 @@ class ClassMeans(Problem):
             means.append(self.base.frechet_mean(examples["z"][chosen], weights[chosen]))
         return torch.stack(means)
 
-    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
+    def metrics(self, x: Tensor, optimum: Optimum, meta: Values) -> dict[str, float]:
         """Returns the distance to the optimum."""
         return {"distance_to_optimum": float(self.manifold.dist(x, optimum.x))}
 

@@ -18,7 +18,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from manifed.errors import described
-from manifed.fields import Frozen, Positive, PositiveCount
+from manifed.fields import Document, Frozen, Positive, PositiveCount, Values
 from manifed.problems.examples import Examples
 
 ExampleKind = Literal[
@@ -44,7 +44,7 @@ class Dataset:
     checksum: str
     labels: _Indices | None = None
     sources: _Indices | None = None
-    meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    meta: Values = field(default_factory=Document)
 
 
 class DataSource(Frozen):
@@ -88,7 +88,7 @@ class SiteData(Protocol):
         ...
 
     @property
-    def meta(self) -> Mapping[str, Any]:
+    def meta(self) -> Values:
         """The facts of the config that belong to no single example."""
         ...
 
@@ -110,7 +110,7 @@ def build(
     *,
     labels: _Indices | None = None,
     sources: _Indices | None = None,
-    meta: Mapping[str, Any] | None = None,
+    meta: Values | None = None,
 ) -> Dataset:
     """Makes a data set of float64 tensors (n, *feature), with the checksum of its arrays."""
     tensors = {key: torch.tensor(np.ascontiguousarray(array)) for key, array in arrays.items()}

@@ -19,9 +19,9 @@ from torch.utils.data import default_collate
 
 from manifed.durable import check_regular
 from manifed.errors import Missing, raised_at
-from manifed.problems.data import DataSource, named
+from manifed.manifolds.linalg import Shape
+from manifed.problems.data import Array, DataSource, named
 
-Array = NDArray[np.float64]
 _Format = Literal["csv", "npy", "npz", "parquet", "safetensors"]
 _Found = Mapping[str, NDArray[Any]]
 """Columns or arrays of a file by name, as many entries as examples in each."""
@@ -69,7 +69,7 @@ class Layout(DataSource):
 
     columns: tuple[str, ...] = ()
     """Columns of a csv or parquet table that hold the entries of an example, in order."""
-    shape: tuple[int, ...] = ()
+    shape: Shape = ()
     """Shape of one example. Default: a vector of the ``columns``."""
     array: str = "x"
     """Array of an npz or safetensors file. Its first dimension counts the examples."""
@@ -98,7 +98,7 @@ class Layout(DataSource):
     tensor, tensors by name, or a ``torch.utils.data.Dataset``."""
 
     @property
-    def one_shape(self) -> tuple[int, ...]:
+    def one_shape(self) -> Shape:
         """Shape of one example in the file."""
         return self.shape or (len(self.columns),)
 

@@ -33,7 +33,7 @@ import torch
 from pydantic import Field, PlainSerializer, WrapValidator
 from torch import Tensor
 
-from manifed.fields import Positive
+from manifed.fields import Positive, Values
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.hyperbolic import Lorentz, PoincareBall
 from manifed.manifolds.of_geoopt import counterpart
@@ -114,7 +114,7 @@ class _NearPoints(FrozenProblem):
         super().check_records(examples)
         check_points(self.manifold, examples[self.points])
 
-    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
+    def metrics(self, x: Tensor, optimum: Optimum, meta: Values) -> dict[str, float]:
         """Distance to the optimum."""
         return {"distance_to_optimum": float(self.manifold.dist(x, optimum.x))}
 
@@ -146,7 +146,7 @@ class OnPoints(_NearPoints):
         is_hyperbolic = isinstance(self.manifold, Lorentz | PoincareBall)
         return "hyperbolic-pairs" if is_hyperbolic else "spd-matrices"
 
-    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+    def prepare(self, shard: Examples, meta: Values) -> Examples:
         """The points alone, as ``z``."""
         if self.needs != "hyperbolic-pairs":
             return shard
@@ -236,7 +236,7 @@ class HyperbolicPrediction(_NearPoints):
             "protected), got false"
         )
 
-    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+    def prepare(self, shard: Examples, meta: Values) -> Examples:
         """Targets and the agent's own kernel weights alpha_i(w) for the query feature."""
         features = shard["feature"]
         identity = torch.eye(len(shard), dtype=torch.float64)
@@ -260,7 +260,7 @@ class HyperbolicPrediction(_NearPoints):
         """The target of largest total weight."""
         return examples["target"][(weights * examples["weight"]).argmax()]
 
-    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
+    def metrics(self, x: Tensor, optimum: Optimum, meta: Values) -> dict[str, float]:
         """Distance to the optimum and, where the data set knows it, to the true embedding."""
         found = super().metrics(x, optimum, meta)
         if "query_target" in meta:

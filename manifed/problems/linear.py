@@ -10,15 +10,14 @@ Guerraoui 2024, section 6).
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor, linalg
 from torch.nn.functional import softplus
 
-from manifed.fields import NonNegative
+from manifed.fields import NonNegative, Values
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
 from manifed.problems.data import NUM_EXAMPLES, ExampleKind
@@ -130,7 +129,7 @@ class LeastSquares(LinearModel):
     scaling: Literal["mean", "sum"] = "mean"
     """Whether the loss is the mean or the sum over a client's rows."""
 
-    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+    def prepare(self, shard: Examples, meta: Values) -> Examples:
         """Returns rows and targets, scaled."""
         if self.scaling == "sum":
             shard = sum_scaling(shard, meta.get(NUM_EXAMPLES), "feature", "target")

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from manifed.errors import described
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.linalg import standard_normal
+from manifed.manifolds.linalg import Shape, standard_normal
 from manifed.manifolds.of_geoopt import counterpart
 from manifed.manifolds.product import Power, Product
 
@@ -142,7 +142,7 @@ class _Unchecked(TorchDispatchMode):
 
 
 # -- what a forward pass shows -------------------------------------------------------------------
-def check_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def check_forward(model: nn.Module, shape: Shape, dtype: torch.dtype) -> None:
     """Refuses a forward pass that changes a buffer or lets one example move another.
 
     Args:
@@ -237,7 +237,7 @@ def laid_out(model: nn.Module) -> Product:
             if isinstance(layer, kind):
                 where = f"{name!r} " if name else ""
                 raise NotPrivate(f"model: layer {where}({type(layer).__name__}) {advice}")
-    factors = dict[str, tuple[Manifold, tuple[int, ...]]]()
+    factors = dict[str, tuple[Manifold, Shape]]()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue

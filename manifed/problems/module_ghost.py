@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.linalg import identity_like
+from manifed.manifolds.linalg import Tensors, identity_like
 from manifed.manifolds.product import Factor, Power, Product
 from manifed.manifolds.stiefel import Stiefel
 from manifed.problems.module_checks import OwnRows
@@ -122,7 +122,7 @@ _READ: Mapping[Any, Callable[..., _Given | None]] = {
 class Reading(OwnRows):
     """Torch mode that records the calls to which parameters are given while a model computes."""
 
-    def __init__(self, named: Mapping[str, Tensor], zeros: Sequence[Tensor] | None = None) -> None:
+    def __init__(self, named: Tensors, zeros: Sequence[Tensor] | None = None) -> None:
         """``zeros`` are added to what the calls give, in order; None: nothing is."""
         super().__init__()
         self.calls: list[Call] = []

@@ -26,9 +26,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from manifed.errors import ConfigError, check_kind, described, short
-from manifed.fields import Seed
+from manifed.fields import Seed, Values
 from manifed.layers import KeyedDropout, keyed
-from manifed.manifolds.linalg import standard_normal
+from manifed.manifolds.linalg import Shape, Tensors, standard_normal
 from manifed.manifolds.product import Product
 from manifed.problems.data import ExampleKind, named
 from manifed.problems.examples import KEY, Examples
@@ -54,7 +54,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(output (1, *), label (1, *)) -> one number."""
 _One = Mapping[str, Tensor]
 """One example: its feature, its label and, where something is dropped, the key of that."""
-_Kept = tuple[tuple[int, ...], torch.dtype]
+_Kept = tuple[Shape, torch.dtype]
 """Shape and type of a part of one example."""
 
 _CHUNK_ELEMENTS = 1 << 24
@@ -139,7 +139,7 @@ class ModuleProblem(Problem):
         """The parameters with which the model came, one point (P,) in float64."""
         return self.manifold.projx(self.pack(dict(self.model.named_parameters())))
 
-    def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
+    def pack(self, tensors: Tensors) -> Tensor:
         """Packs tensors by parameter name into one vector (P,) in float64; others are ignored."""
         return self.manifold.pack({name: as_point(tensors[name]) for name in self.shapes})
 
@@ -159,7 +159,7 @@ class ModuleProblem(Problem):
         return self._over_examples(lambda x, one: self._output(x, one)[0], x, examples)
 
     # -- the problem -----------------------------------------------------------------------------
-    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+    def point_shape(self, examples: Examples) -> Shape:
         """(P,), after the model was tried on examples of this shape.
 
         Raises:
@@ -423,15 +423,13 @@ class ModuleSpec(ProblemSource):
         """
         return _built(self)  # pyright: ignore[reportArgumentType]  # a frozen model has a hash
 
-    def first_point(
-        self, problem: Problem, shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
+    def first_point(self, problem: Problem, shape: Shape, generator: torch.Generator) -> Tensor:
         """The parameters that the factory made; another start of the config where one is given."""
         if self.start.kind == "model":
             return self.build().start
         return super().first_point(problem, shape, generator)
 
-    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+    def prepare(self, shard: Examples, meta: Values) -> Examples:
         """``feature`` and ``label``; -1 and 1 become the classes 0 and 1."""
         del meta
         row = "z" if "z" in shard.tensors else "feature"

@@ -15,17 +15,16 @@ gradient. Matrices are in coordinates of Sym, in which |v v^T| = |v|^2, so |v_j|
 # (what any problem has as an attribute, the class of a frozen one fixes or computes)
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from manifed.fields import Positive
+from manifed.fields import Positive, Values
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
-from manifed.manifolds.linalg import LOG, packed, packed_size, sym_function
+from manifed.manifolds.linalg import LOG, Shape, packed, packed_size, sym_function
 from manifed.manifolds.spd import SPD
 from manifed.problems.data import ExampleKind
 from manifed.problems.examples import Examples
@@ -80,7 +79,7 @@ class Moments(FrozenProblem):
         """Rows or matrices."""
         return self.of
 
-    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+    def prepare(self, shard: Examples, meta: Values) -> Examples:
         """Returns rows ``z`` (n, d), each computed by itself; of matrices those of `log_rows`."""
         return Examples({"z": log_rows(shard["z"])}, {"z": 1}) if self.of != "rows" else shard
 
@@ -89,7 +88,7 @@ class Moments(FrozenProblem):
         z = examples["z"]
         return z / row_lengths(z).clamp_min(self.row_norm).unsqueeze(-1)
 
-    def point_shape(self, examples: Examples) -> tuple[int, ...]:
+    def point_shape(self, examples: Examples) -> Shape:
         """The size of s_j."""
         size = examples["z"].shape[-1]
         size += packed_size(size)

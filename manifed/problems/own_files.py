@@ -5,7 +5,7 @@ numbers and what becomes of what lies outside. Shapes and start points follow fr
 (`FileData.blank`); the files are read where they lie.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from manifed.errors import short
-from manifed.fields import Positive, PositiveCount
+from manifed.fields import Positive, PositiveCount, Values
 from manifed.problems.data import Dataset, ExampleKind, checksum, named
 from manifed.problems.examples import PERSON, Examples, codes
 from manifed.problems.file_formats import Array, BadFile, Layout, Pairs, Raw
@@ -237,7 +237,7 @@ class FileData(Layout):
         return kind
 
     @property
-    def meta(self) -> Mapping[str, Any]:
+    def meta(self) -> Values:
         """The facts that belong to no example: the query of a hyperbolic prediction."""
         query = torch.tensor(self.query, dtype=torch.float64)
         return {"query_feature": query} if self.query else {}

@@ -24,13 +24,13 @@ angle eta of the span of X is so clipped as if it were at that angle: a bias onl
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, linalg
 
 from manifed.errors import ConfigError, short
-from manifed.fields import PositiveCount
+from manifed.fields import PositiveCount, Values
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.grassmann import Grassmann
 from manifed.manifolds.linalg import Shape
@@ -86,7 +86,7 @@ class _Components(FrozenProblem):
         """Coordinates of each row in the components, shape ``(n, k)``."""
         return row_maps(features, x.reshape(len(x), -1).mT.contiguous())
 
-    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
+    def metrics(self, x: Tensor, optimum: Optimum, meta: Values) -> dict[str, float]:
         """The largest principal angle to the optimum, up to signs."""
         frames = (point.reshape(len(x), -1) for point in (x, optimum.x))
         return {"principal_angle": float(principal_angle(*frames))}
@@ -177,7 +177,7 @@ class KPCA(OnFrames, _Components):
     num_components: PositiveCount = 2
     """Number k of columns."""
 
-    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+    def prepare(self, shard: Examples, meta: Values) -> Examples:
         """Returns the rows, scaled."""
         if self.scaling == "sum":
             shard = sum_scaling(shard, meta.get(NUM_EXAMPLES), "z")

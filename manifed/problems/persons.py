@@ -11,14 +11,13 @@ Guarantee: which of a person's rows count is a function of how many she has at t
 # pyright: reportIncompatibleVariableOverride=false
 # (what any problem has as an attribute, this class takes from the problem of the rows)
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from manifed.errors import ConfigError, check_kind, short
+from manifed.fields import Values
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.linalg import Shape
@@ -164,7 +163,7 @@ class Persons(Problem):
         x = self.problem.optimum(parts, torch.tensor(each, dtype=torch.float64)).x
         return self.optimum_at(x, shards, weights)
 
-    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
+    def metrics(self, x: Tensor, optimum: Optimum, meta: Values) -> dict[str, float]:
         """Returns measures that only the problem of the rows has."""
         return self.problem.metrics(x, optimum, meta)
 

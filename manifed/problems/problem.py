@@ -13,7 +13,7 @@ A record is judged once, where it is loaded, before anything is computed from it
 # (what any problem has as an attribute, the class of a frozen one fixes or computes)
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from manifed.errors import ConfigError, check_kind
-from manifed.fields import BY_KIND, Frozen
+from manifed.fields import BY_KIND, Frozen, Values
 from manifed.manifolds.base import TOLERANCE, Manifold
 from manifed.manifolds.linalg import Shape, standard_normal
 from manifed.problems.data import ExampleKind
@@ -223,7 +223,7 @@ class Problem:
         """Returns the reference solver's start (deterministic; never sent to a client)."""
         raise NotImplementedError(f"{type(self).__name__} has no start for its reference solver")
 
-    def metrics(self, x: Tensor, optimum: Optimum, meta: Mapping[str, Any]) -> dict[str, float]:
+    def metrics(self, x: Tensor, optimum: Optimum, meta: Values) -> dict[str, float]:
         """Returns measures that only this problem has; ``meta`` is the data set's."""
         return {}
 
@@ -347,7 +347,7 @@ class ProblemSource(Frozen):
         assert isinstance(self, Problem)
         return self
 
-    def prepare(self, shard: Examples, meta: Mapping[str, Any]) -> Examples:
+    def prepare(self, shard: Examples, meta: Values) -> Examples:
         """Returns a client's own examples as the problem reads them, from that shard alone.
 
         ``meta``: of the data set; of a site's own file N_i, whatever the file holds.

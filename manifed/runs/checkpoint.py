@@ -16,11 +16,12 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 import torch
 from pydantic import ConfigDict, Field
-from torch import Tensor
 
 from manifed.durable import sync, write_atomically
 from manifed.federation.exchange import KINDS, Kind
 from manifed.federation.plan import RoundReport
+from manifed.fields import Document
+from manifed.manifolds.linalg import Tensors
 from manifed.privacy.ledger import Ledger
 from manifed.runs.folder import (
     Count,
@@ -111,7 +112,7 @@ class Tally(Table):
         self.told = server_round
         return row
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Document:
         """Returns the manifest's "replies": participations, failures, who missed which rounds."""
         return self.model_dump(exclude={"pending", "told"})
 
@@ -123,7 +124,7 @@ class Meta(Table):
     last_accepted: dict[_Key, Count]
     """The newest round that took each client's reply."""
     tally: Tally
-    judged: dict[str, Any]
+    judged: Document
     """`manifed.experiment.evaluation.Judged`, of evaluations so far."""
     config_sha256: Words
     ledger_run_id: Words | None
@@ -135,11 +136,11 @@ class Checkpoint:
     """The state of a run after ``server_round`` finished rounds."""
 
     server_round: int
-    tensors: Mapping[str, Tensor]
+    tensors: Tensors
     meta: Meta
 
 
-def save(path: Path, server_round: int, tensors: Mapping[str, Tensor], meta: Meta) -> None:
+def save(path: Path, server_round: int, tensors: Tensors, meta: Meta) -> None:
     """Replaces the checkpoint at ``path``; a crash leaves the old one.
 
     Raises:
@@ -156,7 +157,7 @@ def save(path: Path, server_round: int, tensors: Mapping[str, Tensor], meta: Met
 def save_in(
     folder: RunFolder,
     server_round: int,
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     ledger: Ledger,
     digest: str,
     tally: Tally,
@@ -199,14 +200,14 @@ def load(path: Path) -> Checkpoint:
     )
 
 
-def check(path: Path, saved: Checkpoint, like: Mapping[str, Tensor], num_clients: int) -> None:
+def check(path: Path, saved: Checkpoint, like: Tensors, num_clients: int) -> None:
     """Refuses a checkpoint whose state has not the shapes and types of ``like``.
 
     Raises:
         FolderDamaged: also for values that are not finite.
     """
 
-    def shown(tensors: Mapping[str, Tensor]) -> str:
+    def shown(tensors: Tensors) -> str:
         return ", ".join(f"{k} {x.dtype} {tuple(x.shape)}" for k, x in sorted(tensors.items()))
 
     if (found := shown(saved.tensors)) != (wanted := shown(like)):
@@ -225,7 +226,7 @@ def _damaged(path: Path, found: str) -> FolderDamaged:
     return FolderDamaged(path, "a whole checkpoint", f"{found}; start a new run or restore a copy")
 
 
-def digest_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+def digest_of(tensors: Tensors, metadata: Mapping[str, str]) -> str:
     """Returns the SHA-256 over all of a checkpoint."""
     digest = hashlib.sha256(f"{metadata['round']}\n{metadata['meta']}\n".encode())
     for name in sorted(tensors):

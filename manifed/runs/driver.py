@@ -44,6 +44,7 @@ from manifed.federation.exchange import Transport
 from manifed.federation.plan import Plan, RoundReport
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import ClientSide, StackTransport
+from manifed.fields import Document
 from manifed.plan import Sizes
 from manifed.privacy.charging import Account, opened
 from manifed.runs import checkpoint
@@ -357,7 +358,7 @@ class _Run:
         measured = self._measured(held_out)
         self._judge(measured)
         now = time.perf_counter()
-        row: dict[str, Any] = {
+        row: Document = {
             "round": self.done,
             **measured,
             LABEL: self._plan.promise.label(self._account.odometer),
@@ -390,7 +391,7 @@ class _Run:
         if self._saved < self.done or not folder.checkpoint_path.exists():
             self._save_checkpoint()
         folder.save_tensors("model", {"x": model})
-        final: dict[str, Any] = {
+        final: Document = {
             "relative_cost_gap": None,
             "gradient_norm": None,
             **self._seen(model),
@@ -427,7 +428,7 @@ def cohort_transport(config: Experiment) -> Generator[Transport]:
         ConfigError: the memory budget is too small, or as `RayTransport`.
     """
     engine = config.engine
-    common: dict[str, Any] = {
+    common: Document = {
         "at_once": engine.chunk_clients,
         "device": engine.device,
         "memory_budget_mb": engine.memory_budget_mb,

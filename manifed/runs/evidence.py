@@ -35,6 +35,7 @@ from manifed.experiment.load import dump, load, parse
 from manifed.experiment.plugins import allowed_here, packages_in
 from manifed.experiment.schema import Experiment, sha256
 from manifed.federation.rounds import CLIP
+from manifed.fields import Document, Values
 from manifed.plan import Sizes, promise_of
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import AUTHENTICITY, Label, label_of, named
@@ -50,14 +51,13 @@ from manifed.setting import Setting
 _ALIKE = 1e-3
 _PRICED = 1e-2
 """Relative; another machine or version may calibrate a noise, and price it, so much otherwise."""
-_Manifest = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Evidence:
     """The facts that the files of a run folder state together without a contradiction."""
 
-    manifest: _Manifest
+    manifest: Values
     """{} before the run has begun; until then nothing was released."""
     label: str
     """Whether the noise protects anybody (`manifed.privacy.events`)."""
@@ -68,7 +68,7 @@ class Evidence:
     ledger: Verified | None
     checkpoint: Checkpoint | None
 
-    def stated_in(self, manifest: _Manifest) -> dict[str, Any]:
+    def stated_in(self, manifest: Values) -> Document:
         """Returns a private manifest with the epsilon proved, and what cannot be excluded."""
         said = {key: value for key, value in manifest["privacy"].items() if key != "label"}
         origins = self.odometer.noise_origins or said.get("noise_origins", ())
@@ -151,7 +151,7 @@ def evidence_of(
     return Evidence(manifest, word, told, odometer, found, saved)
 
 
-def is_private(manifest: _Manifest) -> bool:
+def is_private(manifest: Values) -> bool:
     """Whether the run promises anything to anybody."""
     return (manifest.get("privacy") or {"kind": "none"})["kind"] != "none"
 
@@ -195,7 +195,7 @@ def _agree(path: Path, fact: str, found: object, known: object, where: str) -> N
 def _check_names(
     folder: RunFolder,
     config: Experiment | None,
-    manifest: _Manifest,
+    manifest: Values,
     saved: Checkpoint | None,
     ledger: Verified | None,
 ) -> None:
@@ -253,7 +253,7 @@ class _Charged:
             self.found.setdefault(place, (terms, entry.sequence + 1))
 
 
-def _unlike(path: Path, config: Experiment, manifest: _Manifest, charged: _Charged) -> list[str]:
+def _unlike(path: Path, config: Experiment, manifest: Values, charged: _Charged) -> list[str]:
     """Refuse charges under other terms than the config's; a doubt where they cannot be compared.
 
     Raises:
@@ -279,7 +279,7 @@ def _unlike(path: Path, config: Experiment, manifest: _Manifest, charged: _Charg
     return []
 
 
-def _sizes(config: Experiment, manifest: _Manifest, odometer: Odometer) -> Sizes:
+def _sizes(config: Experiment, manifest: Values, odometer: Odometer) -> Sizes:
     """N_i of every client, all public, from the config, the ledger's terms, or the manifest."""
     runs, declared = manifest.get("num_examples") or (), config.federation.num_examples
     if odometer.terms:
@@ -289,7 +289,7 @@ def _sizes(config: Experiment, manifest: _Manifest, odometer: Odometer) -> Sizes
     return declared or ()
 
 
-def _bare(terms: Terms) -> dict[str, Any]:
+def _bare(terms: Terms) -> Document:
     """Terms without how many draws were planned."""
     return terms.model_dump(mode="json") | {"planned_draws": 0}
 
@@ -307,7 +307,7 @@ def _alike(one: Any, other: Any) -> bool:
             return one == other
 
 
-def _check_numbers(folder: RunFolder, manifest: _Manifest, odometer: Odometer) -> None:
+def _check_numbers(folder: RunFolder, manifest: Values, odometer: Odometer) -> None:
     """Refuse a finished run's statement that the ledger contradicts."""
     said, path = manifest["privacy"], folder.manifest_path
     if origins := sorted(odometer.noise_origins):

@@ -14,10 +14,8 @@ One thing tells of replies all the same: the curves of a private evaluation are 
 where one evaluation had no answer that is told from none.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from manifed.durable import write_atomically
 from manifed.errors import ConfigError
@@ -25,6 +23,7 @@ from manifed.experiment.evaluation import published
 from manifed.experiment.load import parse, without_paths
 from manifed.experiment.plugins import look_as_noted
 from manifed.experiment.schema import Experiment
+from manifed.fields import Document, Values
 from manifed.privacy.events import named
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.tariff import Tariff
@@ -69,7 +68,7 @@ def viewed(run: Run, *, is_server_view: bool = False) -> Run:
     return replace(run, manifest=manifest, columns=published(config.setting, run.columns))
 
 
-def _manifest(run: Run, config: Experiment, evidence: Evidence) -> dict[str, Any]:
+def _manifest(run: Run, config: Experiment, evidence: Evidence) -> Document:
     manifest = {key: run.manifest[key] for key in _MANIFEST if key in run.manifest}
     parts = {
         "name", "description", "problem", "data", "federation", "training", "strategy", "privacy",
@@ -97,7 +96,7 @@ def _manifest(run: Run, config: Experiment, evidence: Evidence) -> dict[str, Any
     return manifest
 
 
-def _privacy(privacy: Mapping[str, Any], config: Experiment, odometer: Odometer) -> dict[str, Any]:
+def _privacy(privacy: Values, config: Experiment, odometer: Odometer) -> Document:
     """The statement with epsilons before any cohort is known; under masks of what was charged."""
     delta = config.setting.reporting_delta
     is_as_charged = config.privacy.kind == "correlated"
@@ -113,7 +112,7 @@ def _privacy(privacy: Mapping[str, Any], config: Experiment, odometer: Odometer)
         remark = f"as charged for {odometer.covered} rounds"
     else:
         notes.append("epsilons are those before any cohort is drawn, for all planned draws")
-    rows = list[dict[str, Any]]()
+    rows = list[Document]()
     for one in privacy["adversaries"]:
         shown = {k: one[k] for k in ("name", "text", "delta", "epsilon", "remark") if k in one}
         if one["name"] != "published":

@@ -40,6 +40,7 @@ from pydantic_core import from_json
 from manifed import durable
 from manifed.durable import sync, write_atomically
 from manifed.errors import RoundFailed, described, one_line, short
+from manifed.fields import Document, Values
 from manifed.privacy.events import AdversaryName, Label
 
 if TYPE_CHECKING:  # who only reads numbers needs no torch
@@ -138,7 +139,7 @@ class Final(Table):
 class _Manifest(Table):
     name: Annotated[str, AfterValidator(lambda text: text.encode() and text)] | None = None
     privacy: _Privacy | None = None
-    config: dict[str, Any] | None = None
+    config: Document | None = None
     config_sha256: Words = ""
     experiment_sha256: Words | None = None
     ledger_run_id: Words | None = None
@@ -201,12 +202,12 @@ class RunFolder:
         return self.manifest_path.is_file() and "final" in self.manifest()
 
     # -- manifest --
-    def begin(self, manifest: Mapping[str, Any]) -> None:
+    def begin(self, manifest: Values) -> None:
         """Writes the manifest, before round 1."""
         write_atomically(self.manifest_path, encode(manifest))
         sync(self.directory.parent)
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Document:
         """Reads the manifest as written.
 
         Raises:
@@ -223,7 +224,7 @@ class RunFolder:
         checked(found, _Manifest, self.manifest_path)
         return found
 
-    def finish(self, final: Mapping[str, _Cell], measured: dict[str, Any]) -> None:
+    def finish(self, final: Mapping[str, _Cell], measured: Document) -> None:
         """Adds ``measured`` to the manifest, then "final" with the keys of `Final`."""
         write_atomically(
             self.manifest_path,
@@ -383,7 +384,7 @@ def _refused(path: Path, expected: str) -> Generator[None]:
         raise FolderDamaged(path, expected, found) from None
 
 
-def json_object(path: Path, content: bytes | str | None = None) -> dict[str, Any]:
+def json_object(path: Path, content: bytes | str | None = None) -> Document:
     """Reads the JSON object in a file: finite numbers, bounded depth, whole characters.
 
     ``content``: a part of the file that was read already.
@@ -403,7 +404,7 @@ def json_object(path: Path, content: bytes | str | None = None) -> dict[str, Any
     return found
 
 
-def checked(table: Mapping[str, Any], shape: type[_Shape], path: Path) -> _Shape:
+def checked(table: Values, shape: type[_Shape], path: Path) -> _Shape:
     """Reads a table of the file ``path``, which must be of ``shape``.
 
     Raises:
@@ -460,7 +461,7 @@ def with_label(row: Mapping[str, _Cell], label: str) -> dict[str, _Cell]:
     return found
 
 
-def encode(value: Mapping[str, Any]) -> bytes:
+def encode(value: Values) -> bytes:
     """Writes ``value`` as indented JSON, without NaN or infinity (see the module's first lines)."""
     return (json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n").encode()
 

@@ -22,6 +22,7 @@ from manifed.experiment.assembly import starts
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.exchange import Transport
 from manifed.federation.plan import Plan
+from manifed.manifolds.linalg import Shape
 from manifed.problems.examples import PERSON, Examples, codes
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_problem import ModuleProblem
@@ -63,7 +64,7 @@ def connected(transport: Connect, side: ClientSide, device: str) -> Transport:
 
 @contextmanager
 def computing(
-    problem: Problem, shapes: Mapping[str, tuple[int, ...]], name: str = "shards"
+    problem: Problem, shapes: Mapping[str, Shape], name: str = "shards"
 ) -> Generator[None]:
     """Say of what a problem, which may be somebody's own, raises that its examples do not fit."""
     try:
@@ -142,7 +143,7 @@ def _examples(client: str, shard: Any) -> Examples:
         ) from None
 
 
-def start_of(problem: Problem, x: Any, shape: tuple[int, ...], seed: int) -> Tensor:
+def start_of(problem: Problem, x: Any, shape: Shape, seed: int) -> Tensor:
     """x^(0) as it is handed in, without what it was computed from; None: a random point.
 
     Raises:
@@ -189,7 +190,7 @@ def side_of(
     problem: Problem,
     plan: Plan,
     examples: tuple[Examples, ...],
-    shape: tuple[int, ...],
+    shape: Shape,
     dtype: torch.dtype,
 ) -> ClientSide:
     """Makes the client side; a private evaluation holds some of the examples out."""

@@ -11,12 +11,10 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,6 +22,7 @@ from manifed.experiment.assembly import Facts
 from manifed.experiment.load import dump
 from manifed.experiment.plugins import note_of
 from manifed.experiment.schema import Experiment, sha256
+from manifed.fields import Document, Values
 from manifed.oracles.fused import kernel_name
 from manifed.problems.data import source_sha256
 from manifed.runs.folder import FORMAT, RunFolder
@@ -36,9 +35,9 @@ def manifest_of(
     config: Experiment,
     facts: Facts,
     folder: RunFolder,
-    privacy: Mapping[str, Any] | None,
+    privacy: Values | None,
     ledger_run_id: str | None,
-) -> dict[str, Any]:
+) -> Document:
     """Makes the manifest of a run that starts now, ready for ``RunFolder.begin``.
 
     Args:

@@ -18,6 +18,7 @@ from torch import Tensor
 from manifed.errors import ConfigError, named_by
 from manifed.experiment.load import parse
 from manifed.experiment.plugins import look_as_noted
+from manifed.fields import Document, Values
 from manifed.privacy.events import Label
 from manifed.problems.examples import Examples
 from manifed.problems.own_files import FileData
@@ -108,7 +109,7 @@ def predicted(
     return Predicted(columns, quality, label_in(run.manifest.get("privacy") or {"kind": "none"}))
 
 
-def config_of(run: Run, around: Mapping[str, Any] | None = None) -> Any:
+def config_of(run: Run, around: Values | None = None) -> Any:
     """The experiment of a finished run without its paths; or its problem and data in another one.
 
     Raises:
@@ -167,13 +168,13 @@ def model_in(folder: RunFolder) -> Tensor:
 
 
 # -- what may be said of a run --------------------------------------------------------------------
-def _set_in(table: Mapping[str, Any]) -> dict[str, Any]:
+def _set_in(table: Values) -> Document:
     """A config for a reader, without what is empty or off."""
     inside = {k: _set_in(v) if isinstance(v, Mapping) else v for k, v in table.items()}
     return {key: value for key, value in inside.items() if value not in (None, [], {}, "", False)}
 
 
-def card(manifest: Mapping[str, Any]) -> str:
+def card(manifest: Values) -> str:
     """Returns the model card of a run's public part: what it is, and what may be said of it."""
     privacy = manifest.get("privacy") or {"kind": "none"}
     config = manifest.get("config") or {}

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manifed.errors import ConfigError, one_line, optional
+from manifed.fields import Document, Values
 from manifed.privacy.events import Label
 from manifed.runs.folder import RunFolder, with_label
 from manifed.runs.statement import headline, label_in, said, statement_of
@@ -54,11 +55,11 @@ class Run:
 
     directory: Path
     name: str
-    manifest: Mapping[str, Any]
+    manifest: Values
     columns: Mapping[str, Column]
 
     @property
-    def final(self) -> Mapping[str, Any]:
+    def final(self) -> Values:
         """The manifest's "final"; empty for a running or failed run."""
         return self.manifest.get("final", {})
 
@@ -153,7 +154,7 @@ def relabelled(runs: Sequence[Run], labels: Sequence[str]) -> list[Run]:
     return [replace(run, name=names[curve]) for curve, group in curves.items() for run in group]
 
 
-def _settings(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+def _settings(table: Values, path: str = "") -> Iterator[tuple[str, str]]:
     """The keys in dots and their values, without what may differ between repetitions."""
     for key, value in table.items():
         if isinstance(value, Mapping):
@@ -209,9 +210,7 @@ def _draw(axes: "Axes", lines: _Lines, x: str, y: str, scale: str = "linear") ->
     axes.set(yscale=scale, xlabel=x, ylabel=y.replace("_", " "))
 
 
-def figure_of(
-    curves: Mapping[str, Sequence[float | None]], statement: Mapping[str, Any]
-) -> "Figure":
+def figure_of(curves: Mapping[str, Sequence[float | None]], statement: Values) -> "Figure":
     """Draws the curves of a fit, a panel a number, under a title that says what is promised.
 
     A notebook shows it by itself, whatever its plotting backend.
@@ -285,14 +284,14 @@ def _saved(figure: "Figure", kind: str) -> bytes:
 
 
 # -- the page --------------------------------------------------------------------------------------
-def rows_of(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
+def rows_of(runs: Sequence[Run]) -> list[tuple[Run, Document]]:
     """Returns the runs, sorted by curve, and the row of each in a table."""
-    found = list[tuple[Run, dict[str, Any]]]()
+    found = list[tuple[Run, Document]]()
     for label, group in curves_of(runs).items():
         for k, run in enumerate(group, start=1):
             name = label + (f", run {k}" if len(group) > 1 else "")
             final = run.final or {"rounds": run.last("round")}
-            row: dict[str, Any] = {"run": name if run.final else f"{name} (unfinished)"}
+            row: Document = {"run": name if run.final else f"{name} (unfinished)"}
             for key in ("rounds", "relative_cost_gap", "gradient_norm", "epsilon", "delta"):
                 row[key] = final.get(key, run.last(key))
             found.append((run, with_label(row, run.label)))

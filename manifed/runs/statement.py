@@ -1,8 +1,6 @@
 """The text of the privacy statement, and the ``privacy`` entry of a manifest."""
 
-from collections.abc import Mapping
-from typing import Any
-
+from manifed.fields import Values
 from manifed.privacy.events import Label, label_of
 
 SENTENCES = {
@@ -32,7 +30,7 @@ SENTENCES = {
 """What each label means; of a release also whether draws are kept, or keys were only declared."""
 
 
-def verdict(privacy: Mapping[str, Any]) -> str:
+def verdict(privacy: Values) -> str:
     """Returns the sentence for a statement's label and guarantee (`manifed.privacy.events`)."""
     label = label_in(privacy)
     if label == Label.RELEASE:
@@ -42,7 +40,7 @@ def verdict(privacy: Mapping[str, Any]) -> str:
     return SENTENCES[label]
 
 
-def label_in(privacy: Mapping[str, Any]) -> Label:
+def label_in(privacy: Values) -> Label:
     """Returns the label of a statement, from what it says of its noise; else its own word."""
     if privacy.get("label") == Label.UNKNOWN:
         return Label.UNKNOWN
@@ -54,7 +52,7 @@ def label_in(privacy: Mapping[str, Any]) -> Label:
     )
 
 
-def headline(privacy: Mapping[str, Any]) -> str:
+def headline(privacy: Values) -> str:
     """Returns a statement in a few words: its label, and the first adversary's epsilon."""
     said: str = label_in(privacy)
     for one in privacy.get("adversaries", ())[:1]:
@@ -63,7 +61,7 @@ def headline(privacy: Mapping[str, Any]) -> str:
     return said
 
 
-def statement_of(privacy: Mapping[str, Any]) -> str:
+def statement_of(privacy: Values) -> str:
     """Returns the statement as text, one fact per line."""
     lines = ["privacy statement", f"  {verdict(privacy)}"]
     if privacy["kind"] == "none":

@@ -19,9 +19,9 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from manifed.errors import ConfigError
+from manifed.fields import Document
 from manifed.privacy.composition import NoValidBound
 from manifed.privacy.events import COALITION, Releases, label_of
 from manifed.privacy.ledger import Entry, Head, Ledger, LedgerDamaged, Reserves, ledger_key
@@ -90,7 +90,7 @@ class SiteAccount:
         """The newest position of each series."""
         path = folder / LEDGER
         key = ledger_key()
-        said = dict[str, Any]()
+        said = Document()
 
         def feed(entry: Entry) -> None:
             self._odometer.feed(entry)

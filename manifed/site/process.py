@@ -15,15 +15,15 @@ import stat
 import struct
 import sys
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from manifed.durable import held, write_atomically
 from manifed.errors import ConfigError, check_linux, named_by
 from manifed.experiment.load import load
 from manifed.experiment.schema import Experiment, sha256
+from manifed.fields import Values
 from manifed.privacy.ledger import Head
 from manifed.problems.own_files import FileData
 from manifed.site.account import LEDGER, Limits, Refused, SiteAccount
@@ -41,7 +41,7 @@ _CREDENTIALS = struct.Struct("3i")
 """What SO_PEERCRED gives: process, user, group."""
 
 
-def run(wanted: Wanted, on_ready: Callable[[Mapping[str, Any]], object]) -> None:
+def run(wanted: Wanted, on_ready: Callable[[Values], object]) -> None:
     """Answers until a signal ends this process; ``on_ready`` gets the facts of the ready line.
 
     Raises:

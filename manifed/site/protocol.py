@@ -11,7 +11,7 @@ import math
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +26,7 @@ from manifed.errors import described
 from manifed.experiment.schema import Experiment, canonical, sha256
 from manifed.federation.exchange import Header
 from manifed.fields import BY_KIND
+from manifed.manifolds.linalg import Tensors
 
 MAGIC = b"manifed-site-2\n"
 MOST_CONFIG = 1 << 16
@@ -98,7 +99,6 @@ class Refusal:
 
 
 _Reply = Introduction | Update | Refusal
-Tensors = Mapping[str, Tensor]
 _HEADER = TypeAdapter[Question | _Reply](Annotated[Question | _Reply, BY_KIND])
 
 

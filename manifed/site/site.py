@@ -34,7 +34,7 @@ from manifed.federation.client import Node, answer
 from manifed.federation.exchange import BadMessage, Header
 from manifed.federation.held_out import EVALUATE
 from manifed.federation.memory import MemoryStore
-from manifed.manifolds.linalg import flaw
+from manifed.manifolds.linalg import Shape, Tensors, flaw
 from manifed.privacy.events import Releases
 from manifed.runs.manifest import code_sha256
 from manifed.site.account import Place, Refused, SiteAccount
@@ -46,7 +46,6 @@ from manifed.site.protocol import (
     Question,
     Refusal,
     Silent,
-    Tensors,
     Update,
     frame_of,
     most_bytes,
@@ -293,9 +292,7 @@ def _names_a_graph(table: Mapping[str, object]) -> bool:
     return "graph" in table or any(map(_names_a_graph, inner))
 
 
-def _read(
-    down: Tensors, kind: type[Payload], shape: tuple[int, ...], dtype: torch.dtype
-) -> Tensors:
+def _read(down: Tensors, kind: type[Payload], shape: Shape, dtype: torch.dtype) -> Tensors:
     """The fields of what came, checked array by array.
 
     Raises:

@@ -8,7 +8,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from manifed.algorithms.averaging import GeodesicAverage
-from manifed.algorithms.one_shot import LogEuclidean, NoisyGram, SecondMoment
+from manifed.algorithms.one_shot import LogEuclidean, SecondMoment
 from manifed.algorithms.projected import Projected
 from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
 from manifed.algorithms.rsvrg import RSVRG
@@ -31,7 +31,6 @@ from manifed.privacy.ledger import Ledger
 from manifed.privacy.odometer import Odometer
 from manifed.problems.examples import Examples
 from manifed.problems.frechet import FrechetMean
-from manifed.problems.linear import LeastSquares
 from manifed.problems.pca import PrincipalEigenvector
 from manifed.schedules import Geometric
 from manifed.secure_plan import OF_SUM
@@ -403,18 +402,11 @@ def model_after(setting, monkeypatch, rounds, **data):
 
 SPD = SPDLogEuclidean()
 MEAN = FrechetMean(manifold=SPD)
-LINEAR = LeastSquares()
 
 
 def spd_shards(nodes):
     draws = torch.Generator().manual_seed(7)
     return [Examples({"z": SPD.random(5, 3, 3, generator=draws)}) for _ in range(nodes)]
-
-
-def pairs(nodes):
-    return [
-        Examples({"feature": normals(i, 5, 4), "target": normals(50 + i, 5)}) for i in range(nodes)
-    ]
 
 
 EXAMPLES = {
@@ -445,10 +437,6 @@ EXAMPLES = {
         {"update": LogEuclidean(), "problem": MEAN},
         {"shards": spd_shards(4), "x": torch.eye(3, dtype=torch.float64)},
     ),
-    "noisy-gram": (
-        {"update": NoisyGram(), "problem": LINEAR},
-        {"shards": pairs(4), "x": torch.zeros(4, dtype=torch.float64)},
-    ),
 }  # fmt: skip
 
 
@@ -456,7 +444,7 @@ EXAMPLES = {
 def test_without_its_noise_a_sum_of_examples_leads_where_plain_clipped_means_do(monkeypatch, name):
     parts, data = EXAMPLES[name]
     rounds = 1 if "update" in parts and parts["update"].kind in (
-        "second-moment", "log-euclidean", "noisy-gram"
+        "second-moment", "log-euclidean"
     ) else 3  # fmt: skip
     monkeypatch.setattr(discrete, "draw", lambda variance, size, words: np.zeros(size, np.int64))
     setting = setting_of(4, rounds=rounds, **parts)

@@ -12,10 +12,6 @@ CASES = {
         {"kind": "frechet-mean", "manifold": "spd-log-euclidean"},
         {"kind": "spd-lognormal", "num_examples": 300, "dimension": 3},
     ),
-    "noisy-gram": (
-        {"kind": "least-squares"},
-        {"kind": "synthetic-least-squares", "num_clients": 3},
-    ),
 }
 
 

@@ -183,7 +183,6 @@ OBJECTS = [
     (algorithms.Decor, GRAPH, masked),
     (algorithms.GrowingSamples, GROWING, gossiped),
     (algorithms.LogEuclidean, {}, averaged_logs),
-    (algorithms.NoisyGram, {}, lambda made: regressed(algorithm=made, rounds=1)),
     (algorithms.SecondMoment, {}, summed),
     (algorithms.TangentMean, {}, served),
     (algorithms.GeodesicAverage, {}, averaged),
