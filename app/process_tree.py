@@ -37,10 +37,14 @@ def process_table() -> dict[_ProcessId, int]:
 
 
 def _carries(pid: int, mark: bytes) -> bool:
-    try:
-        return mark in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:  # ended, or another user's
-        return False
+    of = _PROC / str(pid)
+    with suppress(OSError):  # ended, another user's, or a thread of the kernel, which has no exe
+        for _ in range(3):
+            if found := (of / "environ").read_bytes():
+                return mark in found.split(b"\0")
+            (of / "exe").readlink()
+            time.sleep(0.005)  # it is just being executed
+    return False
 
 
 def family(mark: str, roots: Iterable[int], seen: Iterable[_ProcessId] = ()) -> set[_ProcessId]:

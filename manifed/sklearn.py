@@ -247,7 +247,20 @@ class PrivateRidge(RegressorMixin, _Private):
 
 
 @_named
-class PrivateMDM(ClassifierMixin, _Private):
+class _OfMatrices(_Private):
+    """Base of the estimators on SPD matrices, whose spread is bounded."""
+
+    spread: float = 3.0
+
+    def __sklearn_tags__(self) -> Any:
+        """Matrices, and no rows."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
+        return tags
+
+
+@_named
+class PrivateMDM(ClassifierMixin, _OfMatrices):
     """Classes of SPD matrices (n, m, m) by the nearest private Fréchet mean.
 
     As pyriemann's ``MDM``, and after its ``Covariances`` in a pipeline. All means together cost
@@ -259,14 +272,7 @@ class PrivateMDM(ClassifierMixin, _Private):
         classes: the public classes; None takes them from ``y``, which publishes them.
     """
 
-    spread: float = 3.0
     classes: Any = None
-
-    def __sklearn_tags__(self) -> Any:
-        """Matrices, and no rows."""
-        tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
-        return tags
 
     def fit(self, X: Any, y: Any, *, sites: Any = None, persons: Any = None) -> Self:
         """Trains on matrices (n, m, m) and labels (n,); ``sites`` and ``persons`` name theirs."""
@@ -289,7 +295,7 @@ class PrivateMDM(ClassifierMixin, _Private):
 
 
 @_named
-class PrivateTangentSpace(TransformerMixin, _Private):
+class PrivateTangentSpace(TransformerMixin, _OfMatrices):
     """SPD matrices (n, m, m) as vectors (n, m (m + 1) / 2) in the tangent space at a private mean.
 
     As pyriemann's ``TangentSpace``. With ``groups=``, each laboratory or session has a mean of its
@@ -300,14 +306,6 @@ class PrivateTangentSpace(TransformerMixin, _Private):
         spread: public bound of the affine-invariant distance of a matrix from where means may be.
     """
 
-    spread: float = 3.0
-
-    def __sklearn_tags__(self) -> Any:
-        """Matrices, and no rows."""
-        tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
-        return tags
-
     def fit(
         self, X: Any, y: Any = None, *, sites: Any = None, persons: Any = None, groups: Any = None
     ) -> Self:
@@ -316,18 +314,19 @@ class PrivateTangentSpace(TransformerMixin, _Private):
         Attributes ``means_`` (one a group), ``epsilon_`` and ``statement_`` are set.
         """
         x = self._read(X, allow_nd=True)
-        groups = _each("groups", groups, len(x))
+        sites, groups = _each("sites", sites, len(x)), _each("groups", groups, len(x))
         if persons is not None:
-            pairs = {*zip(_each("persons", persons, len(x)), groups, strict=True)}
+            persons = _each("persons", persons, len(x))
+            pairs = {*zip(persons, groups, strict=True)}
             if len(pairs) > len({person for person, _ in pairs}):
                 raise ValueError("groups: expected all rows of a person in one group")
+        problem = {"kind": "frechet-mean", "manifold": "spd"}
         means, spent, said = {}, [], []
         for group in np.unique(groups):
             is_in = groups == group
-            named = (None if one is None else np.asarray(one)[is_in] for one in (sites, persons))
-            problem = {"kind": "frechet-mean", "manifold": "spd"}
-            columns = {"z": x[is_in]}
-            mean = self._train(problem, "spd-matrices", 2 * self.spread, columns, *named)
+            columns, clip = {"z": x[is_in]}, 2 * self.spread
+            of = persons if persons is None else persons[is_in]
+            mean = self._train(problem, "spd-matrices", clip, columns, sites[is_in], of)
             means[group] = torch.from_numpy(mean)
             spent.append(self.epsilon_)
             said.append(f"Group {group}\n{self.statement_}")

@@ -82,7 +82,7 @@ class MeasuredSteps(TangentMean):
     def _ended(origin: Tensor, x: Tensor, step: Tensor, radius: float, on: Manifold) -> Tensor:
         """The step, or one that ends ``radius`` from ``origin`` where it would end beyond."""
         length = float(on.norm(x, step))
-        step = step * min(1.0, 2 * radius / length) if length else step  # a longer one ends beyond
+        step = step * min(1.0, radius / length) if length else step  # beyond, numbers overflow
         way = on.logmap(origin, on.expmap(x, step))
         far = float(on.norm(origin, way))
         return step if far <= radius else on.logmap(x, on.expmap(origin, way * (radius / far)))

@@ -386,8 +386,9 @@ def _steps(
     if rule.curvature is not None:
         classes = getattr(config.problem, "num_classes", 1)
         curvature = rule.curvature * step / classes
-        # a gradient is the curvature times a distance; four times that for a clip that cuts many
-        radius = 4 * bound / rule.curvature * math.sqrt(classes)
+        # a gradient is the curvature times a distance; a clip that cuts many is short, so up to 6
+        far = bound / rule.curvature
+        radius = max(far, min(4 * far, 6.0)) * math.sqrt(classes)
         return MeasuredSteps(
             curvature=float(f"{curvature:.6g}"),
             radius=float(f"{radius:.6g}"),

@@ -331,6 +331,9 @@ def canonical(config: Experiment) -> str:
     for name in config.data.later:
         if table["data"][name] in (None, [], False):
             del table["data"][name]
+    strategy = table["strategy"] or {}
+    if strategy.get("radius", "") is None:
+        del strategy["radius"]
     if config.engine.dtype != "float64":  # alone of the engine it decides the trajectory
         table["dtype"] = config.engine.dtype
     if config.evaluation.kind == "public":

@@ -150,6 +150,8 @@ def test_groups_that_share_a_person_or_are_unknown_are_refused():
     groups = np.arange(40) % 2
     with pytest.raises(ValueError, match="groups: expected all rows of a person in one group"):
         model.fit(z, persons=np.arange(40) // 4, groups=groups)
+    with pytest.raises(ValueError, match="sites: expected one for each of 40 rows"):
+        model.fit(z, persons=np.arange(40) // 4, sites=[0])
     assert not hasattr(model, "epsilon_")
     model.fit(z, persons=np.arange(40) % 10, groups=groups)
     with pytest.raises(ValueError, match="groups: expected some of 0, 1; got 2"):
