@@ -65,8 +65,6 @@ def test_the_tutorial_of_an_algorithm_runs_as_it_is_printed(tmp_path):
     run = folder / "runs" / "heavy-ball"
     assert "finished" in shell(elsewhere, f"manifed run --resume {run} --status")
     assert "report.html" in shell(elsewhere, f"manifed report {run}")
-    shell(elsewhere, f"manifed run {folder}/descent.toml --out {elsewhere}/again --plain")
-    assert "report.html" in shell(tmp_path, "manifed report elsewhere/again")
 
 
 @pytest.mark.slow
