@@ -102,8 +102,7 @@ def main() -> None:
             privacy["trust"] = {"kind": "secure-sum"}
         shares = held(population(name), (given.rows,) * 3, privacy, given.draws, 0)
         for statistic, share in shares.items():
-            counted = (share.min(), share.mean(), share.max())
-            cells = [f"{float(one):.1%}" for one in counted]
+            cells = [f"{one:.1%}" for one in (share.min(), share.mean(), share.max())]
             lines.append([name, trust, f"{epsilon:g}", statistic, *cells])
     page.say(table(["data", "trust", "epsilon", "statistic", "least", "mean", "largest"], lines))
     page.save(given, lines)

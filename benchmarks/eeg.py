@@ -19,10 +19,8 @@ over seeds, in percent of test windows.
 """
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from statistics import mean, stdev
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -70,7 +68,15 @@ def simulated(seed: int) -> Windows:
 
 
 def recorded(name: str, seed: int) -> Windows:
-    """Returns windows of a data set of MOABB; a seed deals its subjects to sites.
+    """Returns windows of a data set of MOABB; a seed deals its subjects to sites."""
+    windows = loaded(name)
+    dealt = np.random.default_rng(seed).permutation(windows.person.max() + 1) % SITES
+    return replace(windows, site=dealt[windows.person])
+
+
+@cache
+def loaded(name: str) -> Windows:
+    """Returns windows of a data set of MOABB at one site.
 
     The unit is a public constant of the amplifier: here the median trace over the test windows.
     """
@@ -80,17 +86,16 @@ def recorded(name: str, seed: int) -> Windows:
     signals, label, of = paradigm.get_data(data, data.subject_list)
     z = covariances.transform(np.asarray(signals, float))
     person = np.unique(of["subject"], return_inverse=True)[1]
-    dealt = np.random.default_rng(seed).permutation(person.max() + 1) % SITES
     is_train = np.asarray(of["session"] != of.groupby("subject")["session"].transform("max"))
     z /= np.median(np.trace(z[~is_train], axis1=1, axis2=2)) / z.shape[1]
-    return Windows(z, np.asarray(label), dealt[person], person, is_train)
+    return Windows(z, np.asarray(label), np.zeros_like(person), person, is_train)
 
 
-def measured(windows: Windows) -> dict[str, float]:
+def measured(w: Windows) -> dict[str, float]:
     """Returns the share of test windows that each method gets right, in percent."""
     riemann = importlib.import_module("pyriemann.classification")
     tangent = importlib.import_module("pyriemann.tangentspace")
-    w, is_train = windows, windows.is_train
+    is_train = w.is_train
     z, label = w.z[is_train], w.label[is_train]
     z_test, label_test = w.z[~is_train], w.label[~is_train]
     lines = make_pipeline(tangent.TangentSpace(), LogisticRegression())
@@ -123,19 +128,17 @@ def main() -> None:
     page = Page(__doc__, "eeg.md", seeds=20)
     page.parser.add_argument("--moabb", help="a data set of moabb.datasets, as BNCI2014_001")
     given = page.parser.parse_args()
-    draw: Callable[[int], Windows] = simulated
-    if given.moabb:
-        draw = partial(recorded, given.moabb)
+    draw = partial(recorded, given.moabb) if given.moabb else simulated
     runs = [measured(draw(seed)) for seed in range(given.seeds)]
-    page.say(f"# EEG at three sites: {given.moabb or 'simulated'}, {given.seeds} seeds\n")
-    page.say(circumstances() + "\n")
+    title = f"EEG at three sites: {given.moabb or 'simulated'}, {given.seeds} seeds"
+    page.say(f"# {title}\n\n{circumstances()}\n")
     lines = []
     for name in runs[0]:
         found = [run[name] for run in runs]
-        error = stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
-        lines.append([name, f"{mean(found):.1f} ± {error:.1f}"])
+        error = np.std(found) / max(len(found) - 1, 1) ** 0.5
+        lines.append([name, f"{np.mean(found):.1f} ± {error:.1f}"])
     page.say(table(["method", "accuracy %"], lines))
-    page.save(given, {name: mean([run[name] for run in runs]) for name in runs[0]})
+    page.save(given, lines)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from manifed.experiment.load import parse
-from manifed.manifolds.linalg import LOG, expm, sym_function
+from manifed.manifolds.linalg import LOG, expm, packed, sym_function
 from manifed.manifolds.spd import SPD
 from manifed.problems.class_means import ClassMeans
 from manifed.problems.file_points import directions
@@ -324,9 +324,10 @@ class PrivateTangentSpace(TransformerMixin, _OfMatrices):
         means, spent, said = {}, [], []
         for group in np.unique(groups):
             is_in = groups == group
-            columns, clip = {"z": x[is_in]}, 2 * self.spread
             of = persons if persons is None else persons[is_in]
-            mean = self._train(problem, "spd-matrices", clip, columns, sites[is_in], of)
+            mean = self._train(
+                problem, "spd-matrices", 2 * self.spread, {"z": x[is_in]}, sites[is_in], of
+            )
             means[group] = torch.from_numpy(mean)
             spent.append(self.epsilon_)
             said.append(f"Group {group}\n{self.statement_}")
@@ -347,9 +348,7 @@ class PrivateTangentSpace(TransformerMixin, _OfMatrices):
             known, got = (", ".join(map(str, some)) for some in (root, unknown))
             raise ValueError(f"groups: expected some of {known}; got {got}")
         of_each = torch.stack([root[name] for name in names])
-        log = sym_function(of_each @ x @ of_each, LOG)
-        row, column = torch.triu_indices(*x.shape[1:]).unbind()
-        return log[:, row, column].numpy() * np.where(row == column, 1.0, math.sqrt(2.0))
+        return packed(sym_function(of_each @ x @ of_each, LOG)).numpy()
 
 
 @_named

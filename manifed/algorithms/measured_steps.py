@@ -19,7 +19,7 @@ since a clipped gradient still turns with x. Without an adaptive clip e_t = 1.
 """
 
 from math import sqrt
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -39,6 +39,8 @@ _LEAST_LEFT = 0.25
 class MeasuredSteps(TangentMean):
     """A tangent mean whose step length follows from the uploads, by a distance or a curvature."""
 
+    later: ClassVar = ("radius",)
+    """As `manifed.problems.data.DataSource.later`."""
     kind: Literal["measured-steps"] = "measured-steps"  # pyright: ignore[reportIncompatibleVariableOverride]
     distance: Positive | None = None
     """Public guess of how far the minimum is from the start. Steps grow where it is too small."""
@@ -65,22 +67,32 @@ class MeasuredSteps(TangentMean):
         """Returns the state before round 1, with what steps are measured by."""
         nothing = torch.zeros((), dtype=torch.float64, device=x.device)
         state = super().start(x) | {"measured": nothing}
-        if self.radius is not None:
+        if self.radius is not None or self.distance is not None:
             state |= {"origin": x}
-        return state if self.distance is None else state | {"origin": x, "reach": nothing}
+        return state if self.distance is None else state | {"reach": nothing}
+
+    def check_server(self, setting: Any) -> None:
+        """Refuses a radius where a step cannot be held to it."""
+        super().check_server(setting)
+        is_more = self.momentum or self.server_step_size != 1
+        if self.radius is not None and (is_more or not setting.manifold.has_logmap):
+            raise ValueError(
+                "strategy.radius: expected neither momentum nor server_step_size beside it, and a "
+                "manifold with logarithms"
+            )
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
         """Takes a step of measured length along the mean, as `TangentMean.server` does."""
         rule = self._by_curvature if self.distance is None else self._by_distance
         length, kept = rule(state, mean, here)
-        step = length * mean
-        if self.radius is not None:
-            step = self._ended(state["origin"], state["x"], step, self.radius, here.manifold)
+        step = self._held(state, length * mean, here.manifold)
         return super().server(state, step, here) | kept
 
-    @staticmethod
-    def _ended(origin: Tensor, x: Tensor, step: Tensor, radius: float, on: Manifold) -> Tensor:
-        """The step, or one that ends ``radius`` from ``origin`` where it would end beyond."""
+    def _held(self, state: State, step: Tensor, on: Manifold) -> Tensor:
+        """The step, or one that ends ``radius`` from the start where it would end beyond."""
+        if (radius := self.radius) is None:
+            return step
+        origin, x = state["origin"], state["x"]
         length = float(on.norm(x, step))
         step = step * min(1.0, radius / length) if length else step  # beyond, numbers overflow
         way = on.logmap(origin, on.expmap(x, step))

@@ -22,8 +22,6 @@ from manifed.experiment.schema import Experiment
 from manifed.fields import Document, Values
 from manifed.problems.data import SiteData, look_in
 
-"""A table of TOML."""
-
 
 def load(
     path: str | Path,

@@ -386,7 +386,8 @@ def _steps(
     if rule.curvature is not None:
         classes = getattr(config.problem, "num_classes", 1)
         curvature = rule.curvature * step / classes
-        # a gradient is the curvature times a distance; a clip that cuts many is short, so up to 6
+        # The bound of a gradient is the curvature times that of a distance. A short clip cuts most
+        # gradients and bounds no distance: it gets four times as much, but no more than 6.
         far = bound / rule.curvature
         radius = max(far, min(4 * far, 6.0)) * math.sqrt(classes)
         return MeasuredSteps(

@@ -328,12 +328,10 @@ def canonical(config: Experiment) -> str:
             del privacy[name]
     if privacy["kind"] == "example-level" and privacy["unit"] == "example":
         del privacy["unit"], privacy["sites_per_person"]
-    for name in config.data.later:
-        if table["data"][name] in (None, [], False):
-            del table["data"][name]
-    strategy = table["strategy"] or {}
-    if strategy.get("radius", "") is None:
-        del strategy["radius"]
+    for part_name in ("data", "strategy"):
+        for name in getattr(getattr(config, part_name), "later", ()):
+            if table[part_name][name] in (None, [], False):
+                del table[part_name][name]
     if config.engine.dtype != "float64":  # alone of the engine it decides the trajectory
         table["dtype"] = config.engine.dtype
     if config.evaluation.kind == "public":

@@ -22,6 +22,7 @@ from torch import Tensor, linalg
 
 Shape = tuple[int, ...]
 Tensors = Mapping[str, Tensor]
+"""Tensors by name."""
 TINY = {torch.float64: 1e-150, torch.float32: 1e-18}
 """Lower bound of a divisor whose quotient (sin t / t, ...) is exact there, with a normal square."""
 

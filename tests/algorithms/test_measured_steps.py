@@ -10,9 +10,11 @@ from manifed.algorithms.adaptive_clip import CLIP
 from manifed.algorithms.algorithm import Collected, There
 from manifed.algorithms.measured_steps import MeasuredSteps
 from manifed.errors import ConfigError
-from manifed.experiment.load import parse
+from manifed.experiment.load import load, parse
+from manifed.experiment.schema import canonical, sha256
 from manifed.manifolds import SPD, Euclidean, Lorentz, Sphere, Stiefel
 from tests.algorithms.gossip_runs import reports_of
+from tests.fresh import QUICKSTART
 from tests.tensors import generator
 
 
@@ -127,6 +129,21 @@ def test_steps_end_within_the_radius_however_loud_the_noise(manifold, shape):
             assert all(map(torch.equal, *points.values())), "nothing ends beyond it"
         if scale == 1e8:
             assert far[1] == pytest.approx(3.0)
+
+
+RULE = "strategy={%s kind='measured-steps',curvature=2.0}"
+
+
+@pytest.mark.parametrize("more", ["momentum=0.5", "server_step_size=2.0"])
+def test_a_radius_that_would_not_hold_is_refused(more):
+    with pytest.raises(ConfigError, match=r"strategy\.radius: expected neither"):
+        load(QUICKSTART, [RULE % f"radius=1.0,{more},"])
+
+
+def test_a_radius_is_a_part_of_the_hash_and_none_is_what_it_was():
+    plain, bounded = (load(QUICKSTART, [RULE % more]) for more in ("", "radius=1.0,"))
+    assert "radius" not in canonical(plain)
+    assert sha256(plain) != sha256(bounded)
 
 
 @pytest.mark.parametrize("keys", [{}, {"distance": 1.0, "curvature": 2.0}])

@@ -4,7 +4,6 @@ python -m tests.attacks.shipped [--out tests/robustness/results]
 """
 
 import argparse
-import hashlib
 import math
 import sys
 from dataclasses import dataclass, fields, replace
@@ -29,8 +28,8 @@ from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated
 from reproduction.checks_004.engines import messages_under_attack
 from tests.attacks.corrections import POLE, PULL, CorrectionAttack, FlippingAttack, rows_of
+from tests.robustness.long_claims import sha256_of
 
-RESULTS = Path(__file__).parents[1] / "robustness" / "results"
 CLIP = 0.5
 SIZE = 20
 
@@ -325,8 +324,7 @@ def everything(source):
 
 def measured_sha256():
     """The SHA-256 of the source of the attacks: another one makes the table stale."""
-    files = [Path(__file__), *sorted(Path(attacks.__file__).parent.glob("*.py"))]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return sha256_of([Path(__file__), *Path(attacks.__file__).parent.glob("*.py")])
 
 
 def main():

@@ -40,19 +40,16 @@ def cluster():
     made = tempfile.TemporaryDirectory(prefix="mf-", ignore_cleanup_errors=True)
     with made as folder, pytest.MonkeyPatch.context() as patch:  # sockets need a short path
         patch.setenv("RAY_TMPDIR", folder)
-        yield from _joined(ray, Cluster())
-
-
-def _joined(ray, here):
-    here.add_node(num_cpus=4, include_dashboard=False)
-    ray.shutdown()  # what another test may have left; workers join the session that there is
-    ray.init(address=here.address, log_to_driver=False, logging_level="error")
-    yield here
-    ray.shutdown()
-    here.shutdown()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray leaves files open: a later test would be blamed
-        gc.collect()
+        here = Cluster()
+        here.add_node(num_cpus=4, include_dashboard=False)
+        ray.shutdown()  # what another test may have left; workers join the session that there is
+        ray.init(address=here.address, log_to_driver=False, logging_level="error")
+        yield here
+        ray.shutdown()
+        here.shutdown()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Ray leaves files open: a later test would be blamed
+            gc.collect()
 
 
 class Others:

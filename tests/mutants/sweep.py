@@ -1,6 +1,6 @@
 """Plant every fault of catalogue.toml, one at a time, and see that the tests named beside it fail.
 
-    python tests/mutants/sweep.py [NAME ...] [--workers 2] [--json] [--new] [--record]
+    python tests/mutants/sweep.py [NAME ...] [--workers 2] [--json] [--proved] [--new] [--record]
 
 A fault is a text replaced by another in one file of a copy of this checkout. It is caught when at
 least one of its tests fails there; a run that ends otherwise (no test found, a syntax error, out of
@@ -118,10 +118,10 @@ def recorded():
     return json.loads(CAUGHT.read_text(encoding="utf-8")) if CAUGHT.is_file() else {}
 
 
-def is_due(number, fault):
-    """Whether a fault is planted though others of its kind were caught."""
+def is_due(number, fault, known):
+    """Whether a fault is planted: it is not among the ``known``, or this is its week of six."""
     week = datetime.datetime.now(datetime.UTC).isocalendar().week
-    return number % 6 == week % 6 or recorded().get(fault.name) != fault.digest()
+    return number % 6 == week % 6 or known.get(fault.name) != fault.digest()
 
 
 def copy_tree(source, target):
@@ -251,7 +251,8 @@ def main(argv=None):
     given = parser.parse_args(argv)
     faults = [f for f in catalogue() if not given.names or f.name in given.names]
     if given.new:
-        faults = [fault for number, fault in enumerate(faults) if is_due(number, fault)]
+        known = recorded()
+        faults = [fault for number, fault in enumerate(faults) if is_due(number, fault, known)]
     if unknown := set(given.names) - {f.name for f in faults}:
         print(f"error: expected names out of {CATALOGUE.name}, got {sorted(unknown)}")
         return 2
@@ -271,9 +272,8 @@ def main(argv=None):
         for i in range(given.workers):
             benches.free.put(Path(name) / f"bench-{i}")
         with ThreadPoolExecutor(given.workers) as pool:
-            tests = sorted({test for fault in faults for test in fault.tests})
+            tests = [] if given.proved else sorted({test for f in faults for test in f.tests})
             parts = [tests[i : i + AT_ONCE] for i in range(0, len(tests), AT_ONCE)]
-            parts = [] if given.proved else parts
             for said in pool.map(lambda part: pass_unchanged(part, benches), parts):
                 if said is not None:
                     print(f"error: the tests must pass without a fault first, got {said}")

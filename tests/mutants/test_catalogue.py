@@ -29,15 +29,14 @@ def test_every_room_has_a_fault_and_no_name_stands_twice():
     assert len(faults) >= 16
 
 
-def test_a_changed_file_or_entry_makes_a_fault_due(monkeypatch):
+def test_a_changed_file_or_entry_makes_a_fault_due():
     fault = catalogue()[0]
     other = replace(fault, after=fault.after + " ")
-    monkeypatch.setattr(sweep, "recorded", lambda: {fault.name: fault.digest()})
-    due = [[sweep.is_due(number, one) for number in range(6)] for one in (fault, other)]
+    known = {fault.name: fault.digest()}
+    due = [[sweep.is_due(number, one, known) for number in range(6)] for one in (fault, other)]
     assert sorted(due[0]) == [False] * 5 + [True], "one week in six"
     assert due[1] == [True] * 6
-    monkeypatch.setattr(sweep, "recorded", dict)
-    assert sweep.is_due(0, fault)
+    assert sweep.is_due(0, fault, {})
 
 
 def test_an_unknown_name_is_one_line_with_exit_code_2(capsys):

@@ -12,7 +12,6 @@ import hashlib
 import inspect
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 from benchmarks.common.stopwatch import circumstances, table
@@ -33,10 +32,12 @@ HEAD = ["check", "claim", "verdict", "seeds", "CPU seconds", "source"]
 
 def source_of(name):
     """The beginning of the SHA-256 of the package of a check: another one makes its row stale."""
-    check = CLAIMS[name]
-    check = check.func if isinstance(check, partial) else check
-    files = sorted(Path(inspect.getfile(inspect.unwrap(check))).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    return sha256_of(Path(inspect.getfile(CLAIMS[name])).parent.glob("*.py"))[:16]
+
+
+def sha256_of(files):
+    """The SHA-256 of the contents of files, in the order of their names."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 
 def archived(folder=RESULTS):

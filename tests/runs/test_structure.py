@@ -31,11 +31,11 @@ def test_no_modules_import_each_other_in_a_circle_also_not_within_functions(pack
 SCRIPTS = [
     *([str(path.relative_to(ROOT))] for path in sorted((ROOT / "benchmarks").glob("*.py"))),
     ["-m", "reproduction"],
-    ["-m", "tests.robustness.growing_engines"],
-    ["-m", "tests.robustness.guard_kills"],
-    ["-m", "tests.robustness.hostile_replies"],
-    ["-m", "tests.robustness.kills"],
-    ["-m", "tests.robustness.long_claims"],
+    ["-m", "tests.attacks.shipped"],
+    *(
+        ["-m", f"tests.robustness.{name}"]
+        for name in ("growing_engines", "guard_kills", "hostile_replies", "kills", "long_claims")
+    ),
 ]
 
 
