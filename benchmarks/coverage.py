@@ -82,10 +82,9 @@ def held(
             released.shape, generator=generator, dtype=torch.float64
         )
         for name, f in STATISTICS.items():
-            of = partial(estimates, count=total, noise=noise, row_norm=row_norm, function=f)
-            mapped = torch.func.vmap(of)(released)
-            estimate, *errors = (one.reshape(500, -1) for one in mapped)
-            reach = reach_of(*errors, level=0.95)
+            made = estimates(released, total, noise, row_norm, f)
+            estimate, *squares = (one.reshape(500, -1) for one in made)
+            reach = reach_of(*squares, level=0.95)
             found[name].append(((estimate - exact[name]).abs() <= reach).double())
     return {name: torch.cat(each).mean(0) for name, each in found.items()}
 

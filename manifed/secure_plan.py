@@ -10,6 +10,7 @@ from typing import Any
 from manifed.algorithms.algorithm import asked_of
 from manifed.algorithms.secure_mean import SecureMean
 from manifed.errors import ConfigError, named_by
+from manifed.privacy.committee import degree
 from manifed.privacy.events import COALITION, OF_MASKS
 from manifed.privacy.mechanism import ExampleMechanism, Noise
 
@@ -118,7 +119,11 @@ def faults(setting: Any) -> Iterator[str]:
         )
     clients = setting.federation.num_clients
     with named_by("privacy.trust", ValueError):
-        sealed(setting, (1,) * clients).training.numbers_with(_ANY).check(clients)
+        training = sealed(setting, (1,) * clients).training
+        numbers = training.numbers_with(_ANY)
+        numbers.check(clients)
+        if not training.is_seeded:  # a rehearsal shares no secrets
+            degree(clients, numbers.dropped(clients), numbers.collusion)
 
 
 def summed_text(training: Any) -> str:

@@ -1,16 +1,40 @@
 """In the gate, where ``CI=true``, a test that is skipped fails: nothing that was not run is green.
 
+Long tests of many cases are marked ``one_week_in(n)``: a week of the year has every nth case, and n
+weeks have all of them. ``--every-week`` runs all of them at once.
+
 A capability that a case lacks is not a skip: the test is not generated for that case. A test that
 needs a device or data has a marker, which ``make`` selects where they are.
 """
 
 import gc
 import os
+from collections import Counter
+from datetime import UTC, datetime
 
 import pytest
 
 gc.set_threshold(50_000)  # 700 objects: collecting thousands of tests looks at each of them often
 IS_GATE = os.environ.get("CI") == "true"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--every-week", action="store_true", help="all cases, not those of this week")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--every-week"):
+        return
+    week = datetime.now(UTC).isocalendar().week
+    seen = Counter()
+    kept, left_out = [], []
+    for item in items:
+        mark = item.get_closest_marker("one_week_in")
+        n = mark.args[0] if mark else 1
+        (kept if (seen[n] - week) % n == 0 else left_out).append(item)
+        seen[n] += 1
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
 
 
 def fail_if_skipped(report):

@@ -67,8 +67,9 @@ def _sizes(n: int, dropped: int, colluding: int) -> tuple[int, int]:
     """The number of neighbours, and the threshold."""
     if n - colluding <= max(2 * dropped, 1):
         raise ValueError(
-            f"max_dropped: expected 2 * max_dropped (and 1) below nodes - collusion = {n} - "
-            f"{colluding}, got max_dropped = {dropped}; lower one of them or ask more nodes"
+            f"max_dropped, collusion: expected at least {max(2 * dropped, 1) + 1} nodes that do "
+            f"not collude, got {n} nodes with collusion = {colluding} and max_dropped = {dropped}; "
+            "lower one of them or ask more nodes"
         )
     if n > _COMPLETE:
         for k in range(4, min(n - 1, _LARGEST_DEGREE), 2):

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import model_validator
 
 from manifed.fields import Fraction, Frozen, NonNegative, Positive, PositiveCount, Probability
-from manifed.privacy.composition import NoValidBound, gaussian_epsilon
+from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.epsilon_bounds import epsilon, least_multiplier
 from manifed.privacy.events import (
     EXTERNAL,
     SERVER,
-    Adversary,
     PoissonSampled,
     Release,
     SampledWithoutReplacement,
@@ -225,20 +224,3 @@ def dp_event(releases: Iterable[Release]) -> "DpEvent":
                 pass
         made.append(dp.SelfComposedDpEvent(event, one.count))
     return dp.ComposedDpEvent(made)
-
-
-def dp_events(odometer: Odometer, adversary: Adversary) -> list["DpEvent"]:
-    """Returns the event of each kind of client; the dearest has the odometer's epsilon.
-
-    Raises:
-        NoValidBound: where clients take part by coins that the adversary does not see, which
-            dp_accounting has no event for.
-    """
-    kinds = odometer.coins(adversary)
-    if any(probability < 1 for coins in kinds for _, probability, _ in coins):
-        raise NoValidBound(f"no event of dp_accounting has the coins of {adversary.name!r}")
-    return [
-        dp_event([one for update, _, n in each for one in repeated(update, n)])
-        for each in kinds
-        if each
-    ]

@@ -27,6 +27,7 @@ TWICE = (
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ROWS)
 def test_scikit_learn_finds_nothing_where_noise_is_drawn_from_a_seed(kind):
@@ -34,6 +35,7 @@ def test_scikit_learn_finds_nothing_where_noise_is_drawn_from_a_seed(kind):
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 @pytest.mark.filterwarnings("ignore")
 def test_scikit_learn_finds_of_a_release_only_that_two_differ():
     check_estimator(

@@ -39,6 +39,7 @@ def test_the_best_test_separates_by_what_is_charged(coalition):
         assert 0.55 < variance < 1.6
 
 
+@pytest.mark.slow
 def test_fresh_masks_of_a_config_are_attacked_and_other_masks_refused():
     ring = load("configs/examples/decor_ring.toml")
     attacks = attacks_of(ring, 10)

@@ -199,7 +199,9 @@ def audited(unit, **privacy):
     return list(find_all(sums_of(config, 1000)))
 
 
-@pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
+@pytest.mark.parametrize(
+    "relation", ["add-or-remove", pytest.param("replace-one", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("unit", ["example-level", "client-level"])
 def test_the_audit_of_a_config_attacks_the_sums_that_are_opened(unit, relation):
     found = audited(unit, neighboring_relation=relation)
@@ -211,6 +213,7 @@ def test_the_audit_of_a_config_attacks_the_sums_that_are_opened(unit, relation):
         assert one.power > 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["example-level", "client-level"])
 def test_the_audit_of_a_config_sees_noise_that_falls_short(unit, monkeypatch):
     draw = discrete.draw

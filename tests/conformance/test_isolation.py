@@ -163,12 +163,14 @@ def test_a_record_adds_the_same_integers_whatever_is_summed_with_it(case):
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 @of(CASES)
 def test_a_record_adds_the_same_integers_in_any_batch(case):
     assert_sums_alike(case, IntegerSum, query_of("gradient"), (1, 3, 33, 65, 257), (1, 3))
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 @ONE_OR_TWO
 @of(CASES)
 def test_a_record_adds_the_same_bits_in_any_batch_and_any_stack(case, count):
@@ -189,6 +191,7 @@ TRANSPORTED = [c for c in CASES if not c.name.startswith(("module", "second", "g
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 @EITHER
 @of(TRANSPORTED)
 def test_a_record_adds_the_same_bits_to_any_correction(case, form):
@@ -256,6 +259,7 @@ def test_a_record_is_judged_by_the_same_bits_whatever_is_judged_with_it(case):
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 @ONE_OR_TWO
 @of(JUDGED)
 def test_a_record_is_judged_by_the_same_bits_in_any_batch_and_any_stack(case, count):

@@ -61,6 +61,7 @@ def test_each_level_has_kernels_of_its_own_that_treat_rows_by_their_number():
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 @pytest.mark.parametrize("level", HERE)
 def test_records_are_apart_with_the_kernels_of_each_level(level):
     ran(level, "-m", "pytest", "-q", "-x", "tests/conformance/test_isolation.py")

@@ -33,6 +33,7 @@ def ran(code, cwd):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [LIBRARY + CHECKOUT, CHECKOUT + LIBRARY])
 def test_an_editable_install_has_one_class_by_either_name(order):
     done = python("-c", order + SAME)

@@ -335,6 +335,7 @@ def cohorts(tmp_path, rounds, **named):
     return seen, ends
 
 
+@pytest.mark.slow
 def test_poisson_cohorts_have_their_law_over_2000_draws(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda _: None)  # it is chance that is tested here
     strategy = guarded(tmp_path, cohort="poisson", clients_per_round=2)

@@ -7,13 +7,14 @@ from reproduction.trials import experiment
 from tests.algorithms.gossip_runs import reports_of
 
 pytestmark = pytest.mark.golden
+LONG_ONES = [pytest.mark.slow, pytest.mark.one_week_in(3)]
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *("1", "2", "3", "15", "16"),
-        pytest.param("6", marks=pytest.mark.slow),  # 7 and 8: tests/robustness/long_claims.py
+        pytest.param("6", marks=LONG_ONES),  # 7 and 8: tests/robustness/long_claims.py
     ],
 )
 def test_the_verdicts_of_the_experiments_page_still_hold(name):
@@ -64,7 +65,7 @@ def test_dp_rsvrg_as_printed_spends_far_more_than_it_states(name, least):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name.startswith("SPD") else [])
+        pytest.param(name, marks=LONG_ONES if name.startswith("SPD") else [])
         for name in optimum.RUNS
     ],
 )
@@ -81,6 +82,7 @@ LONG = {
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 @pytest.mark.parametrize("space", LONG)
 def test_a_private_run_stays_on_its_manifold_for_a_thousand_rounds(space):
     name, shard = LONG[space]
@@ -99,6 +101,7 @@ def test_a_private_run_stays_on_its_manifold_for_a_thousand_rounds(space):
 
 # -- convergence, slow -----------------------------------------------------------------------
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 def test_dp_rsvrg_leads_early_trails_later_and_is_no_less_sensitive():
     """Checks 9 and 10 for one of their seeds."""
     for clients in (20, 50):

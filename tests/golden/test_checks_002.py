@@ -16,6 +16,7 @@ from reproduction.decor_reference import clipped
 from reproduction.time_varying_reference import Setting, last_models, run
 
 pytestmark = pytest.mark.golden
+LONG_ONES = [pytest.mark.slow, pytest.mark.one_week_in(3)]
 VERDICTS = {
     "reproduced": "2 3 4 6 9 10 11 12 14 15 16 B1",
     "reproduced in the stated regime": "13 21",
@@ -29,7 +30,7 @@ QUICK = "1 13 14 15 19 21"
 @pytest.mark.parametrize(
     ("check", "verdict"),
     [
-        pytest.param(check, verdict, marks=() if check in QUICK.split() else pytest.mark.slow)
+        pytest.param(check, verdict, marks=() if check in QUICK.split() else LONG_ONES)
         for verdict, checks in VERDICTS.items()
         for check in checks.split()
     ],

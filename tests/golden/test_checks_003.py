@@ -57,6 +57,7 @@ def test_printed_poincare_noise_is_half_of_what_is_accounted():
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 def test_rates_of_the_calibrated_noise_are_claim_5s_where_the_full_gradient_rules():
     exponents = accounting.rates(1.0, 0.01, 0.1)
     assert exponents["m S"] == pytest.approx(0.5, abs=0.05)
@@ -65,6 +66,7 @@ def test_rates_of_the_calibrated_noise_are_claim_5s_where_the_full_gradient_rule
 
 # -- convergence -----------------------------------------------------------------------------
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 @pytest.mark.parametrize(("clip", "low", "high"), [(1e-5, -2.2, -1.8), (1.0, -0.6, 0.0)])
 def test_the_excess_risk_falls_with_the_square_of_n_only_where_the_full_gradient_rules(
     clip, low, high

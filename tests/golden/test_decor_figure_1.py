@@ -30,6 +30,7 @@ def test_the_noise_of_a_config_is_that_of_its_budget_or_a_little_more(name, name
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 def test_a_panel_runs_at_its_budgets_and_leaves_a_picture_and_a_table(tmp_path, monkeypatch):
     name = "004-1b-breast-cancer"
     whole = figure_named(name)

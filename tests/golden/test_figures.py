@@ -53,6 +53,7 @@ def small(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 def test_only_missing_runs_run_and_the_picture_is_drawn(tmp_path, small):
     command = [sys.executable, "-m", "reproduction", str(small), "--quick", "--jobs", "2",
                "--out", str(tmp_path / "runs"), "--json"]  # fmt: skip

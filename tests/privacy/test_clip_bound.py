@@ -118,6 +118,7 @@ def test_no_record_adds_more_than_the_bound(case):
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 @EVERY
 def test_no_record_adds_more_than_any_bound(case):
     clips = (1e-139, 1e-6, 1.0, 1e6, 1e200)

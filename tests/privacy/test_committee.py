@@ -31,7 +31,7 @@ def test_on_the_complete_graph_every_accepted_size_holds(n):
                 near == tuple(j for j in range(n) if j != i) for i, near in made.neighbours.items()
             )
     assert refused == {(d, c) for d in range(n) for c in range(n) if n - c <= max(2 * d, 1)}
-    with pytest.raises(ValueError, match=r"^max_dropped: .* lower one of them or ask more nodes$"):
+    with pytest.raises(ValueError, match=r"^max_dropped, collusion: .* or ask more nodes$"):
         degree(n, n // 2, 1)
 
 

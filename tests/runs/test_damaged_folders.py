@@ -33,6 +33,7 @@ WITH_ROWS = (*READ, METRICS)
 COMMANDS = {"ledger": READ, "resume": WITH_ROWS, "report": WITH_ROWS, "status": WITH_ROWS,
             "export": (*WITH_ROWS, MODEL)}  # fmt: skip
 """Which files each command reads."""
+LONG_ONES = [pytest.mark.slow, pytest.mark.one_week_in(3)]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ row that it tore, JSON in another encoding."""
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("stride", [pytest.param(3, marks=pytest.mark.slow), 31])
+@pytest.mark.parametrize("stride", [pytest.param(3, marks=LONG_ONES), 31])
 def test_damage_ends_in_one_line_and_changes_nothing(command, stride, sound, tmp_path):
     cases = all_damage(COMMANDS[command], command != "resume")
     if command == "report" and stride > 3:  # one that is drawn takes a second
@@ -148,7 +149,7 @@ def mutated(data, changes):
 
 
 @pytest.mark.parametrize("file", [MANIFEST, METRICS, LEDGER, HEAD, CHECKPOINT, EXPERIMENT, MODEL])
-@pytest.mark.parametrize("count", [pytest.param(50, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("count", [pytest.param(50, marks=LONG_ONES), 2])
 def test_any_bytes_end_in_one_line(file, count, sound, tmp_path):
     command = "export" if file in COMMANDS["export"] else "resume"
     piece = st.tuples(st.integers(0, 1 << 16), st.integers(0, 9), st.binary(max_size=3))

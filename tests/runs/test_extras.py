@@ -47,6 +47,7 @@ def test_each_extra_is_declared_and_all_is_all_of_them():
     assert set(named) <= set(extras)
 
 
+@pytest.mark.slow
 def test_the_snippet_of_the_readme_runs_without_any_optional_package(tmp_path):
     (snippet,) = re.findall(
         r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
@@ -65,6 +66,7 @@ def test_another_module_that_is_missing_keeps_its_own_error():
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 @pytest.mark.parametrize(
     ("package", "program"),
     [
@@ -91,6 +93,7 @@ def test_the_command_without_typer_ends_in_one_line(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 @pytest.mark.parametrize(
     ("package", "sets"),
     [

@@ -128,8 +128,7 @@ def test_noise_errors_are_those_of_redrawn_noise(name):
     found = known(z, noise)
     generator = torch.Generator().manual_seed(0)
     drawn = noise * torch.randn(1_000, len(found.values), generator=generator, dtype=torch.float64)
-    of = partial(estimates, count=10**12, noise=noise, row_norm=4.0, function=STATISTICS[name])
-    seen = torch.func.vmap(of)(found.values + drawn)[0]
+    seen = estimates(found.values + drawn, 10**12, noise, 4.0, STATISTICS[name])[0]
     stated = found.interval(name).noise_error
     # a deviation of 1000 normals is within 11.5 % of the true one but for 1e-6
     assert torch.allclose(seen.std(0), stated, rtol=0.12)
@@ -146,16 +145,32 @@ def test_intervals_hold_the_value_of_the_population(name):
         plan_of((1000,) * 3, 3, 4.0, {"epsilon": 1.0, "delta": 1e-5}).setting, (1000,) * 3
     )
     statistic = {**STATISTICS, "ridge": partial(ridge, alpha=0.1)}[name]
-    of = partial(estimates, noise=noise, row_norm=4.0, function=statistic)
     counts = np.random.default_rng(0).multinomial(3000, np.full(300, 1 / 300), 4_000)
     drawn = torch.randn(
         4_000, values.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
     released = torch.from_numpy(counts / 3000) @ values + noise * drawn
-    estimate, *errors = torch.func.vmap(partial(of, count=3000))(released)
+    estimate, *errors = estimates(released, 3000, noise, 4.0, statistic)
     truth = estimates(values.mean(0), 10**15, 0.0, 4.0, statistic)[0]
     held = ((estimate - truth).abs() <= reach_of(*errors, level=0.95)).double().mean(0)
     assert float((held - 0.95).abs().max()) <= 0.01 + 5 * (0.95 * 0.05 / 4_000) ** 0.5
+
+
+@pytest.mark.parametrize("level", [0.8, 0.95, 0.99])
+@pytest.mark.parametrize("by_noise", [0.0, 0.3, 1.0, 2.0, 5.0, 20.0])
+def test_an_interval_holds_a_normal_value_however_uncertain_its_error_is(by_noise, level):
+    """The exact coverage, by quadrature over the noise of the squared error, of deviation 1."""
+    z = torch.linspace(-7, 7, 5001, dtype=torch.float64)
+    weights = torch.from_numpy(stats.norm.pdf(z)) / stats.norm.pdf(z).sum()
+    for by_sample in (0.01, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 100.0):
+        floor = torch.full_like(z, by_noise)
+        reach = reach_of(floor, by_sample + z, torch.ones_like(z), level=level)
+        inside = torch.erf(reach / (2 * (by_noise + by_sample)) ** 0.5) @ weights
+        assert inside >= level - 0.0015
+        if by_sample >= 1.0 <= by_noise or by_sample >= 3.0:
+            assert inside <= level + 0.01
+        if by_sample == 100.0:
+            assert inside <= level + 0.0005
 
 
 def test_rows_name_numbers_by_columns():
@@ -164,6 +179,12 @@ def test_rows_name_numbers_by_columns():
     assert [row["statistic"] for row in made[:2]] == ["a, a", "a, b"]
     assert made[1]["estimate"] == float(found.estimate[0, 1])
     assert known(rows()).interval("mean").rows()[2]["statistic"] == "3"
+
+
+def test_a_secure_sum_of_too_few_sites_is_refused():
+    """Of two sites each knows the other's number from the sum."""
+    with pytest.raises(ConfigError, match=r"^privacy.trust: .*at least 2 nodes .* got 2 nodes"):
+        release([rows()] * 2, row_norm=4.0, epsilon=1.0, delta=1e-5, **SECURE)
 
 
 # -- a run, and what is refused --------------------------------------------------------------------

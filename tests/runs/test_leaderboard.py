@@ -111,6 +111,7 @@ def test_losses_come_first_and_the_headline_is_a_mean_over_tasks():
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 def test_a_tuned_rival_is_as_good_as_numbers_found_by_hand():
     """Two seeds with a bad draw must not choose: that once left rivals five times too weak."""
     data = board.source_of(BY_NAME["least-squares"], 10)
@@ -145,6 +146,7 @@ def test_held_out_tasks_are_read_from_files_and_planned():
 
 
 @pytest.mark.slow
+@pytest.mark.one_week_in(3)
 def test_finished_cells_are_not_measured_again(tmp_path, monkeypatch, capsys):
     words = ["leaderboard", "--task", "diabetes", "--epsilon", "2", "--cells", str(tmp_path)]
     monkeypatch.setattr("sys.argv", words)

@@ -127,6 +127,7 @@ def trial(tmp_path, name, sets):
     return Trial(directory, Request(QUICKSTART, sets, out=directory), load(CONFIG, SMALL), {})
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_the_processes_which_write_what_they_have(tmp_path, monkeypatch):
     task = trial(tmp_path, "a", LONG)
 
