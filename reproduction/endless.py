@@ -1,4 +1,4 @@
-r"""What scheduled releases cost in infinitely many rounds: sums with proved tails.
+r"""What scheduled releases cost in K rounds, and in infinitely many: sums with proved tails.
 
     python -m reproduction.endless (CONFIG | --example N) [--rounds K] [--budget E] [--delta D]
 
@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from manifed.privacy import series
-from manifed.privacy.series import epsilon_of_rho
+from manifed.privacy.composition import gaussian_epsilon
 from manifed.schedules import Geometric, Schedule
 from reproduction.conditions import ProblemConstants, checks
 from reproduction.powers import EXAMPLES, WHOLE_SLACK, Power, power_of
@@ -57,6 +57,16 @@ class Sum:
 
 class Releases(series.Releases):
     """Releases whose rounds never end."""
+
+    def spent(self, rounds: int, side: int = 1) -> float:
+        """Epsilon (Laplace) or rho (Gaussian) after ``rounds`` rounds; with side -1 from below.
+
+        Raises:
+            ValueError: unless 0 <= rounds <= 10^7.
+        """
+        if not 0 <= rounds <= MOST_TERMS:
+            raise ValueError(f"rounds: expected 0 to {MOST_TERMS}, got {rounds}")
+        return math.fsum(self.costs(rounds, side)) * (1 + side * ROUNDING)
 
     def series(self, rounds: int, *, with_tail: bool = True) -> Sum:
         """Epsilon (Laplace) or rho (Gaussian) after ``rounds`` rounds, and of all that follow.
@@ -319,6 +329,14 @@ def _left_out_behind(releases: Releases, rounds: int) -> float:
     return scale * (rounds + step.offset) ** (1 - power) / (power - 1) if power > 1 else math.inf
 
 
+def epsilon_of_rho(rho: float, delta: float) -> float:
+    """Returns epsilon of adaptive Gaussian releases with sum Delta^2 / (2 sigma^2) = rho.
+
+    They are mu-GDP with mu = sqrt(2 rho), infinitely many of them too.
+    """
+    return gaussian_epsilon(delta, mu=math.sqrt(2 * rho) * (1 + ROUNDING))
+
+
 def main() -> int:
     """Print what K rounds and all rounds cost; 2 for bad arguments."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -328,6 +346,10 @@ def main() -> int:
     parser.add_argument("--budget", type=float, help="epsilon: print the round that spends it")
     parser.add_argument("--delta", type=float, default=1e-5, help="delta of Gaussian noise")
     given = parser.parse_args()
+    if (given.config is None) == (given.example is None):
+        parser.error("config, --example: expected one of them")
+    if not 0 < given.delta < 1:
+        parser.error(f"--delta: expected a number between 0 and 1, got {given.delta:g}")
     constants = None
     try:
         if given.config is not None:

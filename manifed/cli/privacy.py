@@ -294,39 +294,6 @@ def curve(
     answer({"curve": rows}, *lines, rows=rows, label=label)
 
 
-def series(
-    config: Annotated[
-        Path, Argument(help="TOML file of schedules, C and noise (docs/time_varying.md).")
-    ],
-    rounds: Annotated[int, Option(min=1, max=10**7, help="Number of rounds, K.")] = 100_000,
-    delta: _Delta = 1e-5,
-) -> None:
-    """Price rounds of growing samples.
-
-    Use ``manifed privacy statement`` for the rounds of an experiment, and ``python -m
-    reproduction.endless`` for infinitely many rounds and the conditions of the theorems.
-    """
-    from pydantic import ValidationError
-
-    from manifed.experiment.load import read_toml
-    from manifed.experiment.paths import fault
-    from manifed.privacy.series import Releases, epsilon_of_rho
-
-    table = read_toml(config)
-    table.pop("problem", None)
-    try:
-        releases = Releases.model_validate(table)
-    except ValidationError as error:
-        raise ConfigError(f"{config}: {fault(error, Releases)}") from None
-    spent = releases.spent(rounds)
-    found: dict[str, float] = {"rounds": rounds, "samples": releases.schedules.samples(rounds)}
-    if releases.noise == "laplace":
-        found["epsilon_K"] = spent
-    else:
-        found |= {"rho_K": spent, "delta": delta, "epsilon_K": epsilon_of_rho(spent, delta)}
-    answer(found, rows=[found])
-
-
 def secldp(
     graph: Annotated[
         str, Option(help="Graph: ring, torus, complete, star, exponential, or a file of edges.")

@@ -12,24 +12,21 @@ Delta_k how far that moves what round k releases.
 
 A round costs Delta_k / sigma_k of epsilon with Laplace noise (C an L1 bound), and
 Delta_k^2 / (2 sigma_k^2) of rho-zCDP with Gaussian noise (C an L2 bound); rounds add up
-(docs/time_varying.md has the proofs). What infinitely many rounds cost: reproduction/endless.py.
+(docs/time_varying.md has the proofs). What a schedule costs in all: reproduction/endless.py.
 
-Guarantee: `Releases.spent` is an upper bound, rounding included, for powers that the platform
+Guarantee: `Releases.costs` are upper bounds, rounding included, for powers that the platform
 computes to 16 ulps.
 """
 
-import math
 from typing import Literal
 
 import numpy as np
 
 from manifed.fields import Frozen, NonNegative, Positive, PositiveCount
-from manifed.privacy.composition import gaussian_epsilon
 from manifed.schedules import Array, TimeVarying
 
 _ROUNDING = 2.0**-44
 """Allowed, relatively, to each term and each step of a recursion: some hundred ulps."""
-_MOST_TERMS = 10**7
 
 
 class Releases(Frozen):
@@ -46,19 +43,6 @@ class Releases(Frozen):
     where the step is no expansion (convex losses, alpha_k L <= 2 (1 - beta_k), L2)."""
     num_examples: PositiveCount | None = None
     """How many examples a node has: no batch is larger, so nothing is finite for ever."""
-
-    def spent(self, rounds: int, side: int = 1) -> float:
-        """Epsilon (Laplace) or rho (Gaussian) after ``rounds`` rounds, from above.
-
-        After K rounds K updates have been made, and the K-th state has been shown. With side -1
-        from below.
-
-        Raises:
-            ValueError: unless 0 <= rounds <= 10^7.
-        """
-        if not 0 <= rounds <= _MOST_TERMS:
-            raise ValueError(f"rounds: expected 0 to {_MOST_TERMS}, got {rounds}")
-        return math.fsum(self.costs(rounds, side)) * (1 + side * _ROUNDING)
 
     def costs(self, rounds: int, side: int = 1) -> Array:
         """Returns the cost of each of the first releases that cost something."""
@@ -94,11 +78,3 @@ class Releases(Frozen):
             delta = keep * delta + new  # eq. (8)
             found[i] = delta
         return found
-
-
-def epsilon_of_rho(rho: float, delta: float) -> float:
-    """Returns epsilon of adaptive Gaussian releases with sum Delta^2 / (2 sigma^2) = rho.
-
-    They are mu-GDP with mu = sqrt(2 rho), infinitely many of them too.
-    """
-    return gaussian_epsilon(delta, mu=math.sqrt(2 * rho) * (1 + _ROUNDING))

@@ -23,7 +23,6 @@ from manifed.runs.folder import RunFolder
 from manifed.site import process
 from tests.command import invoke
 from tests.conformance.test_commands import LEAVES, THEIRS
-from tests.privacy.test_series import CONFIG as SCHEDULES
 from tests.runs.test_cli import QUICKSTART
 from tests.site.sites import DELTA, Peer, site_of, write
 
@@ -67,7 +66,6 @@ def places(runs, tmp_path):
         shutil.copytree(runs / source, tmp_path / source)
     target = ["--target-epsilon", "1", "--target-delta", "1e-5", "--steps", "1"]
     site = ["--partition", 0, "--max-epsilon", 50, "--delta", DELTA, "--socket", tmp_path / "s"]
-    (schedules := tmp_path / "schedules.toml").write_text(SCHEDULES)
     masks = ["--graph", "ring", "--nodes", "6", "--clip", 1, "--sigma-cdp", 4, "--sigma-cor", 9]
     return {
         ("audit",): (PLANNED, ["audit", QUICKSTART, "--trials", 60, *WORDS,
@@ -84,7 +82,6 @@ def places(runs, tmp_path):
                                           "--delta", "1e-5"]),
         ("privacy", "secure-sum"): (PLANNED, ["privacy", "secure-sum", "--nodes", 6, "--rounds", 2,
                                               "--epsilon", 1, "--client-level"]),
-        ("privacy", "series"): (PLANNED, ["privacy", "series", schedules, "--rounds", 9]),
         ("privacy", "statement"): (SEEDED, ["privacy", "statement", QUICKSTART, *WORDS]),
         ("report",): (SEEDED, ["report", tmp_path / "seed", "--out", tmp_path / "page"]),
         ("run",): (SEEDED, ["run", QUICKSTART, *WORDS, "--plain", "--out", tmp_path / "new"]),

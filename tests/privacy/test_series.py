@@ -1,6 +1,5 @@
 """Totals of scheduled releases: golden values, brackets that hold, and their limits."""
 
-import json
 import math
 
 import numpy as np
@@ -17,8 +16,6 @@ from manifed.schedules import (
 from reproduction import endless
 from reproduction.endless import Releases, epsilon_of_rho, printed_sum
 from reproduction.powers import EXAMPLES, polynomial
-from tests.command import invoke
-from tests.runs.running import refused
 
 TERMS = 20_000
 SHORT = 200
@@ -168,20 +165,20 @@ num_nodes = 6
 """
 
 
-def test_the_command_prices_schedules_and_refuses_in_one_line(tmp_path):
-    path = tmp_path / "series.toml"
+def test_the_script_of_infinitely_many_rounds_refuses_in_one_line(tmp_path, capsys, monkeypatch):
+    path, empty, falling = (tmp_path / f"{name}.toml" for name in ("series", "empty", "falling"))
     path.write_text(CONFIG)
-    done = invoke("privacy", "series", path, "--rounds", "1000", "--json")
-    found = json.loads(done.stdout)
-    assert found["epsilon_K"] == pytest.approx(epsilon_of_rho(found["rho_K"], 1e-5))
-    empty = tmp_path / "empty.toml"
-    falling = tmp_path / "falling.toml"
     empty.touch()
     falling.write_text(CONFIG.replace("0.7", "-0.7"))
-    for arguments in (
+    for words in (
         [], [path, "--delta", "2"], [path, "--delta", "nan"], [tmp_path], [empty], [falling],
+        [path, "--example", "1"],
     ):  # fmt: skip
-        refused("privacy", "series", *arguments)
+        monkeypatch.setattr("sys.argv", ["endless", *map(str, words)])
+        with pytest.raises(SystemExit, match="2"):
+            endless.main()
+        *_, last = capsys.readouterr().err.strip().splitlines()
+        assert "error: " in last
 
 
 def test_the_script_of_infinitely_many_rounds_judges_conditions_and_budgets(
