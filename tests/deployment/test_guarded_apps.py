@@ -34,6 +34,7 @@ def told(folder, name="ledger.jsonl", delta=1e-3):
 
 
 @pytest.mark.deployment
+@pytest.mark.one_week_in(2)
 def test_two_guarded_apps_run_on_supernodes_over_tls(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = [placed(kind, tmp_path / kind) for kind in ("seeded_adam", "zero_d")]

@@ -50,6 +50,7 @@ def inline_model(config, missed):
     return plan.server_update.model(last.state, plan.manifold)
 
 
+@pytest.mark.one_week_in(2)
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_killed_supernode_is_missed_comes_back_and_goes_on_with_its_memory(
     tmp_path,

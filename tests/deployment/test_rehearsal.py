@@ -39,6 +39,7 @@ def test_every_command_of_the_first_part_is_run_by_somebody():
 
 @pytest.mark.deployment
 @pytest.mark.slow
+@pytest.mark.one_week_in(2)
 def test_the_page_is_played_and_nothing_of_a_file_comes_out(tmp_path):
     results = tmp_path / "results"
     played = subprocess.run(

@@ -31,6 +31,7 @@ PROJECTED = (
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 
 
+@pytest.mark.one_week_in(2)
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_rehearsal_is_the_run_in_memory(tmp_path):
     config = str(EXAMPLES / "three_sites_classifier.toml")
