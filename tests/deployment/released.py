@@ -27,7 +27,7 @@ LEDGER = "ledger.jsonl"
 NAMES = ("north", "middle", "south")
 ROUNDS = 3
 DELTA = 1e-5
-AFFORDS = {"north": 10, "middle": 10, "south": 3}
+AFFORDS = {"north": 10, "middle": 10, "south": 2}
 """Answers that each site's own limit pays: south's ends before the run does."""
 
 
