@@ -162,12 +162,13 @@ STATISTICS: Mapping[str, Statistic] = {
 def reach_of(by_noise: Tensor, by_sample: Tensor, unsure: Tensor, level: float) -> Tensor:
     """Half the length of an interval, from the last three tensors of `estimates`.
 
-    The estimate v of a squared error has normal noise of deviation u. With z the normal quantile,
-    half a length h of h^2 = z^2 (v + (z^2 + 1) u^2 / 4v) would hold a normal value as often as
-    ``level`` says, to second order in u / v. The root below is about that where v >> u, needs no
-    bound of v, and its fifth in place of the quarter makes up for the third order: for any u and
-    true v the interval holds as often as ``level``, less 0.15 % at most (tests/runs/
-    test_intervals.py). It is at least as long as noise of known size asks for.
+    The estimate v of the whole squared error has normal noise of deviation u. With z the normal
+    quantile, h^2 = z^2 (v + (z^2 + 1) u^2 / (4 v)) gives half a length h that holds a normal value
+    as often as ``level`` says, to second order in u / v. It fails for v near 0 or below, so w, the
+    larger root of w^2 = v w + (z^2 + 1) u^2 / 5, stands in place of the bracket: it is positive,
+    about the bracket where v is large, and a fifth corrects for terms of third order. For any u and
+    any true v the interval holds as often as ``level``, less 0.15 % at most (measured by
+    tests/runs/test_intervals.py), and it is never shorter than the known noise alone makes it.
     """
     z = statistics.NormalDist().inv_cdf((1 + level) / 2)
     v = by_noise + by_sample

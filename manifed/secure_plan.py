@@ -119,10 +119,10 @@ def faults(setting: Any) -> Iterator[str]:
         )
     clients = setting.federation.num_clients
     with named_by("privacy.trust", ValueError):
-        training = sealed(setting, (1,) * clients).training
-        numbers = training.numbers_with(_ANY)
+        mean = sealed(setting, (1,) * clients).training
+        numbers = mean.numbers_with(_ANY)
         numbers.check(clients)
-        if not training.is_seeded:  # a rehearsal shares no secrets
+        if not mean.is_seeded:  # a rehearsal shares no secrets
             degree(clients, numbers.dropped(clients), numbers.collusion)
 
 

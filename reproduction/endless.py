@@ -55,6 +55,11 @@ class Sum:
         return self.partial_low + self.tail_low
 
 
+def _check(rounds: int) -> None:
+    if not 0 <= rounds <= MOST_TERMS:
+        raise ValueError(f"rounds: expected 0 to {MOST_TERMS}, got {rounds}")
+
+
 class Releases(series.Releases):
     """Releases whose rounds never end."""
 
@@ -64,8 +69,7 @@ class Releases(series.Releases):
         Raises:
             ValueError: unless 0 <= rounds <= 10^7.
         """
-        if not 0 <= rounds <= MOST_TERMS:
-            raise ValueError(f"rounds: expected 0 to {MOST_TERMS}, got {rounds}")
+        _check(rounds)
         return math.fsum(self.costs(rounds, side)) * (1 + side * ROUNDING)
 
     def series(self, rounds: int, *, with_tail: bool = True) -> Sum:
@@ -101,8 +105,7 @@ class Releases(series.Releases):
         Raises:
             ValueError: unless 0 <= rounds <= 10^7.
         """
-        if not 0 <= rounds <= MOST_TERMS:
-            raise ValueError(f"rounds: expected 0 to {MOST_TERMS}, got {rounds}")
+        _check(rounds)
         if rounds == 0:
             return 0.0
         if self.algorithm == "gradient":

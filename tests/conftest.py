@@ -1,7 +1,7 @@
 """In the gate, where ``CI=true``, a test that is skipped fails: nothing that was not run is green.
 
-Long tests of many cases are marked ``one_week_in(n)``: a week of the year has every nth case, and n
-weeks have all of them. ``--every-week`` runs all of them at once.
+A long test of many cases is marked ``one_week_in(n)``: each week of the year runs every nth of the
+cases that are marked so, and n weeks run all of them. With ``EVERY_WEEK=1`` one run has all.
 
 A capability that a case lacks is not a skip: the test is not generated for that case. A test that
 needs a device or data has a marker, which ``make`` selects where they are.
@@ -18,12 +18,8 @@ gc.set_threshold(50_000)  # 700 objects: collecting thousands of tests looks at 
 IS_GATE = os.environ.get("CI") == "true"
 
 
-def pytest_addoption(parser):
-    parser.addoption("--every-week", action="store_true", help="all cases, not those of this week")
-
-
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--every-week"):
+    if os.environ.get("EVERY_WEEK"):  # an option would be unknown where this file is not loaded
         return
     week = datetime.now(UTC).isocalendar().week
     seen = Counter()

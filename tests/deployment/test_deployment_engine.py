@@ -3,7 +3,6 @@ import re
 import shutil
 import signal
 import uuid
-from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,12 +17,10 @@ from tests.deployment.kills import gone, soon
 from tests.deployment.tiny_run_config import tiny_run_config
 
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
-OF_THIS_WEEK = (0.5, 3.0, 8.0)[datetime.now(UTC).isocalendar().week % 3]
-"""Seconds after which a start is killed."""
 
 
-def _run(project, out, *overrides, nodes=2, **more):
-    lines = []
+def _run(project, out, *overrides, nodes=2, lines=None, **more):
+    lines = [] if lines is None else lines
     deployment.run(
         run_config=tiny_run_config(nodes, out, *overrides), num_supernodes=nodes,
         project=project, on_line=lines.append,
@@ -37,9 +34,8 @@ def test_a_failing_serverapp_fails_the_engine_with_its_exception_text(tiny_proje
     """The run is insecure, too: its first line says what is not protected."""
     lines = []
     with pytest.raises(EngineFailed, match="server went boom") as caught:
-        deployment.run(
-            run_config=tiny_run_config(1, tmp_path / "out", "message=server went boom"),
-            num_supernodes=1, project=tiny_project, on_line=lines.append, timeout=600.0,
+        _run(
+            tiny_project, tmp_path / "out", "message=server went boom", nodes=1, lines=lines,
             is_insecure=True,
         )  # fmt: skip
     assert caught.value.status == "finished:failed"
@@ -84,7 +80,13 @@ def test_ctrl_c_ends_every_process_and_removes_the_home(tiny_project, tmp_path):
     assert not Path(home).exists()
 
 
-@pytest.mark.parametrize(("until", "after"), [("begun", OF_THIS_WEEK), ("round 1", 0.2)])
+@pytest.mark.parametrize(
+    ("until", "after"),
+    [
+        *(pytest.param("begun", after, marks=pytest.mark.one_week_in(3)) for after in (0.5, 3, 8)),
+        ("round 1", 0.2),
+    ],
+)
 def test_a_killed_engine_leaves_no_process_and_no_home(
     until, after, tiny_project, tmp_path, monkeypatch
 ):

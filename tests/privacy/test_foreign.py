@@ -70,7 +70,7 @@ def test_cohorts_of_20_of_100_clients_cost_what_the_specification_says(
 def dp_events(odometer, adversary):
     """The event of each kind of client; the dearest has the odometer's epsilon."""
     kinds = odometer.coins(adversary)
-    assert all(probability == 1 for coins in kinds for _, probability, _ in coins)
+    assert all(probability == 1 for coins in kinds for _, probability, _ in coins), "secret coins"
     return [
         dp_event([one for update, _, n in each for one in repeated(update, n)])
         for each in kinds
@@ -98,3 +98,5 @@ def test_declared_steps_cost_the_server_all_rounds_and_an_outsider_its_coins():
     assert by(PLDAccountant(ADD), event) == pytest.approx(told["server"]["epsilon"], rel=1e-3)
     assert told["server"]["epsilon"] == pytest.approx(1.828, abs=1e-3)
     assert odometer.epsilon(EXTERNAL, 1e-5) < 1.5
+    with pytest.raises(AssertionError, match="secret coins"):
+        dp_events(odometer, EXTERNAL)

@@ -1,6 +1,7 @@
 """Totals of scheduled releases: golden values, brackets that hold, and their limits."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -192,7 +193,10 @@ def test_the_script_of_infinitely_many_rounds_judges_conditions_and_budgets(
     ):
         monkeypatch.setattr("sys.argv", ["endless", *words])
         assert endless.main() == 0
-        assert told in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert told in said
+    rho, price = (float(found) for found in re.findall(r"(?:rounds|1e-05:) ([\d.e-]+),", said))
+    assert price == pytest.approx(epsilon_of_rho(rho, 1e-5), rel=1e-5)
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
