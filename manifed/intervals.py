@@ -15,8 +15,11 @@ method, van der Vaart: Asymptotic Statistics (1998), Theorem 3.1), the squared e
 
     noise: tau^2 |G|^2,    sampling: G V G^T / n.
 
-With S = tau^2 I + V / n, terms of second order are tr(f'' S) / 2 for the bias, which is subtracted,
-and tr(f'' S f'' S) / 2 for the squared error, which is added. V is noised as well, by a known
+G is taken at the noised t. From it, as from f itself, is subtracted how far the error of t, of
+covariance S = tau^2 I + V / n, moves it on average: half the sum of its second differences along
+the axes of S. Over a whole deviation for G, whose average counts; close to t for f. The terms of
+second order of the squared error, tr(f'' S f'' S) / 2, are not added: those by which the noise of G
+makes the first terms too large are twice as large. V is noised as well, by a known
 deviation, which `reach_of` allows for: intervals are a little wide where noise outweighs the
 sample. Rows beyond the bound count as scaled down to it. An f that is not smooth near t (equal
 eigenvalues, a collinear ridge) has no valid interval. Where rows are no sample of all sites
@@ -41,8 +44,10 @@ from manifed.fields import Document, Values
 from manifed.manifolds.linalg import leading, unpacked
 from manifed.oracles.minibatch import Full
 from manifed.plan import mean_noise
+from manifed.problems.examples import PERSON, codes
 from manifed.problems.moments import LARGEST, SPREAD_SHARE, log_rows
 from manifed.problems.own_arrays import tensor_of
+from manifed.problems.persons import Persons
 from manifed.problems.problem import InvalidRecord
 from manifed.runs.fit import fit
 from manifed.runs.folder import FolderDamaged, RunFolder
@@ -159,6 +164,10 @@ STATISTICS: Mapping[str, Statistic] = {
 """The statistics with a name. The last is the Fréchet mean of SPD matrices, (k, k)."""
 
 
+_NEAR = 0.1
+"""The part of a deviation at which the curvature of a statistic is measured."""
+
+
 def reach_of(by_noise: Tensor, by_sample: Tensor, unsure: Tensor, level: float) -> Tensor:
     """Half the length of an interval, from the last three tensors of `estimates`.
 
@@ -192,39 +201,50 @@ def estimates(
     def of(t: Tensor) -> Tensor:
         return function(t[:order] * row_norm, unpacked(t[order:]) * row_norm**2)
 
-    f = torch.vmap(of)(t) if t.dim() > 1 else of(t)
-    lead = t.shape[:-1]
-    # not torch.func.jacrev, whose first call imports torch's compiler: that takes seconds
-    slope = _slopes(f.reshape(*lead, -1), t)
-    bend = _slopes(slope.reshape(*lead, -1), t).unflatten(-2, slope.shape[-2:])
-    t, slope, bend = t.detach(), slope.detach(), bend.detach()
+    t = values[..., :size].detach()
     eye = torch.eye(size, dtype=t.dtype)
     # the noise of t alone adds noise^2 to the diagonal of t t^T
     spread = unpacked(values[..., size:]) / SPREAD_SHARE + noise**2 * eye
     spread = (spread - t.unsqueeze(-1) * t.unsqueeze(-2)) / max(1, count - 1)
-    # f'' Sigma, with Sigma the covariance of t's error
-    bent = bend @ (spread + noise**2 * eye).unsqueeze(-3)
-    bias = 0.5 * bent.diagonal(dim1=-2, dim2=-1).sum(-1)
+    # one deviation of t's error along each of its axes, there and back
+    square, axes = linalg.eigh(spread + noise**2 * eye)
+    away = (axes * square.clamp_min(0.0).sqrt().unsqueeze(-2)).mT
+    away = torch.cat([0.0 * away[..., :1, :], away, -away], -2)
+    near, far = (t.unsqueeze(-2) + h * away for h in (_NEAR, 1.0))
+    lead = (*t.shape[:-1], 1 + 2 * size)
+    f = torch.vmap(of)(near.flatten(0, -2))
+    f = f.reshape(*lead, *f.shape[1:])
+    far = far.flatten(0, -2).requires_grad_()
+    slope = _slopes(torch.vmap(of)(far).reshape(len(far), -1), far).reshape(*lead, -1, size)
+    estimate = _without_bias(f, len(lead) - 1, _NEAR)
+    slope = _without_bias(slope, len(lead) - 1, 1.0)
     steep = slope.square().sum(-1)
-    by_noise = noise**2 * steep + 0.5 * noise**4 * bend.square().sum((-2, -1))
-    both = noise**2 * steep + ((slope @ spread) * slope).sum(-1)
-    both = both + 0.5 * (bent * bent.mT).sum((-2, -1))
-    # G V G^T / n has itself this deviation, by the noise of the released second moment of t
-    unsure = noise * steep / (SPREAD_SHARE * count)
-    found = (bias, by_noise, both - by_noise, unsure)
-    bias, by_noise, by_sample, unsure = (one.reshape(f.shape) for one in found)
-    return f.detach() - bias, by_noise, by_sample, unsure
+    # G V G^T / n has itself the last deviation, by the noise of the released second moment of t
+    found = (
+        noise**2 * steep,
+        ((slope @ spread) * slope).sum(-1),
+        noise * steep / (SPREAD_SHARE * count),
+    )
+    by_noise, by_sample, unsure = (one.reshape(estimate.shape) for one in found)
+    return estimate, by_noise, by_sample, unsure
+
+
+def _without_bias(at: Tensor, axis: int, h: float) -> Tensor:
+    """The first value along an axis, less how far noise moves it on average.
+
+    The others are those at h deviations away along each axis of the noise, there and back.
+    """
+    first, others = at.split([1, at.shape[axis] - 1], axis)
+    return (first - (others - first).sum(axis, keepdim=True) / (2 * h**2)).squeeze(axis)
 
 
 def _slopes(y: Tensor, t: Tensor) -> Tensor:
-    """Derivatives (..., m, size) of y, (..., m), by t, (..., size), both of the same releases."""
+    """Derivatives (k, m, size) of y (k, m) by t (k, size)."""
     m = y.shape[-1]
     if not y.requires_grad:  # constant
         return t.new_zeros(*y.shape, t.shape[-1])
-    each = torch.eye(m, dtype=y.dtype).reshape(m, *[1] * (y.dim() - 1), m).expand(m, *y.shape)
-    (found,) = torch.autograd.grad(
-        y, t, each, is_grads_batched=True, create_graph=True, materialize_grads=True
-    )
+    each = torch.eye(m, dtype=y.dtype).unsqueeze(1).expand(m, *y.shape)
+    (found,) = torch.autograd.grad(y, t, each, is_grads_batched=True, materialize_grads=True)
     return found.movedim(0, -2)
 
 
@@ -233,13 +253,22 @@ def _root(size: int) -> int:
     return (math.isqrt(9 + 8 * size) - 3) // 2
 
 
-def plan_of(sizes: Sequence[int], d: int, row_norm: float, privacy: Values) -> Any:
-    """Returns the experiment of one release by sites of these numbers of rows of d numbers."""
+def plan_of(
+    sizes: Sequence[int], d: int, row_norm: float, privacy: Values, rows_per_person: int = 0
+) -> Any:
+    """Returns the experiment of one release by sites of these numbers of records of d numbers.
+
+    Records are rows, or persons of so many rows at most where ``rows_per_person`` is not 0.
+    """
+    data: Document = {"kind": "file", "examples": "rows", "columns": [str(k + 1) for k in range(d)]}
+    if rows_per_person:
+        data |= {"person": "person", "rows_per_person": rows_per_person}
+        privacy = {"unit": "person", **privacy}
     return parse(
         {
             "name": "moments",
             "problem": {"kind": "moments", "row_norm": row_norm},
-            "data": {"kind": "file", "examples": "rows", "shape": [d]},
+            "data": data,
             "federation": {"num_clients": len(sizes), "num_rounds": 1, "num_examples": [*sizes]},
             "training": {"kind": "rsgd", "step_size": 1.0, "minibatch": {"kind": "full"}},
             "privacy": {"kind": "example-level", "l2_norm_clip": LARGEST, **privacy},
@@ -249,7 +278,14 @@ def plan_of(sizes: Sequence[int], d: int, row_norm: float, privacy: Values) -> A
 
 
 def release(
-    sites: Sequence[Any], *, row_norm: float, epsilon: float, delta: float, **privacy: Any
+    sites: Sequence[Any],
+    *,
+    row_norm: float,
+    epsilon: float,
+    delta: float,
+    persons: Sequence[Sequence[Any]] = (),
+    rows_per_person: int = 0,
+    **privacy: Any,
 ) -> ReleasedMoments:
     """Releases the moments of the rows of all sites, each of which adds its own noise.
 
@@ -257,8 +293,11 @@ def release(
         sites: the rows of each site, (n_i, d), or SPD matrices (n_i, k, k), whose logarithms are
             the rows; arrays, tensors or frames.
         row_norm: public bound of a row's length, from domain knowledge and never from the data.
-        epsilon: what the release costs each row.
+        epsilon: what the release costs each row, or each person where ``persons`` are given.
         delta: as in (epsilon, delta).
+        persons: whose each row of each site is, texts or whole numbers. A person then counts with
+            the mean over her rows, each person alike, and is at one site.
+        rows_per_person: at most so many rows of a person count; required with ``persons``.
         privacy: further keys of the config's table, as ``trust={"kind": "secure-sum"}``.
 
     Raises:
@@ -269,15 +308,22 @@ def release(
         raise ConfigError("sites: expected rows (n, d), or SPD matrices (n, k, k), of each site")
     with named_by("sites", InvalidRecord):
         rows = [one if one.dim() == 2 else log_rows(one) for one in rows]
+    if bool(persons) != bool(rows_per_person) or (persons and len(persons) != len(rows)):
+        raise ConfigError(
+            "persons, rows_per_person: expected both or none, and the persons of each of "
+            f"{len(rows)} sites, got those of {len(persons)} and {rows_per_person}"
+        )
     said = {"epsilon": epsilon, "delta": delta, **privacy}
-    plan = plan_of([*map(len, rows)], rows[0].shape[1], row_norm, said)
-    shards = [{"z": one} for one in rows]
+    sizes = [len(codes(names).unique()) for names in persons] or [*map(len, rows)]
+    plan = plan_of(sizes, rows[0].shape[1], row_norm, said, rows_per_person)
+    named = [{PERSON: names} for names in persons] or [{}] * len(rows)
+    shards = [{"z": one, **beside} for one, beside in zip(rows, named, strict=True)]
     start = torch.zeros(plan.problem.point_shape(shards[0]), dtype=torch.float64)
+    problem = Persons(plan.problem, rows_per_person) if persons else plan.problem
     found = fit(
-        plan.problem, shards, plan.training, rounds=1, privacy=plan.privacy, start=start,
-        progress=False,
-    )  # fmt: skip
-    return _moments(found.model, plan, [*map(len, rows)], found.statement)
+        problem, shards, plan.training, rounds=1, privacy=plan.privacy, start=start, progress=False
+    )
+    return _moments(found.model, plan, sizes, found.statement)
 
 
 def of_run(directory: str | Path) -> ReleasedMoments:
@@ -317,6 +363,8 @@ def _moments(model: Tensor, plan: Any, sizes: Sequence[int], statement: Values) 
         ),
         ("strategy", plan.strategy is None, "none"),
         ("privacy.kind", privacy.kind == "example-level", "'example-level'"),
+        # a person at two sites is two records, which are no independent sample
+        ("privacy.sites_per_person", getattr(privacy, "sites_per_person", 1) == 1, "1"),
     ):
         if not is_so:
             raise ConfigError(f"{key}: expected {expected} for statistics with intervals")

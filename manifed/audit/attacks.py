@@ -57,10 +57,11 @@ from manifed.privacy.secldp import (
     Worst,
     against,
 )
-from manifed.problems.examples import PERSON, SHARE, Examples
+from manifed.problems.examples import PERSON, SHARE, Examples, grouped
 from manifed.problems.frechet import HyperbolicPrediction, OnPoints
 from manifed.problems.linear import LeastSquares
 from manifed.problems.pca import PrincipalEigenvector
+from manifed.problems.persons import Persons
 from manifed.problems.problem import Problem
 
 # -- a client's examples ---------------------------------------------------------------------
@@ -97,9 +98,12 @@ class ExampleAttack(Attack):
         return max(1, 1_000_000 // sum(t.numel() for t in self.shard.tensors.values()))
 
     def run(self, trials: tuple[int, ...], *, is_present: bool) -> Tensor:
-        """Returns one score for each client."""
+        """Sums the scores of all clients at which the person may be, each with the same canary."""
         present, absent, _ = self.neighbours
-        return self.score(self.uploads(present if is_present else absent, trials))
+        sites = self.mechanism.sites_per_person
+        clients = tuple(sites * trial + k for trial in trials for k in range(sites))
+        scores = self.score(self.uploads(present if is_present else absent, clients))
+        return scores.unflatten(0, (-1, sites)).sum(1)
 
     def score(self, uploads: list[Tensor]) -> Tensor:
         """Sums the uploads of all rounds, (clients, *upload) each, along the canary's direction."""
@@ -191,23 +195,32 @@ def worst_case(
     size: int,
     source: NoiseSource,
     num_rounds: int = 1,
+    rows: int = 0,
 ) -> ExampleAttack:
     """A canary whose gradient is ten clip norms long (or its mirror image) among zero gradients.
 
     At the pole x a row z has the gradient -2 (z.x)(z - (z.x) x), that of (e_1 + e_2) c along e_2.
+    Where ``rows`` is not 0 records are persons of so many rows, and the canary's are all the same.
     """
     assert mechanism.l2_norm_clip is not None
     pole, pull = torch.eye(4, dtype=torch.float64)[:2]
     side = (5.0 * mechanism.l2_norm_clip) ** 0.5
+    own = [side * (pole + sign * pull) for sign in (1.0, -1.0)]
+    problem: Problem = PrincipalEigenvector()
+    records = Examples({"z": torch.stack([pole] * size + own)}, {"z": 1})
+    if rows:
+        problem = Persons(problem, rows)
+        whose = torch.arange(len(records)).repeat_interleave(rows)
+        records = grouped(records.take(whose), whose, rows)
     return ExampleAttack(
-        PrincipalEigenvector(),
+        problem,
         training.model_copy(update={"step_size": SHORT_STEP}),
         mechanism,
-        Examples({"z": pole.repeat(size, 1)}, {"z": 1}),
+        records.take(torch.arange(size)),
         pole,
         source,
         num_rounds,
-        tuple({"z": side * (pole + sign * pull)} for sign in (1.0, -1.0)),
+        tuple({key: t[k] for key, t in records.tensors.items()} for k in (size, size + 1)),
     )
 
 

@@ -437,7 +437,7 @@ def site(
 
 _prices = Typer(help="Compute and check privacy prices without a run.", no_args_is_help=True)
 for _command in (
-    privacy.app, privacy.compare, privacy.statement, privacy.ledger, privacy.reconcile,
+    privacy.app, privacy.statement, privacy.ledger, privacy.reconcile,
     privacy.calibrate, privacy.curve, privacy.secldp, privacy.secure_sum,
 ):  # fmt: skip
     _prices.command(cls=Command)(_command)

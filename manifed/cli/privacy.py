@@ -31,43 +31,6 @@ _MOST = 10**9
 _Delta = Annotated[float, Option(click_type=_SHARE, help="Delta of the whole price.")]
 
 
-def compare(
-    local_epsilon: Annotated[
-        float,
-        Option(click_type=_Number(0, 700, min_open=True), help="Epsilon of one local training."),
-    ],
-    local_delta: Annotated[
-        float, Option(click_type=_Number(0, 1, max_open=True), help="Delta of one local training.")
-    ],
-    clients: Annotated[int, Option(min=1, max=_MOST, help="Number of clients, N.")],
-    cohort_size: Annotated[
-        int, Option(min=1, help="Clients per round, s, drawn without replacement.")
-    ],
-    rounds: Annotated[int, Option(min=1, max=_MOST, help="Number of rounds, T.")],
-    slack_delta: Annotated[
-        float, Option(click_type=_SHARE, help="Slack of advanced composition, delta-hat.")
-    ] = 1e-3,
-) -> None:
-    """Compare PriRFed's Theorem 4.2 with sound bounds.
-
-    All are computed at record level and at the published delta.
-    """
-    if cohort_size > clients:
-        raise ConfigError(
-            f"--cohort-size: expected at most --clients = {clients}, got {cohort_size}"
-        )
-    from manifed.privacy.epsilon_bounds import Claim
-
-    found = Claim(local_epsilon, local_delta, clients, cohort_size, slack_delta).compared(rounds)
-    remarks = {
-        "published": "Theorem 4.2 as printed; UNSOUND at record level",
-        "parallel": "the same with parallel composition; still UNSOUND at record level",
-        "external": "sound: the adversary sees models, not cohorts",
-        "server": "sound: the adversary sees every upload; a quantile of rounds per client",
-    }
-    answer(found, rows=[{"view": k, **price, "remark": remarks[k]} for k, price in found.items()])
-
-
 def statement(
     config: ConfigPath = QUICKSTART,
     sets: Sets = None,

@@ -60,8 +60,6 @@ Parallel composition over a cohort repairs only its sequential one, so it is uns
 >>> published, delta = claim.after(50)
 >>> print(f"{published:.2e} {delta:.2e}")
 4.26e-02 1.05e-03
->>> round(claim.compared(50)["external"]["epsilon"], 4)
-0.2705
 """
 
 import math
@@ -75,7 +73,7 @@ import numpy as np
 from manifed.privacy import renyi
 from manifed.privacy.composition import Composition, compose, gaussian_epsilon, grid_interval
 from manifed.privacy.events import Release, Releases, repeated
-from manifed.privacy.loss import Array, Loss, LossPmf, special
+from manifed.privacy.loss import Array, Loss, special
 
 Coins = tuple[tuple[Releases, float, int], ...]
 """(What an update releases, the probability that it is made and counts, how often)."""
@@ -269,46 +267,6 @@ class Claim:
         advanced = root * once + basic * _expm1(once)
         once_delta = rho * together * self.local_delta
         return min(basic, advanced), self.slack_delta + num_rounds * once_delta
-
-    def compared(self, num_rounds: int) -> dict[str, dict[str, float]]:
-        """Returns published, parallel, external and server, each {"epsilon", "delta"}.
-
-        All at the published delta. The first two are unsound at record level; ``parallel`` spends
-        less delta than it is shown at. ``server`` is a priori (`a_priori_epsilon`) and infinite
-        where delta is too small for any number of participations.
-        """
-        published, delta = self.after(num_rounds)
-        rho = self.cohort_size / self.num_clients
-        at = min(delta, 1.0)
-        epsilons = {
-            "published": published,
-            "parallel": self.after(num_rounds, is_parallel=True)[0],
-            "external": guaranteed(self.local_epsilon, self.local_delta, rho, num_rounds, at),
-            "server": a_priori_epsilon(
-                lambda k, left: guaranteed(self.local_epsilon, self.local_delta, 1.0, k, left),
-                participation_probability=rho,
-                num_rounds=num_rounds,
-                delta=at,
-            ),
-        }
-        return {name: {"epsilon": epsilon, "delta": delta} for name, epsilon in epsilons.items()}
-
-
-def guaranteed(
-    epsilon: float, delta: float, probability: float, rounds: int, at_delta: float
-) -> float:
-    """Returns epsilon of updates that are (epsilon, delta)-private and made by seen coins.
-
-    The worst loss of one is that of Kairouz, Oh, Viswanath (2015). The smaller of its optimal and
-    of basic composition (the latter needs no delta of its own).
-    """
-    if rounds == 0:
-        return 0.0
-    share = (1.0 - delta) / (1.0 + math.exp(-epsilon))
-    worst = Loss((LossPmf(epsilon, -1, np.array([1.0 - delta - share, 0.0, share]), delta),))
-    failing = -math.expm1(rounds * math.log1p(-probability * delta))
-    basic = rounds * epsilon if at_delta >= failing else math.inf
-    return min(worst.mixed(probability).composed(rounds).epsilon(at_delta), basic)
 
 
 def _expm1(x: float) -> float:

@@ -274,6 +274,17 @@ def rows_of(examples: Examples) -> Examples:
     return Examples(tensors, ndim)
 
 
+def mean_of_rows(each: Tensor, persons: Examples, ndim: int) -> Tensor:
+    """Sums entries of each person's rows (..., n, m, *entry), times the shares, over m.
+
+    Row by row: how torch adds up a dimension may depend on the size of the whole call.
+    """
+    share = persons[SHARE].to(each.dtype)
+    weights = share.reshape(*share.shape, *[1] * ndim)
+    first, *rest = (weights * each).unbind(each.dim() - 1 - ndim)
+    return sum(rest, first)
+
+
 def check_apart(shards: Sequence[Examples], privacy: Any) -> None:
     """Refuses persons, where they are protected, who are at more clients than is declared.
 

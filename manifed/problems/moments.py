@@ -9,6 +9,8 @@ f_j(x) = 1/2 |x - s_j|^2, whose minimiser is that mean. One full-batch step of l
 origin, where the gradient is -s_j, releases it with the noise, the price and the sums of any
 gradient. Matrices are in coordinates of Sym, in which |v v^T| = |v|^2, so |v_j| <= 1 gives
 |t_j|^2 <= 2 and |s_j|^2 <= 2 + 4 a^2.
+
+Where records are persons, t_j is the mean of (v, v v^T) over a person's rows, which is as short.
 """
 
 # pyright: reportIncompatibleVariableOverride=false
@@ -27,7 +29,7 @@ from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.linalg import LOG, Shape, packed, packed_size, sym_function
 from manifed.manifolds.spd import SPD
 from manifed.problems.data import ExampleKind
-from manifed.problems.examples import Examples
+from manifed.problems.examples import SHARE, Examples, mean_of_rows
 from manifed.problems.problem import (
     FrozenProblem,
     Optimum,
@@ -65,7 +67,7 @@ class Moments(FrozenProblem):
 
     points_per_example = 3.0
     keeps_rows_apart = True
-    takes_persons = False  # sampling errors are those of independent rows
+    takes_whole_persons = True
     manifold: ClassVar[Manifold] = Euclidean()
     kind: Literal["moments"] = "moments"
     start: Start = OriginStart()
@@ -95,8 +97,10 @@ class Moments(FrozenProblem):
         return (size + packed_size(size),)
 
     def statistics(self, examples: Examples) -> Tensor:
-        """s_j, shape ``(..., n, m)``."""
-        return _with_squares(_with_squares(self.rows(examples), 1.0), SPREAD_SHARE)
+        """s_j, shape ``(..., n, m)``; of a person, from the mean of t over her rows."""
+        t = _with_squares(self.rows(examples), 1.0)
+        t = mean_of_rows(t, examples, 1) if SHARE in examples.tensors else t
+        return _with_squares(t, SPREAD_SHARE)
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """1/2 |x - s_j|^2, shape ``(..., n)``."""

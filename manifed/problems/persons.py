@@ -11,7 +11,9 @@ Guarantee: which of a person's rows count is a function of how many she has at t
 # pyright: reportIncompatibleVariableOverride=false
 # (what any problem has as an attribute, this class takes from the problem of the rows)
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ from manifed.problems.examples import (
     SHARE,
     Examples,
     grouped,
+    mean_of_rows,
     rows_of,
     without_persons,
 )
@@ -48,11 +51,6 @@ class Persons(Problem):
         check_kind("problem", self.problem, Problem, "a problem of rows (manifed.problems)")
         if type(self.rows) is not int or self.rows < 1:
             raise ConfigError(f"rows: expected a whole number >= 1, got {short(self.rows)}")
-        if not self.problem.takes_persons:
-            raise ConfigError(
-                "unit: expected 'example' for intervals, got persons, whose rows are no "
-                "independent sample; hand over one row a person"
-            )
         is_apart = vars(type(self.problem)).get("keeps_rows_apart", False)
         is_apart = is_apart and isinstance(self.manifold, Euclidean)
         object.__setattr__(self, "keeps_rows_apart", is_apart)
@@ -130,12 +128,11 @@ class Persons(Problem):
 
     def losses(self, x: Tensor, examples: Examples) -> Tensor:
         """Mean loss of each person's rows, shape ``(..., n)``."""
-        return self._mean(self.problem.losses(x, rows_of(examples)), examples)
+        return self._mean(partial(self.problem.losses, x), examples)
 
     def rgrads(self, x: Tensor, examples: Examples) -> Tensor:
         """Mean gradient of each person's rows, tangent at x, shape ``(..., n, *point)``."""
-        each = self.problem.rgrads(x, rows_of(examples))
-        return self._mean(each, examples, self.manifold.ndim)
+        return self._mean(partial(self.problem.rgrads, x), examples, self.manifold.ndim)
 
     def gradients(self, x: Tensor, examples: Examples) -> Gradients:
         """Returns the gradients of `rgrads` in the form that is summed and clipped."""
@@ -145,7 +142,7 @@ class Persons(Problem):
     def correct(self, x: Tensor, examples: Examples) -> Tensor | None:
         """Share of each person's rows that is predicted right, shape ``(..., n)``."""
         right = self.problem.correct(x, rows_of(examples))
-        return None if right is None else self._mean(right, examples)
+        return None if right is None else self._mean(lambda _: right, examples)
 
     def predict(self, x: Tensor, features: Tensor) -> Tensor:
         """What a model predicts of each row of ``features``."""
@@ -153,6 +150,8 @@ class Persons(Problem):
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """Returns that of the rows, each with its share of its person's weight."""
+        if self.problem.takes_whole_persons:
+            return self.problem.optimum(shards, weights)
         parts, each = list[Examples](), list[float]()
         for shard, p in zip(shards, client_weights(shards, weights).tolist(), strict=True):
             rows, share = rows_of(shard), shard[SHARE].flatten()
@@ -167,16 +166,13 @@ class Persons(Problem):
         """Returns measures that only the problem of the rows has."""
         return self.problem.metrics(x, optimum, meta)
 
-    def _mean(self, each: Tensor, examples: Examples, ndim: int = 0) -> Tensor:
-        """Sums over each person's rows what they give, (..., n * m, *entry), times their shares.
-
-        Row by row: how torch adds up a dimension may depend on the size of the whole call.
-        """
-        share = examples[SHARE].to(each.dtype)
-        axis = each.dim() - 1 - ndim
-        weights = share.reshape(*share.shape, *[1] * ndim)
-        first, *rest = (weights * each.unflatten(axis, tuple(share.shape[-2:]))).unbind(axis + 1)
-        return sum(rest, first)
+    def _mean(self, ask: Callable[[Examples], Tensor], examples: Examples, ndim: int = 0) -> Tensor:
+        """The mean over each person's rows of what they give, entries of ``ndim`` dimensions."""
+        if self.problem.takes_whole_persons:
+            return ask(examples)
+        each = ask(rows_of(examples))
+        shape = tuple(examples[SHARE].shape[-2:])
+        return mean_of_rows(each.unflatten(each.dim() - 1 - ndim, shape), examples, ndim)
 
 
 class _Flat(Vectors):

@@ -101,8 +101,9 @@ class Problem:
 
     That is, in ``gradients``, ``losses`` and ``correct``, of any number of examples and of any
     stack of clients. Otherwise an oracle computes the examples of a client in blocks."""
-    takes_persons: ClassVar[bool] = True
-    """Whether its records may be persons, each with several rows (`Persons`)."""
+    takes_whole_persons: ClassVar[bool] = False
+    """Whether it is asked about persons with all their rows, tensors (..., n, m, *feature) with
+    their `SHARE`, where records are persons. Otherwise `Persons` asks it about each row."""
     looks_at_all_rows: bool = False
     """Whether how an example is computed may depend on the values of others.
 

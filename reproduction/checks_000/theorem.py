@@ -9,6 +9,7 @@ from pathlib import Path
 
 from manifed.privacy.epsilon_bounds import Claim
 from reproduction.findings import Finding
+from reproduction.printed_theorem import compared
 
 LOCAL = (0.15, 1e-4)
 SLACK = 1e-3
@@ -79,9 +80,9 @@ def check_3() -> Finding:
     ordered = True
     for row in table_1():
         n, s, t = (int(row[key]) for key in ("num_clients", "cohort_size", "num_rounds"))
-        compared = Claim(*LOCAL, n, s, SLACK).compared(t)
-        prices[f"{n}_{s}_{t}"] = {who: price["epsilon"] for who, price in compared.items()}
-        ratio = compared["parallel"]["epsilon"] / compared["published"]["epsilon"]
+        views = compared(Claim(*LOCAL, n, s, SLACK), t)
+        prices[f"{n}_{s}_{t}"] = {who: price["epsilon"] for who, price in views.items()}
+        ratio = views["parallel"]["epsilon"] / views["published"]["epsilon"]
         ordered &= ratio <= 1 + 1e-12 and (abs(ratio - 1) < 1e-9) == (s == 1)
     return Finding(
         "parallel composition across clients is never worse, equal iff s = 1",

@@ -7,6 +7,7 @@ import argparse
 import math
 import sys
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -26,12 +27,14 @@ from manifed.privacy import epsilon_bounds
 from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism, ExampleMechanism, Noise
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated
+from manifed.problems.examples import PERSON, Examples
 from reproduction.checks_004.engines import messages_under_attack
 from tests.attacks.corrections import POLE, PULL, CorrectionAttack, FlippingAttack, rows_of
 from tests.robustness.long_claims import sha256_of
 
 CLIP = 0.5
 SIZE = 20
+ROWS_OF_PERSON = 5
 
 
 def mechanism_of(multiplier, relation="add-or-remove"):
@@ -57,16 +60,21 @@ def crowd(attack):
     return replace(attack, shard=rows_of(attack.canaries[1]["z"].repeat(len(attack.shard), 1)))
 
 
-def moments(mechanism, source):
+def moments(mechanism, source, persons=0):
     """The worst case of a one-shot release of second moments; all other rows are zero.
 
     The canary is e_2 times what makes its moment ten clip norms long; under replace-one e_1 stands
     in its place: the two moments are orthogonal, which is as far apart as two positive semidefinite
     matrices of one length can be.
     """
-    attack = worst_case(RSGD(step_size=SHORT_STEP), mechanism, SIZE, source)
-    rows = tuple({"z": (10 * CLIP) ** 0.5 * row} for row in (PULL, POLE))
-    shard = rows_of(torch.zeros(SIZE, 4, dtype=torch.float64))
+    attack = worst_case(RSGD(step_size=SHORT_STEP), mechanism, SIZE, source, 1, persons)
+    side = (10 * CLIP) ** 0.5
+    rows = tuple(
+        one | {"z": side * row.expand_as(one["z"])}
+        for one, row in zip(attack.canaries, (PULL, POLE), strict=True)
+    )
+    held = attack.shard.tensors
+    shard = replace(attack.shard, tensors={**held, "z": 0 * held["z"]})
     return replace(attack, training=SecondMoment(), shard=shard, canaries=rows)
 
 
@@ -156,6 +164,39 @@ def correction_mechanisms(source):
     ]
 
 
+def person_mechanisms(source):
+    """Persons as the unit: all rows of the canary are one row, seven times, of which five count."""
+    step = RSGD(step_size=SHORT_STEP, minibatch=Full())
+    drawn = RSGD(step_size=SHORT_STEP, minibatch=Poisson(batch_size=SIZE // 4))
+    one = mechanism_of(1.0)
+    sampled = worst_case(drawn, mechanism_of(0.7), SIZE, source, 1, ROWS_OF_PERSON)
+    rows = [
+        ("person", worst_case(step, one, SIZE, source, 1, ROWS_OF_PERSON)),
+        ("person-at-two-sites", at_two_sites(source)),
+        ("person-poisson", as_a(Likelihood, sampled)),
+        ("person-second-moment", moments(one, source, ROWS_OF_PERSON)),
+    ]
+    return [Audited(name, duplicated(attack), 12000, name) for name, attack in rows]
+
+
+def at_two_sites(source):
+    """A person with all her rows at each of two clients, whose uploads are seen and charged."""
+    step = RSGD(step_size=SHORT_STEP, minibatch=Full())
+    twice = mechanism_of(1.0).model_copy(update={"sites_per_person": 2})
+    return worst_case(step, twice, SIZE, source, 1, ROWS_OF_PERSON)
+
+
+def duplicated(attack):
+    """The same attack, whose canaries are read from seven equal rows beside a person's name."""
+    found = []
+    for canary in attack.canaries:
+        rows = canary["z"][:1].repeat(7, 1)
+        name = torch.full((7,), -1)
+        record = attack.problem.widened(Examples({"z": rows, PERSON: name}))
+        found.append({key: tensor[0] for key, tensor in record.tensors.items()})
+    return replace(attack, canaries=tuple(found))
+
+
 def server_mechanisms(source):
     """Client-level privacy, and a sampled cohort before an external adversary."""
     plain = ClientMechanism(l2_norm_clip=1.0, noise_multiplier=1.0)
@@ -182,7 +223,12 @@ def server_mechanisms(source):
 
 def mechanisms(source):
     """Everything that ships."""
-    return example_mechanisms(source) + correction_mechanisms(source) + server_mechanisms(source)
+    return [
+        *example_mechanisms(source),
+        *correction_mechanisms(source),
+        *person_mechanisms(source),
+        *server_mechanisms(source),
+    ]
 
 
 # -- planted faults: the claim is the honest one, the code is broken --------------------------
@@ -191,6 +237,17 @@ class _StuckSteps(NoiseSource):
 
     def normals(self, shape, **address):
         return super().normals(shape, **{**address, "server_round": 0, "step": 0})
+
+
+class RowByRow(ExampleAttack):
+    """Each row of a person is clipped by itself: she moves a sum by as many clip norms."""
+
+    @cached_property
+    def neighbours(self):
+        present, absent, move = super().neighbours
+        last = len(present) - 1
+        places = torch.arange(last + ROWS_OF_PERSON).clamp_max(last)
+        return present.take(places), absent, move
 
 
 class _NeverApart(SecondMoment):
@@ -216,15 +273,25 @@ def planted_faults(source):
     twice = worst_case(sampled, mechanism_of(2.0), SIZE, source, 2)
     stuck = _StuckSteps(source.key, origin=source.origin)
     two_steps = rgd.training.model_copy(update={"local_steps": 2})
+    person = worst_case(rgd.training, mechanism_of(1.0), SIZE, source, 1, ROWS_OF_PERSON)
+    both = at_two_sites(source)
     whole = moments(mechanism_of(1.0, "replace-one"), source)
-    rows = [
+    of_rows = [
         ("second-moment-sensitivity", replace(whole, training=_NeverApart()), whole.claim),
         ("noise-halved", replace(rgd, mechanism=mechanism_of(0.5)), rgd.claim),
         ("clip-off", replace(rgd, mechanism=rgd.mechanism.model_copy(update=loose)), rgd.claim),
         ("mask-reused", as_a(Difference, twice, source=stuck), twice.claim),
         ("one-step-not-charged", replace(rgd, training=two_steps), rgd.claim),
     ]
-    return [Audited(name, attack, 20000, "as shipped", claim) for name, attack, claim in rows]
+    of_persons = [
+        ("rows-of-a-person-apart", as_a(RowByRow, person), person.claim),
+        ("second-site-not-charged", both, replace(both, mechanism=mechanism_of(1.0)).claim),
+    ]
+    return [
+        Audited(name, attack, trials, "as shipped", claim)
+        for rows, trials in ((of_rows, 20000), (of_persons, 3000))
+        for name, attack, claim in rows
+    ]
 
 
 # -- a published calibration that fails -------------------------------------------------------

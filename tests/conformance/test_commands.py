@@ -29,8 +29,6 @@ def leaves(group, path=()):
             yield (*path, name), command
 
 
-THEIRS = ["--local-epsilon", "0.1", "--local-delta", "1e-4", "--clients", "9", "--rounds", "5"]
-"""What `privacy compare` is told of somebody else's claim."""
 TREE = typer.main.get_command(cli.app)
 LEAVES = dict(leaves(TREE))
 
@@ -53,7 +51,6 @@ def answers(run):
     """Commands that take no time, each with what it needs."""
     return {
         "status": ["run", "--resume", run, "--status"],
-        "compare": ["privacy", "compare", *THEIRS, "--cohort-size", "1"],
         "calibrate": ["privacy", "calibrate", "--target-epsilon", "1", "--target-delta", "1e-5",
                       "--steps", "1"],
         "statement": ["privacy", "statement", QUICKSTART],

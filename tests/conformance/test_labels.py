@@ -22,7 +22,7 @@ from manifed.problems.pca import PrincipalEigenvector
 from manifed.runs.folder import RunFolder
 from manifed.site import process
 from tests.command import invoke
-from tests.conformance.test_commands import LEAVES, THEIRS
+from tests.conformance.test_commands import LEAVES
 from tests.runs.test_cli import QUICKSTART
 from tests.site.sites import DELTA, Peer, site_of, write
 
@@ -74,7 +74,6 @@ def places(runs, tmp_path):
         ("plan",): (SEEDED, ["plan", "configs/best.toml"]),
         ("privacy", "app"): (PLANNED, ["privacy", "app", "--wrapper", "opacus", *THEIRS_SETS]),
         ("privacy", "calibrate"): (PLANNED, ["privacy", "calibrate", *target]),
-        ("privacy", "compare"): (PLANNED, ["privacy", "compare", *THEIRS, "--cohort-size", 1]),
         ("privacy", "curve"): (SEEDED, ["privacy", "curve", QUICKSTART, *WORDS]),
         ("privacy", "ledger"): (SEEDED, ["privacy", "ledger", tmp_path / "seed/ledger.jsonl",
                                          "--delta", "1e-5"]),

@@ -11,8 +11,9 @@ from scipy import stats
 from manifed.experiment.load import load
 from manifed.plan import example_mechanism
 from manifed.privacy.composition import gaussian_delta
-from manifed.privacy.epsilon_bounds import Claim, a_priori_epsilon, external_epsilon, guaranteed
+from manifed.privacy.epsilon_bounds import Claim, a_priori_epsilon, external_epsilon
 from manifed.privacy.events import repeated
+from reproduction.printed_theorem import compared, guaranteed
 from tests.fresh import QUICKSTART
 from tests.privacy.releases import cost, outside, poisson, release, subset
 
@@ -145,13 +146,13 @@ def test_the_published_bound_is_violated_by_the_counter_example_and_ours_is_not(
         assert promised == pytest.approx(math.log(1 + 0.5 * (math.e - 1)))
         assert promised < true_epsilon
         assert true_delta(promised) > 1000 * delta
-    sound = said.compared(1)["external"]
+    sound = compared(said, 1)["external"]
     assert true_delta(sound["epsilon"]) <= sound["delta"]
 
 
 @pytest.mark.parametrize("cohort", [1, 5])
 def test_views_side_by_side_at_one_delta(cohort):
-    views = claim(100, cohort).compared(50)
+    views = compared(claim(100, cohort), 50)
     assert list(views) == ["published", "parallel", "external", "server"]
     assert len({view["delta"] for view in views.values()}) == 1
     printed, parallel, external, server = (view["epsilon"] for view in views.values())

@@ -47,7 +47,6 @@ def test_every_bad_number_of_the_privacy_commands_is_one_line(tmp_path):
         ("nothing", "nothing"),
         ("privacy ledger", "PATH"),
         ("privacy ledger /nothing/here --delta 1e-5", "/nothing/here"),
-        ("privacy compare", "--local-epsilon"),
         ("run --set", "--set"),
         ("run --data-dir /nothing/here", "--data-dir"),
         ("run /nothing/here.toml", "/nothing/here.toml"),

@@ -22,7 +22,7 @@ from manifed.intervals import (
 )
 from manifed.manifolds.linalg import packed, unpacked
 from manifed.plan import mean_noise
-from manifed.problems import moments
+from manifed.problems import Persons, moments
 from manifed.problems.examples import Examples
 from tests.command import invoke
 
@@ -119,6 +119,21 @@ def test_sampling_errors_are_those_of_the_textbook():
     sandwich = bread @ (design.T * residual**2) @ design @ bread
     errors = found.interval("regression-of-last").sampling_error.numpy()
     assert errors == pytest.approx(np.sqrt(np.diag(sandwich)), rel=1e-2)
+
+
+def test_what_noise_adds_on_average_is_taken_off_a_statistic_and_its_slope():
+    """Of t^3, whose mean over t + u with u of variance S is t^3 + 3 t S, and of 3 t^2: + 3 S."""
+    noise = 0.05
+    t, square = 0.4, 0.3
+    v = torch.tensor([t, square], dtype=torch.float64)
+    spread = 0.01 * torch.eye(2, dtype=torch.float64)  # V / n of the mean and of its square
+    second = 1001 * spread + v.outer(v) - noise**2 * torch.eye(2, dtype=torch.float64)
+    values = torch.cat([v, moments.SPREAD_SHARE * packed(second)])
+    found = estimates(values, 1002, noise, 1.0, lambda mean, _: mean**3)
+    s = 0.01 + noise**2
+    slope = 3 * t**2 - 3 * s
+    expected = (t**3 - 3 * t * s, noise**2 * slope**2, 0.01 * slope**2)
+    assert [float(one) for one in found[:3]] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["mean", "covariance", "regression-of-last"])
@@ -292,17 +307,6 @@ def test_bad_arguments_are_refused():
         release([matrices], row_norm=1.0, epsilon=1.0, delta=1e-5)
 
 
-def test_persons_are_refused_before_anything_is_paid(survey):
-    config = CONFIG.replace('"z"]', '"z"]\nperson = "who"\nrows_per_person = 2')
-    (survey / "survey.toml").write_text(
-        config.replace("epsilon = 1.0", 'epsilon = 1.0\nunit = "person"')
-    )
-    done = invoke("run", "survey.toml", "--out", survey / "out")
-    assert done.exit_code == 2
-    assert "unit: expected 'example' for intervals, got persons" in done.stderr
-    assert not (survey / "out").exists()
-
-
 def test_a_statistic_of_ones_own_has_an_interval():
     z = rows()
     slope = known(z).interval(partial(ridge, target=0, alpha=0.1))
@@ -310,3 +314,91 @@ def test_a_statistic_of_ones_own_has_an_interval():
     assert slope.estimate.shape == (3,)
     assert ratio.low < ratio.estimate < ratio.high
     assert unpacked(packed(slope.estimate.outer(slope.estimate))).shape == (3, 3)
+
+
+# -- persons --------------------------------------------------------------------------------------
+def of_persons(seed=0, count=200):
+    """Rows (n, 3) of persons with one to four rows, and whose each is."""
+    rng = np.random.default_rng(seed)
+    whose = rng.permutation(np.arange(count).repeat(rng.integers(1, 5, count)))
+    return rows(seed, count)[whose] + 0.2 * rng.standard_normal((len(whose), 3)), whose
+
+
+def exact_of_persons(z, whose, most, row_norm=4.0):
+    """The mean over persons of (t, a t t^T), t the mean over those of her rows that count."""
+    each = []
+    for name in np.unique(whose):
+        own = z[whose == name]
+        kept = min(len(own), most)
+        v = own[[k * len(own) // kept for k in range(kept)]]
+        v = v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), row_norm)
+        each.append(with_squares(v, 1.0).mean(0, keepdims=True))
+    return with_squares(np.vstack(each), moments.SPREAD_SHARE).mean(0)
+
+
+def test_a_person_counts_with_the_mean_over_her_rows():
+    sites = [of_persons(seed) for seed in range(3)]
+    names = [[f"{i}-{name}" for name in whose] for i, (_, whose) in enumerate(sites)]
+    z = [one for one, _ in sites]
+    given = {"row_norm": 4.0, "epsilon": 1e5, "delta": 1e-5}
+    found = release(z, persons=names, rows_per_person=3, **given)
+    assert found.count == 600
+    assert found.statement["unit"] == "person"
+    expected = np.mean([exact_of_persons(*one, 3) for one in sites], 0)
+    assert found.values.numpy() == pytest.approx(expected, abs=20 * found.noise)
+    assert found.noise < 2e-5
+    by_rows = release(z, **given).interval("mean")
+    by_persons = found.interval("mean")
+    # a quarter as many persons as rows or so, whose rows are nearly alike
+    assert bool((by_persons.sampling_error > 1.2 * by_rows.sampling_error).all())
+
+
+def test_all_rows_of_a_person_move_a_release_by_one_statistic():
+    z, whose = of_persons()
+    z = 1e9 * z
+    problem = Persons(moments.Moments(row_norm=0.1), 3)
+    columns = {"z": torch.from_numpy(z), "person": torch.from_numpy(whose)}
+    held = problem.widened(Examples(columns))
+    found = problem.gradients(torch.zeros(54).double(), held)
+    assert float(found.norms.max()) <= moments.LARGEST * (1 + 1e-14)
+    weights = torch.full((200,), 1 / 200, dtype=torch.float64)
+    expected = exact_of_persons(z, whose, 3, 0.1)
+    assert found.sum(weights).numpy() == pytest.approx(-expected, abs=1e-12)
+    optimum = problem.optimum([held])
+    assert optimum.x.numpy() == pytest.approx(expected, abs=1e-12)
+    assert optimum.gradient_norm < 1e-12
+
+
+def test_a_run_of_persons_is_read_with_their_number(survey):
+    for seed, name in enumerate("abc"):
+        z, whose = of_persons(seed)
+        lines = [f"{name}{who},{x},{y},{w}" for who, (x, y, w) in zip(whose, z, strict=True)]
+        (survey / f"{name}.csv").write_text("\n".join(["who,x,y,z", *lines]))
+    config = CONFIG.replace('"z"]', '"z"]\nperson = "who"\nrows_per_person = 2')
+    config = config.replace("[400, 400, 400]", "[200, 200, 200]")
+    (survey / "survey.toml").write_text(
+        config.replace("epsilon = 1.0", 'epsilon = 1e5\nunit = "person"')
+    )
+    found = of_run(run_of(survey))
+    expected = np.mean([exact_of_persons(*of_persons(seed), 2, 2.0) for seed in range(3)], 0)
+    assert found.count == 600
+    assert found.values.numpy() == pytest.approx(expected, abs=20 * found.noise)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"persons": [["a", "b"]] * 2}, "persons, rows_per_person: expected both or none"),
+        ({"rows_per_person": 2}, "persons, rows_per_person: expected both or none"),
+        ({"persons": [["a", "b"]], "rows_per_person": 2}, "the persons of each of 2 sites"),
+        ({"persons": [["a"], ["b"]], "rows_per_person": 2}, "one number of examples"),
+        ({"persons": [["a", "b"]] * 2, "rows_per_person": 2}, "sites_per_person: expected at leas"),
+        (
+            {"persons": [["a", "b"]] * 2, "rows_per_person": 2, "sites_per_person": 2},
+            "sites_per_person: expected 1 for statistics with intervals",
+        ),
+    ],
+)
+def test_persons_whom_no_release_can_count_are_refused(given, said):
+    with pytest.raises(ConfigError, match=said):
+        release([np.ones((2, 3))] * 2, row_norm=4.0, epsilon=1.0, delta=0.1, **given)
