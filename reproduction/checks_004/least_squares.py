@@ -56,23 +56,29 @@ def masked(name: str, ratio: float, limit: float) -> Correlated:
     return calibrate_masks(GRAPHS[name], own, 0, lambda w: 2 * w.precision <= limit)
 
 
-@lru_cache(maxsize=1)
-def table() -> dict[int, dict[str, dict[float, tuple[float, float]]]]:
-    """By epsilon and method: (distance, loss gap) for every r that was tried."""
-    task = LeastSquares.draw(SEEDS)
+Table = dict[int, dict[str, dict[float, tuple[float, float]]]]
+"""By epsilon and method: (distance, loss gap) for every r that was tried."""
+
+
+@lru_cache(maxsize=10)
+def table(seed: int = 0) -> Table:
+    """Measures all methods at all budgets, on targets of their own."""
+    task = LeastSquares.draw(SEEDS, seed=seed)
     found = {}
     for epsilon in TABLE:
         limit = paper_slope(epsilon, ROUNDS, DELTA)
         local = float(np.sqrt(2 / limit))
         everyone = Setting(GRAPHS["complete"], local / 4, 0.0, STEP, ROUNDS)
-        rows = {"CDP": {1.0: measured(task, everyone)}}
+        rows = {"CDP": {1.0: measured(task, everyone, seed)}}
         for name, graph in GRAPHS.items():
             rows[name] = {}
             for r in RATIOS[name]:
                 noise = masked(name, r, limit)
                 made = Setting(graph, noise.sigma_cdp, noise.sigma_cor, STEP, ROUNDS)
-                rows[name][r] = measured(task, made)
-            rows[f"LDP {name}"] = {4.0: measured(task, Setting(graph, local, 0.0, STEP, ROUNDS))}
+                rows[name][r] = measured(task, made, seed)
+            rows[f"LDP {name}"] = {
+                4.0: measured(task, Setting(graph, local, 0.0, STEP, ROUNDS), seed)
+            }
         found[epsilon] = rows
     return found
 
@@ -115,38 +121,48 @@ def check_h13() -> Finding:
     )
 
 
-def check_h14() -> Finding:
+def figure_parts(each: Sequence[Table]) -> list[Part]:
+    """What the text of Figure 1(a) says, in the loss of the mean and in the plotted distance."""
+    parts = []
+    for at, what in enumerate(("distance", "loss")):
+
+        def of(seed: Table, epsilon: int, name: str, at: int = at) -> float:
+            return best(seed[epsilon][name])[at]
+
+        for name in GRAPHS:
+            ldp = [
+                min(of(seed, e, f"LDP {name}") / of(seed, e, name) for e in TABLE) for seed in each
+            ]
+            cdp = [[of(seed, e, name) / of(seed, e, "CDP") for e in (1, 40)] for seed in each]
+            parts += [
+                Part(f"{name}, {what}: LDP / DECOR at the worst of five budgets", ldp, least=10.0),
+                Part(f"{name}, {what}: DECOR / CDP, epsilon 40", [b for _, b in cdp], most=2.0),
+                Part(
+                    f"{name}, {what}: log10 of that over the same at epsilon 1",
+                    [math.log10(b / a) for a, b in cdp],
+                    most=0.0,
+                ),
+            ]
+    return parts
+
+
+def check_h14(seeds: Sequence[int] = range(1)) -> Finding:
     """Figure 1(a): an order of magnitude better than LDP, comparable to CDP."""
-    rows = {
+    each = [table(seed) for seed in seeds]
+    numbers = {
         f"epsilon {epsilon}, {name}": {
             "LDP / DECOR": over(made[f"LDP {name}"], made[name]),
             "DECOR / CDP": over(made[name], made["CDP"]),
         }
-        for epsilon, made in table().items()
+        for epsilon, made in each[0].items()
         for name in ("torus", "ring")
     }
-    distances = [[best(made[g])[0] for g in GRAPHS] for made in table().values()]
-    order = all(row == sorted(row) for row in distances)
-    to_cdp = [row["DECOR / CDP"] for row in rows.values()]
-    grows = [distance for distance, _ in to_cdp[1::2]]
-    near_ldp = all(
-        row["LDP / DECOR"][0] >= 5 and row["LDP / DECOR"][1] >= 10 for row in rows.values()
-    )
-    return Finding(
-        "Figure 1(a): ten times better than LDP at every budget, close to CDP",
-        near_ldp and max(grows) < 1.5,
-        {
-            "[distance, loss gap]": rows,
-            "complete <= torus <= ring": order,
-            "DECOR ring / CDP in distance, by epsilon": grows,
-        },
-        (0,),
-        remark="Close in the loss of the mean; in the plotted distance the ring's ratio to CDP "
-        "grows with epsilon, where the text says that the gap closes.",
-        in_regime=near_ldp
-        and order
-        and all(gap <= 2.5 for _, gap in to_cdp[::2])
-        and all(gap <= 3.6 for _, gap in to_cdp[1::2]),
+    return Finding.judged(
+        "least squares: ten times better than LDP at every budget, close to CDP for large ones",
+        figure_parts(each),
+        {"[distance, loss], first seed": numbers},
+        seeds,
+        remark=f"{SEEDS} targets a seed, 3500 rounds without clipping, best share of own noise.",
     )
 
 
