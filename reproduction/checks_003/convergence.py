@@ -39,7 +39,7 @@ def check_h14(seeds: Sequence[int] = range(10)) -> Finding:
         )
         early = np.log10(reduced[:, 1 : epochs - 1])
         factors = (early[:, -1] - early[:, 0]) / (early.shape[1] - 1)
-        last = np.log10(np.maximum(reduced[:, -1], 1e-300))
+        last = np.log10(np.maximum(reduced[:, -1], 1e-16))
         parts += [
             Part(f"{name}: log10 of RSVRG's factor an epoch", factors, most=math.log10(0.5)),
             Part(f"{name}: log10 of RSVRG's last excess risk", last, most=-10.0),

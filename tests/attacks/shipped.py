@@ -169,7 +169,7 @@ def person_mechanisms(source):
     step = RSGD(step_size=SHORT_STEP, minibatch=Full())
     drawn = RSGD(step_size=SHORT_STEP, minibatch=Poisson(batch_size=SIZE // 4))
     one = mechanism_of(1.0)
-    sampled = worst_case(drawn, mechanism_of(0.7), SIZE, source, 1, ROWS_OF_PERSON)
+    sampled = worst_case(drawn, mechanism_of(0.5), SIZE, source, 1, ROWS_OF_PERSON)
     rows = [
         ("person", worst_case(step, one, SIZE, source, 1, ROWS_OF_PERSON)),
         ("person-at-two-sites", at_two_sites(source)),

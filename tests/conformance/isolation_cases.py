@@ -260,6 +260,7 @@ def _persons(name, build, kink=None, whole=frozenset(), classes=0, is_dear=False
 PERSONS = [
     _persons("logistic", Logistic, _linear_of, **LABELLED),
     _persons("least-squares", LeastSquares, _linear_of, **REGRESSION),
+    _persons("moments", lambda: Moments(row_norm=2.0), z=(4,)),
     _persons("mean-sphere", lambda: FrechetMean(Sphere()), z=(5,), is_dear=True),
     _persons("kpca", lambda: KPCA(3), z=(13,), is_dear=True),
     _persons("dropout", lambda: ModuleProblem(made(_dropping, 0)), feature=(10,), label=(),
