@@ -5,7 +5,7 @@ ignores clipping, so its runs use a clip norm above every gradient in the ball W
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +22,11 @@ def published_stddev(clip: float, examples: int, epsilon: float) -> float:
     return clip * math.sqrt(math.log(1 / 1e-4)) / (examples * epsilon)
 
 
+def bounded(ratios: Mapping[str, Sequence[float]]) -> list[Part]:
+    """Ratios of what was measured to its bound, which are at most 1."""
+    return [Part(f"{name} over its bound", each, most=1.0) for name, each in ratios.items()]
+
+
 def check_6(seeds: Sequence[int] = range(10)) -> Finding:
     """Theorem 5.1 on the digits sphere: min E |grad f|^2 <= (5.2).
 
@@ -29,7 +34,7 @@ def check_6(seeds: Sequence[int] = range(10)) -> Finding:
     minimum is smaller, and no more is claimed for it.
     """
     step = 1 / 4  # 1 / (2 L_g)
-    parts = []
+    over = {}
     for epsilon in (0.15, 0.5, 2.0):
         sets = (
             *FULL_STEPS,
@@ -44,12 +49,10 @@ def check_6(seeds: Sequence[int] = range(10)) -> Finding:
         noise = 63 * 2 * step * published_stddev(2.0, 179, epsilon) ** 2 / 10
         bounds = [2 * run.at("cost_gap", 0) / (100 * step) + noise for run in runs]
         least = squares[:, squares.mean(0).argmin()]
-        parts.append(
-            Part(f"epsilon {epsilon}: min E|grad f|^2 over its bound", least / bounds, most=1.0)
-        )
+        over[f"epsilon {epsilon}: min E|grad f|^2"] = least / bounds
     return Finding.judged(
         "Theorem 5.1 holds on the sphere (digits, N=10, N_i=179, b=N_i, alpha=1/(2L_g), T=100)",
-        parts,
+        bounded(over),
         {},
         seeds,
     )
@@ -118,7 +121,7 @@ def theorem_5_3(ball: Ball, start: float, stddev: float, num_rounds: int) -> flo
 
 def check_7(seeds: Sequence[int] = range(10)) -> Finding:
     """Theorem 5.3 on SPD, and the interior minimum of its bound in T."""
-    over: dict[int, list[float]] = {t: [] for t in (10, 50, 200)}
+    over: dict[str, list[float]] = {f"T={t}: excess risk": [] for t in (10, 50, 200)}
     best_times = []
     for seed in seeds:
         ball = ball_of(seed)
@@ -126,36 +129,43 @@ def check_7(seeds: Sequence[int] = range(10)) -> Finding:
         stddev = published_stddev(ball.clip, 250, 0.15)
         start = run.at("distance_to_optimum", 0)
         bound = [theorem_5_3(ball, start, stddev, t) for t in range(1, 5001)]
-        for t, ratios in over.items():
+        for t, ratios in zip((10, 50, 200), over.values(), strict=True):
             ratios.append(run.at("cost_gap", t) / bound[t - 1])
         best_times.append(1 + int(np.argmin(bound)))
-    parts = [Part(f"T={t}: excess risk over its bound", row, most=1.0) for t, row in over.items()]
     inside = Part("T of the least bound, of 1 to 5000", best_times, least=2, most=4999)
     return Finding.judged(
         "Theorem 5.3 holds on SPD (N=20, N_i=250, K=1, alpha=1/(2L_g), epsilon=0.15); "
         "its bound is least at some T in between",
-        [*parts, inside],
+        [*bounded(over), inside],
         {},
         seeds,
         "The clip norm is above every gradient in W: the theorem ignores clipping.",
     )
 
 
+LEVELS = (0.02, 0.04, 0.08, 0.16)
+"""Of epsilon."""
+
+
+def slope_part(excess: Sequence[Sequence[float]]) -> Part:
+    """The slope in epsilon of the excess risk at `LEVELS`."""
+    slopes = [log_slope(LEVELS, row) for row in excess]
+    return Part("log-log slope in epsilon", slopes, least=-2.25, most=-1.75)
+
+
 def check_14(seeds: Sequence[int] = range(10)) -> Finding:
     """Excess risk against epsilon at fixed T: slope -2 where noise dominates."""
-    levels = (0.02, 0.04, 0.08, 0.16)
     excess = [
         [
             trial(SPD_NAME, s, *spd_overrides(ball_of(s), epsilon, 100))[0].tail("cost_gap", 8)
-            for epsilon in levels
+            for epsilon in LEVELS
         ]
         for s in seeds
     ]
-    slopes = [log_slope(levels, row) for row in excess]
     return Finding.judged(
         "excess risk falls as epsilon^-2 at fixed T where noise dominates",
-        [Part("log-log slope in epsilon", slopes, least=-2.25, most=-1.75)],
-        {"excess of the first seed": dict(zip(map(str, levels), excess[0], strict=True))},
+        [slope_part(excess)],
+        {"excess of the first seed": dict(zip(map(str, LEVELS), excess[0], strict=True))},
         seeds,
         "SPD, N=20, N_i=250, K=1, s=N, T=100, mean of rounds 30 to 100",
     )

@@ -71,9 +71,8 @@ def measured(seed: int) -> Measured:
     )
 
 
-def check_8(seeds: Sequence[int] = range(10)) -> Finding:
-    """Geometric decay at rate <= P, then a floor proportional to (N - S) / (S (N - 1))."""
-    each = [measured(seed) for seed in seeds]
+def decay_parts(each: Sequence[Measured]) -> list[Part]:
+    """The rate of decay without sampling, and each floor beside its bound and its shape."""
     first = COHORTS[0]
     parts = [
         Part("rate of decay over P, S = N", [m.rate / m.contraction for m in each], most=1.0),
@@ -86,9 +85,14 @@ def check_8(seeds: Sequence[int] = range(10)) -> Finding:
             shape = [math.log2(m.over_shape[s] / m.over_shape[first]) for m in each]
             claim = f"S = {s}: log2 of that ratio over the one at S = {first}"
             parts.append(Part(claim, shape, least=-1.0, most=1.0))
+    return parts
+
+
+def check_8(seeds: Sequence[int] = range(10)) -> Finding:
+    """Geometric decay at rate <= P, then a floor proportional to (N - S) / (S (N - 1))."""
     return Finding.judged(
         "Theorem 5.4 on SPD, no noise: decay at rate <= P to a floor ~ (N-S)/(S(N-1)), 0 at S=N",
-        parts,
+        decay_parts([measured(seed) for seed in seeds]),
         {},
         seeds,
         "N=20, N_i=25, K=1, b=N_i, alpha=0.05, mean of rounds 151 to 350; the bound without the "

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from reproduction.__main__ import PAPERS, main
-from reproduction.checks_000 import spd
+from reproduction.checks_000 import bounds, heterogeneity, spd
 from reproduction.checks_001 import claims as of_projected
 from reproduction.checks_002 import least_squares as growing
 from reproduction.checks_003 import convergence, figure_3
@@ -183,6 +183,45 @@ def test_a_method_that_is_worse_or_as_sensitive_is_contradicted():
     assert [part.verdict for part in spd.outperforms(both)] == ["reproduced", "contradicted"]
     assert spd.less_sensitive([{"rsgd": 7.0, "rsvrg": 8.6}] * 2).verdict == "contradicted"
     assert spd.less_sensitive([{"rsgd": 7.0, "rsvrg": 1.0}] * 2).verdict == "reproduced"
+
+
+@pytest.mark.parametrize(("power", "said"), [(-2.0, "reproduced"), (-1.0, "contradicted")])
+def test_a_risk_of_another_power_of_epsilon_is_contradicted(power, said):
+    assert bounds.slope_part([[e**power for e in bounds.LEVELS]] * 2).verdict == said
+
+
+def test_what_exceeds_its_bound_is_contradicted():
+    parts = bounds.bounded({"below": [0.2, 0.3], "above": [1.2, 1.2]})
+    assert [part.verdict for part in parts] == ["reproduced", "contradicted"]
+
+
+def test_a_floor_that_the_cohort_does_not_lower_is_contradicted():
+    shape = {s: (20 - s) / (19 * s) for s in heterogeneity.COHORTS}
+    good = heterogeneity.Measured({**shape, 20: 0.0}, 2.0, 0.8, 0.9)
+    flat = heterogeneity.Measured({**dict.fromkeys(shape, 9.0), 20: 9.0}, 2.0, 0.95, 0.9)
+    assert verdicts(heterogeneity.decay_parts([good] * 2)) == {"reproduced"}
+    assert verdicts(heterogeneity.decay_parts([flat] * 2)) == {"contradicted"}
+
+
+def test_a_decay_that_is_not_linear_is_contradicted():
+    linear = np.array([[10.0 ** (-2 * k) for k in range(9)]] * 2)
+    slow = np.array([[1.0 / (1 + k) for k in range(9)]] * 2)
+    assert verdicts(convergence.epoch_parts("x", linear, slow)) == {"reproduced"}
+    assert verdicts(convergence.epoch_parts("x", slow, linear)) == {"contradicted"}
+
+
+@pytest.mark.parametrize(
+    ("decor", "ldp", "said"),
+    [((1.1, 1.0), 30.0, {"reproduced"}), ((1.1, 9.0), 4.0, {"contradicted"})],
+)
+def test_a_figure_1_in_another_order_is_contradicted(decor, ldp, said):
+    row = {}
+    for epsilon in least_squares.TABLE:
+        ratio = decor[0] if epsilon < 40 else decor[1]
+        row[epsilon] = {"CDP": {1.0: (1.0, 1.0)}}
+        for name in least_squares.GRAPHS:
+            row[epsilon] |= {name: {1.1: (ratio,) * 2}, f"LDP {name}": {4.0: (ldp,) * 2}}
+    assert verdicts(least_squares.figure_parts([row] * 2)) == said
 
 
 # -- the table of claims, the archive and its page -------------------------------------------------
