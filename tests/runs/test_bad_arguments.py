@@ -6,9 +6,9 @@ import pytest
 
 from tests.runs.running import refused
 
-COMPARE = {
-    "--local-epsilon": "0.15", "--local-delta": "1e-4", "--clients": "100", "--cohort-size": "1",
-    "--rounds": "50", "--slack-delta": "1e-3",
+MASKED = {
+    "--nodes": "9", "--sigma-cdp": "1", "--sigma-cor": "1", "--clip": "1", "--collusion": "1",
+    "--rounds": "50", "--delta": "1e-3",
 }  # fmt: skip
 CALIBRATE = {
     "--target-epsilon": "1", "--target-delta": "1e-5", "--steps": "10",
@@ -16,16 +16,15 @@ CALIBRATE = {
 }  # fmt: skip
 NEVER = ["nan", "inf", "-inf", "-1", "1e400", "x", ""]
 ALSO_BAD = {
-    "--local-epsilon": ["0", "701"], "--local-delta": ["1", "2"], "--slack-delta": ["0", "1"],
-    "--clients": ["0", "0.5", "9" * 5000], "--cohort-size": ["0", "101"],
-    "--rounds": ["0", "1000000000000"], "--target-epsilon": ["0"], "--target-delta": ["0", "1"],
+    "--nodes": ["0", "0.5", "9" * 5000], "--sigma-cdp": ["0"], "--sigma-cor": ["-0.5"],
+    "--clip": ["0"], "--collusion": ["9", "0.5"], "--rounds": ["0", "1000000000000"], "--target-epsilon": ["0"], "--target-delta": ["0", "1"],
     "--steps": ["0", "1e3"], "--sampling-probability": ["0", "1.5"], "--delta": ["2"],
 }  # fmt: skip
 
 
 def cases():
-    for command, sound in (("compare", COMPARE), ("calibrate", CALIBRATE)):
-        for option in sound:
+    for command, sound in (("secldp", {"--graph": "ring", **MASKED}), ("calibrate", CALIBRATE)):
+        for option in sorted({*sound} - {"--graph"}):
             for value in [*NEVER, *ALSO_BAD[option]]:
                 yield command, sound | {option: value}, option
     for value in [*NEVER, *ALSO_BAD["--delta"]]:
