@@ -17,7 +17,8 @@ CALIBRATE = {
 NEVER = ["nan", "inf", "-inf", "-1", "1e400", "x", ""]
 ALSO_BAD = {
     "--nodes": ["0", "0.5", "9" * 5000], "--sigma-cdp": ["0"], "--sigma-cor": ["-0.5"],
-    "--clip": ["0"], "--collusion": ["9", "0.5"], "--rounds": ["0", "1000000000000"], "--target-epsilon": ["0"], "--target-delta": ["0", "1"],
+    "--clip": ["0"], "--collusion": ["9", "0.5"], "--rounds": ["0", "1000000000000"],
+    "--target-epsilon": ["0"], "--target-delta": ["0", "1"],
     "--steps": ["0", "1e3"], "--sampling-probability": ["0", "1.5"], "--delta": ["2"],
 }  # fmt: skip
 
