@@ -308,7 +308,7 @@ def release(
         raise ConfigError("sites: expected rows (n, d), or SPD matrices (n, k, k), of each site")
     with named_by("sites", InvalidRecord):
         rows = [one if one.dim() == 2 else log_rows(one) for one in rows]
-    if bool(persons) != bool(rows_per_person) or (persons and len(persons) != len(rows)):
+    if len(persons) != (len(rows) if rows_per_person else 0):
         raise ConfigError(
             "persons, rows_per_person: expected both or none, and the persons of each of "
             f"{len(rows)} sites, got those of {len(persons)} and {rows_per_person}"

@@ -17,7 +17,6 @@ Where records are persons, t_j is the mean of (v, v v^T) over a person's rows, w
 # (what any problem has as an attribute, the class of a frozen one fixes or computes)
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -39,7 +38,7 @@ from manifed.problems.problem import (
     check_points,
     pool,
 )
-from manifed.problems.rows import dots, row_lengths
+from manifed.problems.rows import RowVectors, dots, row_lengths
 
 SPREAD_SHARE = 0.5
 """The factor a of t t^T in the statistic."""
@@ -111,27 +110,11 @@ class Moments(FrozenProblem):
         """Differences x - s_j, shape ``(..., n, m)``."""
         return x.unsqueeze(-2) - self.statistics(examples)
 
-    def gradients(self, x: Tensor, examples: Examples) -> "_Vectors":
+    def gradients(self, x: Tensor, examples: Examples) -> RowVectors:
         """Gradients of `rgrads`, each with a norm of its own."""
-        return _Vectors(self.rgrads(x, examples))
+        return RowVectors(self.rgrads(x, examples))
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The mean of the statistics."""
         examples, each = pool(shards, weights)
         return self.optimum_at(each @ self.statistics(examples), shards, weights)
-
-
-@dataclass(frozen=True)
-class _Vectors:
-    """Vectors (..., n, m) of R^m."""
-
-    vectors: Tensor
-
-    @property
-    def norms(self) -> Tensor:
-        """Their lengths, shape ``(..., n)``."""
-        return row_lengths(self.vectors)
-
-    def sum(self, weights: Tensor) -> Tensor:
-        """Returns the weighted sum, shape ``(..., m)``."""
-        return torch.matmul(weights.unsqueeze(-2), self.vectors).squeeze(-2)

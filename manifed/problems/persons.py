@@ -33,7 +33,7 @@ from manifed.problems.examples import (
     without_persons,
 )
 from manifed.problems.problem import Gradients, Optimum, Problem, Shards, Vectors, client_weights
-from manifed.problems.rows import row_lengths
+from manifed.problems.rows import RowVectors
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Persons(Problem):
     def gradients(self, x: Tensor, examples: Examples) -> Gradients:
         """Returns the gradients of `rgrads` in the form that is summed and clipped."""
         found = self.rgrads(x, examples)
-        return (_Flat if self.keeps_rows_apart else Vectors)(self.manifold, x, found)
+        return RowVectors(found) if self.keeps_rows_apart else Vectors(self.manifold, x, found)
 
     def correct(self, x: Tensor, examples: Examples) -> Tensor | None:
         """Share of each person's rows that is predicted right, shape ``(..., n)``."""
@@ -173,12 +173,3 @@ class Persons(Problem):
         each = ask(rows_of(examples))
         shape = tuple(examples[SHARE].shape[-2:])
         return mean_of_rows(each.unflatten(each.dim() - 1 - ndim, shape), examples, ndim)
-
-
-class _Flat(Vectors):
-    """Gradients on R^d, whose norms depend on one person each, bit for bit."""
-
-    @property
-    def norms(self) -> Tensor:
-        """Returns their lengths."""
-        return row_lengths(self.vectors)

@@ -13,6 +13,7 @@ All of it meets examples of shape ``(..., n, d)`` and needs no ``(n, d)`` tempor
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any
@@ -152,6 +153,22 @@ def squared_norms(rows: Tensor) -> Tensor:
 def row_lengths(rows: Tensor) -> Tensor:
     """Returns max(|rows_j|, 1e-145), shape ``(..., n)``; infinite where the square overflows."""
     return dots(rows, rows).sqrt().clamp_min(SHORTEST)
+
+
+@dataclass(frozen=True)
+class RowVectors:
+    """Gradients (..., n, m) on R^m, the norm of each computed from it alone."""
+
+    vectors: Tensor
+
+    @property
+    def norms(self) -> Tensor:
+        """Their lengths, shape ``(..., n)``."""
+        return row_lengths(self.vectors)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Returns the weighted sum, shape ``(..., m)``."""
+        return torch.matmul(weights.unsqueeze(-2), self.vectors).squeeze(-2)
 
 
 def sum_scaling(shard: Examples, num_examples: int | None, *keys: str) -> Examples:
