@@ -6,11 +6,17 @@
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from manifed.privacy.epsilon_bounds import Claim, a_priori_epsilon
 from manifed.privacy.loss import Loss, LossPmf
+
+
+def in_parallel(claim: Claim) -> Claim:
+    """The claim with parallel composition over a cohort: s epsilon becomes epsilon."""
+    return replace(claim, local_epsilon=claim.local_epsilon / claim.cohort_size)
 
 
 def compared(claim: Claim, num_rounds: int) -> dict[str, dict[str, float]]:
@@ -25,7 +31,7 @@ def compared(claim: Claim, num_rounds: int) -> dict[str, dict[str, float]]:
     at = min(delta, 1.0)
     epsilons = {
         "published": published,
-        "parallel": claim.after(num_rounds, is_parallel=True)[0],
+        "parallel": in_parallel(claim).after(num_rounds)[0],
         "external": guaranteed(claim.local_epsilon, claim.local_delta, rho, num_rounds, at),
         "server": a_priori_epsilon(
             lambda k, left: guaranteed(claim.local_epsilon, claim.local_delta, 1.0, k, left),

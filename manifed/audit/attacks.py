@@ -57,11 +57,10 @@ from manifed.privacy.secldp import (
     Worst,
     against,
 )
-from manifed.problems.examples import PERSON, SHARE, Examples, grouped
+from manifed.problems.examples import PERSON, SHARE, Examples
 from manifed.problems.frechet import HyperbolicPrediction, OnPoints
 from manifed.problems.linear import LeastSquares
 from manifed.problems.pca import PrincipalEigenvector
-from manifed.problems.persons import Persons
 from manifed.problems.problem import Problem
 
 # -- a client's examples ---------------------------------------------------------------------
@@ -195,32 +194,23 @@ def worst_case(
     size: int,
     source: NoiseSource,
     num_rounds: int = 1,
-    rows: int = 0,
 ) -> ExampleAttack:
     """A canary whose gradient is ten clip norms long (or its mirror image) among zero gradients.
 
     At the pole x a row z has the gradient -2 (z.x)(z - (z.x) x), that of (e_1 + e_2) c along e_2.
-    Where ``rows`` is not 0 records are persons of so many rows, and the canary's are all the same.
     """
     assert mechanism.l2_norm_clip is not None
     pole, pull = torch.eye(4, dtype=torch.float64)[:2]
     side = (5.0 * mechanism.l2_norm_clip) ** 0.5
-    own = [side * (pole + sign * pull) for sign in (1.0, -1.0)]
-    problem: Problem = PrincipalEigenvector()
-    records = Examples({"z": torch.stack([pole] * size + own)}, {"z": 1})
-    if rows:
-        problem = Persons(problem, rows)
-        whose = torch.arange(len(records)).repeat_interleave(rows)
-        records = grouped(records.take(whose), whose, rows)
     return ExampleAttack(
-        problem,
+        PrincipalEigenvector(),
         training.model_copy(update={"step_size": SHORT_STEP}),
         mechanism,
-        records.take(torch.arange(size)),
+        Examples({"z": pole.repeat(size, 1)}, {"z": 1}),
         pole,
         source,
         num_rounds,
-        tuple({key: t[k] for key, t in records.tensors.items()} for k in (size, size + 1)),
+        tuple({"z": side * (pole + sign * pull)} for sign in (1.0, -1.0)),
     )
 
 

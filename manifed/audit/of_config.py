@@ -29,7 +29,6 @@ from manifed.privacy import epsilon_bounds
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import MOST_EXACT, Correlated, MaskedMechanism, worst
-from manifed.problems.persons import Persons
 
 _SEEN_AT = 0.05
 """So many rounds are attacked together that epsilon = 1 is claimed at this delta, or all there are:
@@ -111,9 +110,7 @@ def _of_examples(config: Experiment, source: NoiseSource) -> _Found:
     how = f"own problem: the record that moves the upload most{beside}"
     if isinstance(training, OneShot):
         return [(own, how)]
-    of_person = facts.problem.rows if isinstance(facts.problem, Persons) else 0
-    extreme = worst_case(training, mechanism, len(smallest), source, rows=of_person)
-    extreme = enough(extreme, rounds)
+    extreme = enough(worst_case(training, mechanism, len(smallest), source), rounds)
     return [
         (replace(own, num_rounds=extreme.num_rounds), how),
         (extreme, f"worst case: canary gradient at the clip norm, all others zero{beside}"),

@@ -254,18 +254,14 @@ class Claim:
     cohort_size: int
     slack_delta: float
 
-    def after(self, num_rounds: int, *, is_parallel: bool = False) -> tuple[float, float]:
-        """Returns (epsilon', delta') of Theorem 4.2 after so many rounds; unsound at record level.
-
-        ``is_parallel``: with parallel composition over the cohort (s epsilon -> epsilon).
-        """
+    def after(self, num_rounds: int) -> tuple[float, float]:
+        """Returns (epsilon', delta') of Theorem 4.2 after some rounds; unsound at record level."""
         rho = self.cohort_size / self.num_clients
-        together = 1 if is_parallel else self.cohort_size
-        once = math.log1p(rho * _expm1(together * self.local_epsilon))
+        once = math.log1p(rho * _expm1(self.cohort_size * self.local_epsilon))
         basic = num_rounds * once
         root = math.sqrt(2 * num_rounds * math.log(1 / self.slack_delta))
         advanced = root * once + basic * _expm1(once)
-        once_delta = rho * together * self.local_delta
+        once_delta = rho * self.cohort_size * self.local_delta
         return min(basic, advanced), self.slack_delta + num_rounds * once_delta
 
 

@@ -27,7 +27,8 @@ from manifed.privacy import epsilon_bounds
 from manifed.privacy.mechanism import AdaptiveClip, ClientMechanism, ExampleMechanism, Noise
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated
-from manifed.problems.examples import PERSON, Examples
+from manifed.problems.examples import PERSON
+from manifed.problems.persons import Persons
 from reproduction.checks_004.engines import messages_under_attack
 from tests.attacks.corrections import POLE, PULL, CorrectionAttack, FlippingAttack, rows_of
 from tests.robustness.long_claims import sha256_of
@@ -60,21 +61,16 @@ def crowd(attack):
     return replace(attack, shard=rows_of(attack.canaries[1]["z"].repeat(len(attack.shard), 1)))
 
 
-def moments(mechanism, source, persons=0):
+def moments(mechanism, source):
     """The worst case of a one-shot release of second moments; all other rows are zero.
 
     The canary is e_2 times what makes its moment ten clip norms long; under replace-one e_1 stands
     in its place: the two moments are orthogonal, which is as far apart as two positive semidefinite
     matrices of one length can be.
     """
-    attack = worst_case(RSGD(step_size=SHORT_STEP), mechanism, SIZE, source, 1, persons)
-    side = (10 * CLIP) ** 0.5
-    rows = tuple(
-        one | {"z": side * row.expand_as(one["z"])}
-        for one, row in zip(attack.canaries, (PULL, POLE), strict=True)
-    )
-    held = attack.shard.tensors
-    shard = replace(attack.shard, tensors={**held, "z": 0 * held["z"]})
+    attack = worst_case(RSGD(step_size=SHORT_STEP), mechanism, SIZE, source)
+    rows = tuple({"z": (10 * CLIP) ** 0.5 * row} for row in (PULL, POLE))
+    shard = rows_of(torch.zeros(SIZE, 4, dtype=torch.float64))
     return replace(attack, training=SecondMoment(), shard=shard, canaries=rows)
 
 
@@ -164,37 +160,42 @@ def correction_mechanisms(source):
     ]
 
 
+def of_persons(attack):
+    """The same attack on persons of five rows; the canary has seven equal ones (five count)."""
+    problem = Persons(attack.problem, ROWS_OF_PERSON)
+
+    def grouped(rows, each):
+        whose = torch.arange(len(rows)).repeat_interleave(each)
+        return problem.widened(rows.take(whose).beside(PERSON, whose))
+
+    canaries = []
+    for canary in attack.canaries:
+        record = grouped(rows_of(canary["z"][None]), 7)
+        canaries.append({key: tensor[0] for key, tensor in record.tensors.items()})
+    shard = grouped(attack.shard, ROWS_OF_PERSON)
+    return replace(attack, problem=problem, shard=shard, canaries=tuple(canaries))
+
+
 def person_mechanisms(source):
-    """Persons as the unit: all rows of the canary are one row, seven times, of which five count."""
+    """Persons as the unit: all rows of the canary are one row."""
     step = RSGD(step_size=SHORT_STEP, minibatch=Full())
     drawn = RSGD(step_size=SHORT_STEP, minibatch=Poisson(batch_size=SIZE // 4))
     one = mechanism_of(1.0)
-    sampled = worst_case(drawn, mechanism_of(0.5), SIZE, source, 1, ROWS_OF_PERSON)
+    sampled = worst_case(drawn, mechanism_of(0.5), SIZE, source)
     rows = [
-        ("person", worst_case(step, one, SIZE, source, 1, ROWS_OF_PERSON)),
+        ("person", of_persons(worst_case(step, one, SIZE, source))),
         ("person-at-two-sites", at_two_sites(source)),
-        ("person-poisson", as_a(Likelihood, sampled)),
-        ("person-second-moment", moments(one, source, ROWS_OF_PERSON)),
+        ("person-poisson", of_persons(as_a(Likelihood, sampled))),
+        ("person-second-moment", of_persons(moments(one, source))),
     ]
-    return [Audited(name, duplicated(attack), 12000, name) for name, attack in rows]
+    return [Audited(name, attack, 12000, name) for name, attack in rows]
 
 
 def at_two_sites(source):
     """A person with all her rows at each of two clients, whose uploads are seen and charged."""
     step = RSGD(step_size=SHORT_STEP, minibatch=Full())
     twice = mechanism_of(1.0).model_copy(update={"sites_per_person": 2})
-    return worst_case(step, twice, SIZE, source, 1, ROWS_OF_PERSON)
-
-
-def duplicated(attack):
-    """The same attack, whose canaries are read from seven equal rows beside a person's name."""
-    found = []
-    for canary in attack.canaries:
-        rows = canary["z"][:1].repeat(7, 1)
-        name = torch.full((7,), -1)
-        record = attack.problem.widened(Examples({"z": rows, PERSON: name}))
-        found.append({key: tensor[0] for key, tensor in record.tensors.items()})
-    return replace(attack, canaries=tuple(found))
+    return of_persons(worst_case(step, twice, SIZE, source))
 
 
 def server_mechanisms(source):
@@ -273,7 +274,7 @@ def planted_faults(source):
     twice = worst_case(sampled, mechanism_of(2.0), SIZE, source, 2)
     stuck = _StuckSteps(source.key, origin=source.origin)
     two_steps = rgd.training.model_copy(update={"local_steps": 2})
-    person = worst_case(rgd.training, mechanism_of(1.0), SIZE, source, 1, ROWS_OF_PERSON)
+    person = of_persons(replace(rgd, mechanism=mechanism_of(1.0)))
     both = at_two_sites(source)
     whole = moments(mechanism_of(1.0, "replace-one"), source)
     of_rows = [
@@ -283,13 +284,13 @@ def planted_faults(source):
         ("mask-reused", as_a(Difference, twice, source=stuck), twice.claim),
         ("one-step-not-charged", replace(rgd, training=two_steps), rgd.claim),
     ]
-    of_persons = [
+    of_person = [
         ("rows-of-a-person-apart", as_a(RowByRow, person), person.claim),
         ("second-site-not-charged", both, replace(both, mechanism=mechanism_of(1.0)).claim),
     ]
     return [
         Audited(name, attack, trials, "as shipped", claim)
-        for rows, trials in ((of_rows, 20000), (of_persons, 3000))
+        for rows, trials in ((of_rows, 20000), (of_person, 3000))
         for name, attack, claim in rows
     ]
 

@@ -13,7 +13,7 @@ from manifed.plan import example_mechanism
 from manifed.privacy.composition import gaussian_delta
 from manifed.privacy.epsilon_bounds import Claim, a_priori_epsilon, external_epsilon
 from manifed.privacy.events import repeated
-from reproduction.printed_theorem import compared, guaranteed
+from reproduction.printed_theorem import compared, guaranteed, in_parallel
 from tests.fresh import QUICKSTART
 from tests.privacy.releases import cost, outside, poisson, release, subset
 
@@ -141,8 +141,8 @@ def test_the_published_bound_is_violated_by_the_counter_example_and_ours_is_not(
     for bound in (0.01, 0.5, epsilon - 1e-6):
         ours = guaranteed(epsilon, 0.0, rho, 1, true_delta(bound))
         assert ours == pytest.approx(bound, abs=1e-6)
-    for is_parallel in (False, True):
-        promised, delta = said.after(1, is_parallel=is_parallel)
+    for made in (said, in_parallel(said)):
+        promised, delta = made.after(1)
         assert promised == pytest.approx(math.log(1 + 0.5 * (math.e - 1)))
         assert promised < true_epsilon
         assert true_delta(promised) > 1000 * delta

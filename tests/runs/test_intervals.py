@@ -131,8 +131,11 @@ def test_what_noise_adds_on_average_is_taken_off_a_statistic_and_its_slope():
     values = torch.cat([v, moments.SPREAD_SHARE * packed(second)])
     found = estimates(values, 1002, noise, 1.0, lambda mean, _: mean**3)
     s = 0.01 + noise**2
-    slope = 3 * t**2 - 3 * s
-    expected = (t**3 - 3 * t * s, noise**2 * slope**2, 0.01 * slope**2)
+    slope = 3 * t**2 - 3 * s / 2  # half of what noise adds
+    bent = 0.5 * (6 * t) ** 2  # terms of second order
+    by_noise = noise**2 * slope**2 + bent * noise**4
+    by_sample = 0.01 * slope**2 + bent * (s**2 - noise**4)
+    expected = (t**3 - 3 * t * s, by_noise, by_sample)
     assert [float(one) for one in found[:3]] == pytest.approx(expected, rel=1e-9)
 
 
@@ -181,7 +184,7 @@ def test_an_interval_holds_a_normal_value_however_uncertain_its_error_is(by_nois
         floor = torch.full_like(z, by_noise)
         reach = reach_of(floor, by_sample + z, torch.ones_like(z), level=level)
         inside = torch.erf(reach / (2 * (by_noise + by_sample)) ** 0.5) @ weights
-        assert inside >= level - 0.0015
+        assert inside >= level - (0.0005 if by_noise + by_sample >= 1.0 else 0.0032)
         if by_sample >= 1.0 <= by_noise or by_sample >= 3.0:
             assert inside <= level + 0.01
         if by_sample == 100.0:
@@ -388,9 +391,9 @@ def test_a_run_of_persons_is_read_with_their_number(survey):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"persons": [["a", "b"]] * 2}, "persons, rows_per_person: expected both or none"),
-        ({"rows_per_person": 2}, "persons, rows_per_person: expected both or none"),
-        ({"persons": [["a", "b"]], "rows_per_person": 2}, "the persons of each of 2 sites"),
+        ({"persons": [["a", "b"]] * 2}, "persons: expected those of each of 2 sites with"),
+        ({"rows_per_person": 2}, "persons: expected those of each of 2 sites with"),
+        ({"persons": [["a", "b"]], "rows_per_person": 2}, "got those of 1 sites and"),
         ({"persons": [["a"], ["b"]], "rows_per_person": 2}, "one number of examples"),
         ({"persons": [["a", "b"]] * 2, "rows_per_person": 2}, "sites_per_person: expected at leas"),
         (
