@@ -174,7 +174,7 @@ def reach_of(by_noise: Tensor, by_sample: Tensor, unsure: Tensor, level: float) 
     as often as ``level`` says, to second order in u / v. It fails for v near 0 or below, so in
     place of the bracket stands a w with the same expansion, whose constants were fitted by
     quadrature: for levels from 0.8 to 0.99 and any u the interval holds as often as ``level``, less
-    0.31 % at most and 0.05 % for u <= v (measured by tests/runs/test_intervals.py). No interval is
+    0.32 % at most and 0.05 % for u <= v (measured by tests/runs/test_intervals.py). No interval is
     shorter than 0.7 of what the known noise alone makes it, which holds a little too often.
     """
     z = statistics.NormalDist().inv_cdf((1 + level) / 2)
