@@ -57,10 +57,10 @@ def trial(name: str, seed: int, *sets: str) -> tuple[Columns, Tensor]:
         return Columns(read(out).columns), load_file(out / "model.safetensors")["x"]
 
 
-def averaged(name: str, seeds: Sequence[int], *sets: str, power: int = 1) -> Columns:
-    """Means over ``seeds`` of a power of the columns of `trial`."""
+def averaged(name: str, seeds: Sequence[int], *sets: str) -> Columns:
+    """Means over ``seeds`` of the columns of `trial`."""
     each = [trial(name, seed, *sets)[0] for seed in seeds]
-    return Columns({key: np.mean([one[key] ** power for one in each], axis=0) for key in each[0]})
+    return Columns({key: np.mean([one[key] for one in each], axis=0) for key in each[0]})
 
 
 def run_silently(request: Request) -> None:
