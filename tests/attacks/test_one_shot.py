@@ -31,6 +31,7 @@ def test_an_audit_attacks_every_one_shot_release(kind, relation):
                 "l2_norm_clip": 1.0,
                 "delta": 1e-3,
                 "neighboring_relation": relation,
+                "noise_source": "seed",
                 "noise": {"kind": "multiplier", "noise_multiplier": 0.5},
             },
         }

@@ -567,7 +567,9 @@ def test_a_declared_dp_sgd_is_priced_beside_and_marked(tmp_path):
     assert {one["unit"] for one in found} == {"example"}
 
 
-def test_the_audit_stays_below_the_claim_and_sees_half_of_the_noise(tmp_path):
+def test_the_audit_stays_below_the_claim_and_sees_noise_that_falls_short(tmp_path, monkeypatch):
+    # an audit of fresh randomness is wrong in one of twenty runs: this one repeats
+    monkeypatch.setattr(NoiseSource, "from_os", lambda: NoiseSource.from_seed(0))
     strategy = guarded(tmp_path, cohort="poisson", clients_per_round=10)
     assert not strategy.audit(1000).is_violated
     strategy._mechanism = strategy._mechanism.model_copy(update={"noise_multiplier": 0.3})
