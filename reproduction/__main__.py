@@ -6,15 +6,17 @@
     python -m reproduction --list [000-1]        # list figures, their titles and what they take
     python -m reproduction 4 C3 H10 [--json]     # check claims by name
     python -m reproduction 000 [--json]          # check all claims of a paper: 000 to 004
-    python -m reproduction 004-H18 --seeds 10 --archive docs/experiments/judged.json
+    python -m reproduction 004-H18 --seeds 10    # judge a claim over seeds 0 to 9
+    python -m reproduction --all --seeds 0-9 --archive docs/experiments/judged.json
 
 Checks: 000 is PriRFed (1 to 16), 001 projected federated learning (C3 to C13, EQUAL, STEP, PAIR,
 PARTIAL, EXAMPLE, CLIENT), 002 growing samples (002-1 to 002-21, 002-B1), 003 DP-RSVRG (H1
 to H22), 004 DECOR (004-H1 to 004-H25). 002-1 to 002-6 are checks and figures: `figure:002-1` is the
 figure. Verdicts are computed from the printed numbers; docs/experiments.md explains each. Checks 11
 and 12 use MNIST and the mammals' embedding below MANIFED_DATA, or stand-ins; 004-H17 reads a9a from
-there, and 004-H20 needs MNIST. Checks use one thread. Finished runs are skipped; rerun the command
-to resume.
+there, and 004-H20 needs MNIST. Checks use one thread. Finished runs are skipped, and so are checks
+that an archive has of the same source and as many seeds; rerun the command to resume. `python -m
+reproduction.judged docs/experiments` writes the pages of an archive.
 """
 
 import argparse
@@ -62,13 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--list", action="store_true", help="list figures, titles and what they take"
     )
-    parser.add_argument("--all", action="store_true", help="make all figures")
+    parser.add_argument(
+        "--all", action="store_true", help="make all figures; with --archive, check all claims"
+    )
     parser.add_argument("--quick", action="store_true", help="run a few rounds of one seed")
     parser.add_argument(
         "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="parallel runs"
     )
     parser.add_argument(
-        "--seeds", type=int, help="run seeds 0 to SEEDS-1 (default: those of the figure or check)"
+        "--seeds",
+        type=counted,
+        help="run so many seeds from 0 on, also as 0-9 (default: those of the figure or check)",
     )
     parser.add_argument(
         "--only",
@@ -93,14 +99,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out", type=Path, default=Path("runs"), help="folder for runs and figures"
     )
     parser.add_argument(
-        "--archive", type=Path, help="file of judged checks that these are written into"
+        "--archive", type=Path, help="file that checks are written into, one by one"
     )
     given = parser.parse_args(argv)
     known = [path.stem.replace("_", "-") for path in sorted(FIGURES.glob("*.toml"))]
     checks = {name: check for paper in PAPERS.values() for name, check in paper.items()}
     claims = [name for name in given.names if name in checks or name in PAPERS]
     figures = [name.removeprefix("figure:") for name in given.names if name not in claims]
-    if (given.all or given.list) and not given.names:
+    if given.all and given.archive and not given.names:
+        claims = [*PAPERS]
+    elif (given.all or given.list) and not given.names:
         figures = known
     if not figures and not claims:
         parser.error("expected figures as 000-1, checks as 4, papers as 000, --all or --list")
@@ -118,19 +126,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if claims:
             torch.set_num_threads(1)
             document["checks"] = [
-                _found(check, checks[check], given.seeds)
+                _found(check, checks[check], given.seeds, given.archive)
                 for name in claims
                 for check in PAPERS.get(name, [name])
             ]
-    if given.archive and claims:
-        from reproduction.judged import archive
-
-        archive(given.archive, document["checks"])
     if given.json:
         sys.stdout.write(json.dumps(jsonable(document)) + "\n")
     if failed:
         sys.stderr.write(f"{len(failed)} runs failed; rerun the command to repeat them\n")
     return 1 if failed else 0
+
+
+def counted(text: str) -> int:
+    """A number of seeds of the command line, 10 or 0-9."""
+    last = text.removeprefix("0-")
+    count = int(last) + (last != text) if last.isdecimal() else 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"expected a number as 10, or 0-9, got {text!r}")
+    return count
 
 
 def positive(text: str) -> float:
@@ -166,14 +179,24 @@ def _figures(
     return failed
 
 
-def _found(name: str, check: Callable[..., Finding], seeds: int | None) -> dict[str, Any]:
-    began = time.process_time()
+def _found(
+    name: str, check: Callable[..., Finding], seeds: int | None, archive: Path | None
+) -> dict[str, Any]:
+    """What a check found; by an archive that has it, from there."""
+    from reproduction import judged
+
     takes = seeds is not None and "seeds" in inspect.signature(check).parameters
+    source = judged.source_of(check)
+    known = judged.read(archive).get(name, {})
+    if known.get("source") == source and (not takes or len(known["seeds"]) >= (seeds or 0)):
+        sys.stdout.write(f"check {name}: {known['verdict'].upper()} (archived {known['date']})\n")
+        return known
+    began = time.process_time()
     found = check(seeds=range(seeds)) if takes else check()
     seconds = time.process_time() - began
     sys.stdout.write(text_of(name, found, seconds))
     sys.stdout.flush()
-    return {
+    document = {
         "check": name,
         "claim": found.claim,
         "verdict": found.verdict,
@@ -182,7 +205,11 @@ def _found(name: str, check: Callable[..., Finding], seeds: int | None) -> dict[
         "remark": found.remark,
         "cpu_seconds": seconds,
         "parts": {part.claim: part.numbers for part in found.parts},
+        "source": source,
     }
+    if archive:
+        judged.archive(archive, document)
+    return document
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def text_of(name: str, found: Finding, cpu_seconds: float) -> str:
     lines = [
         f"check {name}: {found.verdict.upper()}",
         f"  {found.claim}",
-        *(f"  {line}" for line in _lines(found.numbers)),
+        *(f"  {line}" for line in lines_of(found.numbers)),
         f"  seeds {seeds}; {cpu_seconds:.1f} s of CPU time",
     ]
     if found.remark:
@@ -128,12 +128,12 @@ def text_of(name: str, found: Finding, cpu_seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lines(numbers: Mapping[str, Any], indent: str = "") -> list[str]:
+def lines_of(numbers: Mapping[str, Any], indent: str = "") -> list[str]:
     """Nested numbers, indented by depth; an innermost mapping stands on one line."""
     lines = []
     for key, value in numbers.items():
         if isinstance(value, Mapping) and any(isinstance(v, Mapping) for v in value.values()):
-            lines += [f"{indent}{key}:", *_lines(value, indent + "  ")]
+            lines += [f"{indent}{key}:", *lines_of(value, indent + "  ")]
         else:
             lines.append(f"{indent}{key}: {_short(value)}")
     return lines

@@ -1,15 +1,18 @@
-"""The archive of checks that are judged by an interval over seeds, and the page written from it.
+"""The archive of all checks, and the pages written from it and from the table of claims.
 
-python -m reproduction C4 004-H18 --archive docs/experiments/judged.json
-python -m reproduction.judged docs/experiments    # writes judged.md beside it
+python -m reproduction --all --seeds 0-9 --archive docs/experiments/judged.json
+python -m reproduction.judged docs/experiments    # writes judged.md and judged_000.md to _004.md
 """
 
+import hashlib
+import inspect
 import json
 import math
 import platform
+import re
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,66 +20,126 @@ from typing import Any
 from manifed.durable import write_atomically
 from manifed.runs.folder import jsonable
 from manifed.runs.manifest import LIBRARY, git_state
+from reproduction.findings import lines_of
 
-_HEAD = """# Claims judged over seeds
-
-Each part of a claim is one number, measured once for each seed, with the bounds that the claim
-says. A part is *reproduced* where the 95 % interval of its mean (Student's t) lies inside the
-bounds, *contradicted* where it lies outside, and *open* otherwise. This page is written from
-[judged.json](judged.json) and the table of claims, `reproduction/claims.toml`, by
-`python -m reproduction.judged docs/experiments`; no cell is typed. Bounds follow from the claim as
-the paper states it, not from what was measured. What the paper does not say is called *ours*.
+PAPERS = {
+    "000": "PriRFed", "001": "Projected federated learning", "002": "Growing samples",
+    "003": "DP-RSVRG", "004": "DECOR",
+}  # fmt: skip
+_RULE = """\
+A part of a claim that draws at random is one number, measured once a seed, with the bounds
+that the claim says. A part is *reproduced* where the 95 % interval of its mean (Student's t) lies
+inside the bounds, *contradicted* where it lies outside, and *open* otherwise. Other claims are
+judged by the numbers of their section: *reproduced* as printed, or *in the stated regime*, or
+*contradicted*. Bounds follow from the claim as the paper states it, not from what was measured;
+what the paper does not say is called *ours*.
+"""
+_WRITTEN = """This page is written from [judged.json](judged.json) and the table of claims,
+`reproduction/claims.toml`, by `python -m reproduction.judged docs/experiments`; no cell is typed.
 """
 CLAIMS = Path(__file__).with_name("claims.toml")
+Stated = Mapping[str, Mapping[str, str]]
+Archive = Mapping[str, Mapping[str, Any]]
 
 
 def claims() -> dict[str, dict[str, str]]:
-    """The table of claims by check: paper, place, quotation, what is measured, threshold."""
+    """The table of claims by check: paper, place, what is measured, threshold, and the claim.
+
+    The claim is a ``quotation``, or where the paper does not make it, ``ours``. Where there is no
+    check, ``not_attempted`` says why.
+    """
     return tomllib.loads(CLAIMS.read_text())
 
 
-def archive(path: Path, checks: Sequence[Mapping[str, Any]]) -> None:
-    """Writes checks into the archive, in place of older ones of their names."""
-    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+def source_of(check: Callable[..., object]) -> str:
+    """The beginning of the SHA-256 of the files of the package of a check, by their names."""
+    files = sorted(Path(inspect.getfile(check)).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def read(path: Path | None) -> dict[str, Any]:
+    """The archive at a path, by check; of no checks where there is no file."""
+    return json.loads(path.read_text()) if path is not None and path.exists() else {}
+
+
+def archive(path: Path, check: Mapping[str, Any]) -> None:
+    """Writes a check into the archive, in place of an older one of its name."""
     made = {
         "commit": git_state(LIBRARY.parent),
         "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
         "date": datetime.now(UTC).date().isoformat(),
     }
-    known |= {check["check"]: {**check, **made} for check in checks if check["parts"]}
+    known = read(path) | {check["check"]: {**check, **made}}
     text = json.dumps(jsonable(known), indent=1, sort_keys=True)
     write_atomically(path, (text + "\n").encode())
 
 
-def page(known: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Mapping[str, str]]) -> str:
-    """Returns the page of an archive: a table for each check, below the claim as it is stated."""
-    lines = [_HEAD.rstrip()]
-    for name, check in sorted(known.items()):
-        seeds = check["seeds"]
-        said = stated[name]
-        lines += [
-            "",
-            f"## {name}: {check['verdict']}",
-            "",
-            f"> {said['quotation']}",
-            "",
-            f"{said['paper']}, {said['place']}. Measured: {said['measured']}",
-            f"Threshold: {said['threshold']}",
-            "",
-            f"{check['claim']}. {check['remark']}".strip(),
-            "",
-            f"`python -m reproduction {name} --seeds {len(seeds)}`, {check['date']}, "
-            f"{check['cpu_seconds']:.0f} s, {check['machine']}.",
-            "",
-            "| part | bound | mean | 95 % interval | verdict |",
-            "|---|---|--:|--:|---|",
-        ]
-        lines += [
-            f"| {part.replace('|', chr(92) + '|')} | {_bound(one)} | {_said(one['mean'])} | "
-            f"{_said(one['low'])} to {_said(one['high'])} | {one['verdict']} |"
-            for part, one in check["parts"].items()
-        ]
-    return "\n".join(lines) + "\n"
+def pages(known: Archive, stated: Stated) -> dict[str, str]:
+    """The texts of all pages by their names: the table of verdicts, and a page for each paper."""
+    lines = ["# Claims and verdicts", "", *_RULE.splitlines(), "", *_WRITTEN.splitlines()]
+    found = {}
+    for number, paper in PAPERS.items():
+        named = sorted((name for name in stated if stated[name]["paper"] == paper), key=_order)
+        of_paper = {name: stated[name] for name in named}
+        lines += ["", f"## {paper}"]
+        for head, key in (("claim of the paper", "quotation"), ("check of ours", "ours")):
+            rows = [
+                f"| {_link(number, name, known)} | {_cell(one[key])} | "
+                f"{verdict_of(name, known, stated)} |"
+                for name, one in of_paper.items()
+                if key in one
+            ]
+            lines += ["", f"| check | {head} | verdict |", "|---|---|---|", *rows] if rows else []
+        told = [f"# {paper}: claims and verdicts", "", *_RULE.splitlines(), "",
+                *_WRITTEN.splitlines()]  # fmt: skip
+        for name in of_paper:
+            told += _section(name, known[name], stated[name]) if name in known else []
+        found[f"judged_{number}.md"] = "\n".join(told) + "\n"
+    return {"judged.md": "\n".join(lines) + "\n"} | found
+
+
+def verdict_of(name: str, known: Archive, stated: Stated) -> str:
+    """The archived verdict of a claim, or why there is none."""
+    if name in known:
+        return str(known[name]["verdict"])
+    why = stated[name].get("not_attempted")
+    return f"not attempted: {why}" if why else "not run yet"
+
+
+def _order(name: str) -> list[Any]:
+    """The letters of a name, then its numbers as numbers."""
+    parts = re.split(r"(\d+)", name)
+    return [parts[::2], [int(part) for part in parts[1::2]]]
+
+
+def _link(number: str, name: str, known: Archive) -> str:
+    anchor = f"{name}-{known[name]['verdict']}" if name in known else ""
+    return f"[{name}](judged_{number}.md#{anchor.lower().replace(' ', '-')})" if anchor else name
+
+
+def _cell(text: str) -> str:
+    """The text with what Markdown would read escaped."""
+    return re.sub(r"([|*_<\[\]])", r"\\\1", text)
+
+
+def _section(name: str, check: Mapping[str, Any], said: Mapping[str, str]) -> list[str]:
+    seeds = f" --seeds {len(check['seeds'])}" if check["parts"] else ""
+    claim = f"> {_cell(said['quotation'])}" if "quotation" in said else f"*Ours*: {said['ours']}"
+    lines = [
+        "", f"## {name}: {check['verdict']}", "", claim, "",
+        f"{said['paper']}, {said['place']}. Measured: {said['measured']}",
+        f"Threshold: {said['threshold']}", "", f"{check['claim']}. {check['remark']}".strip(), "",
+        f"`python -m reproduction {name}{seeds}`, {check['date']}, {check['cpu_seconds']:.0f} s, "
+        f"{check['machine']}.", "",
+    ]  # fmt: skip
+    if not check["parts"]:
+        return [*lines, "```text", *lines_of(check["numbers"]), "```"]
+    lines += ["| part | bound | mean | 95 % interval | verdict |", "|---|---|--:|--:|---|"]
+    return lines + [
+        f"| {_cell(part)} | {_bound(one)} | {_said(one['mean'])} | "
+        f"{_said(one['low'])} to {_said(one['high'])} | {one['verdict']} |"
+        for part, one in check["parts"].items()
+    ]
 
 
 def _bound(one: Mapping[str, Any]) -> str:
@@ -91,9 +154,9 @@ def _said(value: Any) -> str:
 
 
 def main(folder: Path) -> None:
-    """Writes judged.md from judged.json in a folder, and the table of claims."""
-    text = page(json.loads((folder / "judged.json").read_text()), claims())
-    (folder / "judged.md").write_text(text)
+    """Writes the pages beside the archive judged.json in a folder."""
+    for name, text in pages(read(folder / "judged.json"), claims()).items():
+        (folder / name).write_text(text)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ The first two stand in for MNIST; the 30 features of a tumour, standardised, are
 Of MNIST the 10 000 images of the test set are used, 8000 of them to learn from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,7 +17,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from manifed.graphs import Ring, metropolis_hastings
 from manifed.problems.real import Digits, Mnist
 from manifed.problems.shards import data_folder
-from reproduction.findings import Finding
+from reproduction.findings import Finding, Part
 from reproduction.powers import polynomial
 
 AGENTS = 5
@@ -173,16 +173,23 @@ def accuracies(
     return found
 
 
-def check_17(rounds: int = 2000) -> Finding:
+def learning_parts(each: Sequence[Mapping[str, float]]) -> list[Part]:
+    """Accuracies of the worst agent by reading, by seed."""
+    return [
+        Part("as printed, gradients averaged", [one["averaged"] for one in each], least=0.8),
+        Part("a stand-in for [42]", [one["fixed"] for one in each], most=0.2),
+        Part("gradients summed (ours)", [one["summed"] for one in each], least=0.8),
+    ]
+
+
+def check_17(seeds: Sequence[int] = range(10), rounds: int = 2000) -> Finding:
     """Figure 5."""
-    found = {name: accuracies(name, (rounds,))[rounds] for name in READINGS}
-    fails = found["fixed"] < 0.2
-    return Finding(
+    each = [{name: accuracies(name, (rounds,), s)[rounds] for name in READINGS} for s in seeds]
+    return Finding.judged(
         "Figure 5: Algorithm 1 classifies over 80 % right, [42] does not learn",
-        fails and found["averaged"] > 0.8,
-        {"accuracy of the worst agent": found, "rounds": rounds},
-        (0,),
-        in_regime=fails and found["summed"] > 0.8,
-        remark="Only with gradients summed, not averaged; then one example moves gamma_k times as "
-        "much and the theorems do not apply. Digits in place of MNIST, 287 images an agent.",
+        learning_parts(each),
+        {"accuracy of the worst agent": each, "rounds": rounds},
+        seeds,
+        remark="With gradients summed, not averaged, one example moves gamma_k times as much and "
+        "the theorems do not apply. Digits in place of MNIST, 287 images an agent.",
     )

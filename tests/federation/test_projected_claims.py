@@ -3,7 +3,8 @@
 import pytest
 
 from reproduction.checks_001 import CHECKS
-from tests.robustness.long_claims import CLAIMS, archived, source_of
+from reproduction.judged import source_of
+from tests.robustness.long_claims import CLAIMS, archived
 
 OVER_TEN_SEEDS = {"C4", "C7", "C9", "C12"}
 """Judged in docs/experiments/judged.json."""
@@ -25,4 +26,4 @@ def test_the_table_of_long_claims_is_of_this_source_and_says_what_the_pages_say(
     for name, row in rows.items():
         expected = "contradicted" if name in CONTRADICTED else "reproduced"
         assert row[2] == expected, name
-        assert row[-1] == source_of(name), f"make evidence measures {name} again"
+        assert row[-1] == source_of(CLAIMS[name]), f"make evidence measures {name} again"

@@ -1,23 +1,26 @@
 """Claims that are judged over seeds: the rule, no check that passes on any result, and the page."""
 
+import argparse
 import copy
 import datetime
 import inspect
-import json
 import math
 
 import numpy as np
 import pytest
+import torch
 
-from reproduction.__main__ import PAPERS, main
-from reproduction.checks_000 import bounds, heterogeneity, spd
+from reproduction.__main__ import PAPERS, counted, main
+from reproduction.checks_000 import bounds, figure_1, figure_2, heterogeneity, hyperbolic, spd
 from reproduction.checks_001 import claims as of_projected
 from reproduction.checks_002 import least_squares as growing
+from reproduction.checks_002.network import learning_parts
 from reproduction.checks_003 import convergence, figure_3
 from reproduction.checks_004 import least_squares
 from reproduction.checks_004.learning import _apart, _beside, check_h18
 from reproduction.findings import Finding, Part
-from reproduction.judged import archive, claims, page
+from reproduction.judged import archive, claims, pages, read
+from reproduction.race import Result
 from tests.fresh import ROOT
 
 FOLDER = ROOT / "docs" / "experiments"
@@ -224,53 +227,158 @@ def test_a_figure_1_in_another_order_is_contradicted(decor, ldp, said):
     assert verdicts(least_squares.figure_parts([row] * 2)) == said
 
 
-# -- the table of claims, the archive and its page -------------------------------------------------
-JUDGED = {
-    name
-    for paper in PAPERS.values()
-    for name, check in paper.items()
-    if "seeds" in inspect.signature(check).parameters
-}
+@pytest.mark.parametrize(
+    ("ends", "said"), [((1e-5, 0.9), "reproduced"), ((0.5, 1e-3), "contradicted")]
+)
+def test_a_drift_on_the_wrong_side_is_contradicted(ends, said):
+    ours, averaged = (
+        Result(1.0, None, (1e-14, 0.07, end), 0.1, {}, torch.zeros(1)) for end in ends
+    )
+    assert verdicts(of_projected.drift_parts([(ours, averaged)] * 2)) == {said}
 
 
-def test_every_judged_check_has_a_claim_and_no_claim_is_left_over():
+@pytest.mark.parametrize(
+    ("uploads", "said"),
+    [((166, 348), "reproduced"), ((348, 166), "contradicted"), ((math.inf, math.inf), "open"),
+     ((166, math.inf), "open")],
+)  # fmt: skip
+def test_more_uploads_than_the_rival_are_contradicted(uploads, said):
+    assert of_projected.fewer_part("x", [uploads] * 2).verdict == said
+
+
+@pytest.mark.parametrize(("power", "said"), [(1.0, "reproduced"), (-1.0, "contradicted")])
+def test_a_quantity_that_grows_where_it_should_fall_is_contradicted(power, said):
+    falling = [100.0**power, 10.0**power, 1.0]
+    assert verdicts(of_projected.faster_parts("x", [falling] * 2)) == {said}
+    window = [{"projected": 1e-5 * 1e3**power, "rfedsvrg": 1e-5}] * 2
+    assert verdicts(of_projected.limit_parts(window, [(falling[0], 1.0)] * 2)) == {said}
+    each = [dict.fromkeys(figure_1.MEASURED, falling)] * 2
+    assert verdicts(figure_1.better_parts("x", each)) == {said}
+    costs = [dict(zip(figure_2.DIGITS, falling, strict=True))] * 2
+    assert verdicts(figure_2.more_parts("x", costs)) == {said}
+    speed = {"rsgd": falling[0], "rsvrg": 1.0}
+    assert figure_2.sooner_part([speed] * 2).verdict == said
+
+
+def test_who_stays_away_from_the_embedding_or_stays_at_it_is_contradicted():
+    def methods(near, end, rounds):
+        row = {"least": near, "round of least": rounds, "end": end}
+        return {"rsgd": {"end": 0.3}, "rsvrg": row, "dp-rsvrg": row,
+                "dp-rsgd": {**row, "round of least": 50.0}}  # fmt: skip
+
+    assert verdicts(hyperbolic.embedding_parts([methods(0.2, 0.5, 20.0)] * 2)) == {"reproduced"}
+    assert verdicts(hyperbolic.embedding_parts([methods(2.0, 2.0, 90.0)] * 2)) == {"contradicted"}
+
+
+def test_a_network_that_learns_where_none_should_is_contradicted():
+    right = {"averaged": 0.9, "summed": 0.9, "fixed": 0.1}
+    wrong = {"averaged": 0.1, "summed": 0.1, "fixed": 0.9}
+    assert verdicts(learning_parts([right] * 2)) == {"reproduced"}
+    assert verdicts(learning_parts([wrong] * 2)) == {"contradicted"}
+
+
+@pytest.mark.parametrize(("factor", "said"), [(1.0, "reproduced"), (2.0, "contradicted")])
+def test_a_table_and_a_law_that_are_off_are_contradicted(factor, said):
+    row = {
+        epsilon: {
+            name: {1.1: tuple(factor * (known or 1.0) for known in both)}
+            for name, both in entries.items()
+        }
+        for epsilon, entries in least_squares.TABLE.items()
+    }
+    assert verdicts(least_squares.table_parts([row] * 2)) == {said}
+    sizes = least_squares.SIZES
+    by_size = {"CDP": [n ** (-2 * factor) for n in sizes], "LDP": [n**-factor for n in sizes]}
+    parts = least_squares.stationary_parts([{"a": factor}] * 2, [by_size] * 2)
+    assert verdicts(parts) == {said}
+
+
+@pytest.mark.parametrize(
+    ("best", "said"), [((1.1, 1.1, 1.5), "reproduced"), ((1.5, 1.25, 1.1), "contradicted")]
+)
+def test_shares_that_are_best_elsewhere_are_contradicted(best, said):
+    torus, few, many = best
+    row = {
+        epsilon: {
+            name: {r: (abs(r - at), 1.0) for r in (1.1, 1.25, 1.5)}
+            for name, at in (("torus", torus), ("ring", many if epsilon > 10 else few))
+        }
+        for epsilon in least_squares.TABLE
+    }
+    assert verdicts(least_squares.share_parts([row] * 2)) == {said}
+
+
+# -- the table of claims, the archive and its pages ------------------------------------------------
+CHECKS = {name: check for paper in PAPERS.values() for name, check in paper.items()}
+
+
+def known():
+    return read(FOLDER / "judged.json")
+
+
+def test_every_check_has_a_claim_and_every_claim_a_check_or_a_reason():
     stated = claims()
-    assert set(stated) == JUDGED
-    for one in stated.values():
-        assert set(one) == {"paper", "place", "quotation", "measured", "threshold"}
-        assert all(one.values())
+    without = {name for name, one in stated.items() if "not_attempted" in one}
+    assert {*stated} - without == {*CHECKS}
+    assert not without & {*CHECKS}
+    for name, one in stated.items():
+        said = {"not_attempted"} if name in without else {"measured", "threshold"}
+        assert {*one} - {"quotation", "ours"} == {"paper", "place"} | said, name
+        assert ("quotation" in one) != ("ours" in one), name
+        assert all(one.values()), name
 
 
-def test_the_page_is_what_the_archive_says():
-    known = json.loads((FOLDER / "judged.json").read_text())
-    assert (FOLDER / "judged.md").read_text() == page(known, claims())
-    assert set(known) <= JUDGED
-    for name, check in known.items():
-        assert len(check["seeds"]) >= 10, name
+def test_the_pages_are_what_the_archive_says():
+    for name, text in pages(known(), claims()).items():
+        assert (FOLDER / name).read_text() == text, "python -m reproduction.judged docs/experiments"
+
+
+def test_what_draws_at_random_is_archived_over_ten_seeds_and_the_rest_whole():
+    assert {*known()} <= {*CHECKS}
+    for name, check in known().items():
+        takes_seeds = "seeds" in inspect.signature(CHECKS[name]).parameters
+        assert bool(check["parts"]) == takes_seeds, name
+        assert len(check["seeds"]) >= 10 or not takes_seeds, name
         assert check["commit"]["commit"], name
+        assert check["numbers"], name
 
 
-def test_the_page_prints_the_claim_and_another_claim_is_another_page():
-    known = json.loads((FOLDER / "judged.json").read_text())
+def test_the_pages_print_the_claim_and_another_claim_is_another_page():
     stated = claims()
-    for name in known:
-        assert f"> {stated[name]['quotation']}" in page(known, stated)
+    for name in known():
         other = copy.deepcopy(stated)
         other[name]["threshold"] = "another"
-        assert page(known, other) != page(known, stated)
+        changed = {
+            page for page, text in pages(known(), other).items()
+            if text != pages(known(), stated)[page]
+        }  # fmt: skip
+        assert len(changed) == 1, name
     with pytest.raises(KeyError):
-        page(known, {})
+        pages(known(), {name: {"paper": "DECOR"} for name in stated})
 
 
 @pytest.mark.slow
-def test_a_check_is_archived_with_commit_and_date(tmp_path):
+def test_a_check_is_archived_with_commit_and_date_and_not_made_again(tmp_path, capsys):
     path = tmp_path / "judged.json"
-    archive(path, [{"check": "old", "parts": {"a": {}}}, {"check": "plain", "parts": {}}])
-    assert main(["004-H18", "--seeds", "2", "--archive", str(path)]) == 0
-    known = json.loads(path.read_text())
-    assert set(known) == {"old", "004-H18"}
-    assert known["004-H18"]["seeds"] == [0, 1]
-    assert known["004-H18"]["date"] == datetime.datetime.now(datetime.UTC).date().isoformat()
+    archive(path, {"check": "old", "parts": {}})
+    for date in ("", f"(archived {datetime.datetime.now(datetime.UTC).date().isoformat()})"):
+        assert main(["004-H18", "--seeds", "0-1", "--archive", str(path)]) == 0
+        assert date in capsys.readouterr().out
+    found = read(path)
+    assert {*found} == {"old", "004-H18"}
+    assert found["004-H18"]["seeds"] == [0, 1]
+    assert found["004-H18"]["date"] == datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+@pytest.mark.parametrize(("text", "count"), [("10", 10), ("0-9", 10), ("1", 1)])
+def test_seeds_are_a_number_or_a_range_from_zero(text, count):
+    assert counted(text) == count
+
+
+@pytest.mark.parametrize("text", ["0", "1-9", "-3", "x", "9-0", ""])
+def test_other_seeds_are_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a number as 10, or 0-9"):
+        counted(text)
 
 
 @pytest.mark.slow

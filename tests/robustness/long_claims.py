@@ -8,8 +8,6 @@ the source of its check, and tests compare it and the verdict with the table in 
 """
 
 import argparse
-import hashlib
-import inspect
 import sys
 import time
 from pathlib import Path
@@ -20,6 +18,7 @@ from reproduction.checks_001 import CHECKS as PROJECTED
 from reproduction.checks_002 import CHECKS as GROWING
 from reproduction.checks_003 import CHECKS as RSVRG
 from reproduction.checks_004 import CHECKS as DECOR
+from reproduction.judged import source_of
 
 CLAIMS = {
     **{name: PRIRFED[name] for name in ("7", "8", "14")},
@@ -28,16 +27,6 @@ CLAIMS = {
 }  # fmt: skip
 RESULTS = Path(__file__).with_name("results")
 HEAD = ["check", "claim", "verdict", "seeds", "CPU seconds", "source"]
-
-
-def source_of(name):
-    """The beginning of the SHA-256 of the package of a check: another one makes its row stale."""
-    return sha256_of(Path(inspect.getfile(CLAIMS[name])).parent.glob("*.py"))[:16]
-
-
-def sha256_of(files):
-    """The SHA-256 of the contents of files, in the order of their names."""
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 
 def archived(folder=RESULTS):
@@ -53,7 +42,14 @@ def measured(name):
     began = time.process_time()
     found = CLAIMS[name]()
     seconds = f"{time.process_time() - began:.0f}"
-    return [name, found.claim, found.verdict, str(list(found.seeds)), seconds, source_of(name)]
+    return [
+        name,
+        found.claim,
+        found.verdict,
+        str(list(found.seeds)),
+        seconds,
+        source_of(CLAIMS[name]),
+    ]
 
 
 def main(arguments=None):
