@@ -55,7 +55,7 @@ install: $(VENV)/.installed ## Make .venv with the CPU build of torch and this p
 dev: $(VENV)/.installed-dev ## The same with the tools for tests and checks
 
 # -- use -------------------------------------------------------------------------------------
-.PHONY: quickstart reproduce bench evidence
+.PHONY: quickstart reproduce bench evidence claims
 quickstart: $(VENV)/.installed ## Run configs/quickstart.toml (another one: CONFIG=...)
 	$(RUN) simulation.py $(CONFIG)
 
@@ -68,9 +68,13 @@ bench: $(VENV)/.installed-dev ## Run the benchmarks, one script per claim
 	  echo "== $$script"; $(RUN) "$$script"; done
 
 evidence: $(VENV)/.installed-dev ## Write the tables that take longer than the gate (half an hour)
-	@set -e; for name in hostile_replies kills guard_kills growing_engines long_claims; do \
+	@set -e; for name in hostile_replies kills guard_kills growing_engines; do \
 	  echo "== $$name"; $(RUN) -m tests.robustness.$$name --out tests/robustness/results; done
 	$(RUN) -m tests.attacks.shipped --out tests/robustness/results
+
+claims: $(VENV)/.installed-dev ## Check all claims of the papers over ten seeds and write their pages (hours; resumes)
+	$(RUN) -m reproduction --all --seeds 0-9 --archive docs/experiments/judged.json
+	$(RUN) -m reproduction.judged docs/experiments
 
 .PHONY: docs
 docs: $(VENV)/.installed-docs ## Build the site into build/site, without a network; open build/site/index.html

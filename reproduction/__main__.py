@@ -187,7 +187,7 @@ def _found(
 
     takes = seeds is not None and "seeds" in inspect.signature(check).parameters
     source = judged.source_of(check)
-    known = judged.read(archive).get(name, {})
+    known = judged.archived(archive).get(name, {})
     if known.get("source") == source and (not takes or len(known["seeds"]) >= (seeds or 0)):
         sys.stdout.write(f"check {name}: {known['verdict'].upper()} (archived {known['date']})\n")
         return known

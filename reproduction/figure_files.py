@@ -86,8 +86,6 @@ class FigureFile(_Strict):
     """What the paper does not say, and what was taken."""
     checks: list[str] = []
     """Of `python -m reproduction`, which judge what the figure is said to show."""
-    report: str | None = None
-    """The page of docs/ that has their verdicts."""
     drawing: Literal["panels", "disk", "budgets", "computed"] = "panels"
     runs_of: str | None = None
     """The figure whose curves this one draws, where ``drawing = "disk"``."""

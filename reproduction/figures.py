@@ -24,9 +24,9 @@ from manifed.runs.folder import RunFolder
 from manifed.runs.report import read
 from reproduction import decor_curves, decor_figure_1, time_varying_figures
 from reproduction.figure_files import FigureFile, FigureOf, figure_named
+from reproduction.judged import ARCHIVE, archived
 from reproduction.pictures import QUICK_LOOK, draw_disk, draw_panels
 from reproduction.trials import run_silently
-from reproduction.verdicts import recorded
 
 DOWNLOADED = frozenset(
     {"mnist", "a9a", *(f"reproduction.mammals:Wordnet{name}" for name in ("Mammals", "Embedding"))}
@@ -289,9 +289,13 @@ def judged(file: FigureFile, asked: Asked) -> list[str]:
     """What is recorded of a figure's checks, and whether these runs are the recorded figure's."""
     if not file.checks:
         return []
-    date, verdicts = recorded(file)
+    known = archived(ARCHIVE)
     changes = asked.changes(file.seeds)
-    told = [f"check {name}, recorded {date}: {verdict}" for name, verdict in verdicts.items()]
+    told = [
+        f"check {name}, recorded {known[name]['date']}: {known[name]['verdict']}"
+        for name in file.checks
+        if name in known
+    ]
     other = f"recorded verdicts do not judge these runs, which differ: {changes}"
     again = f"judge again: python -m reproduction {' '.join(file.checks)}"
     return [*told, *([other] if changes and told else []), again]

@@ -12,7 +12,7 @@ import platform
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ _WRITTEN = """This page is written from [judged.json](judged.json) and the table
 `reproduction/claims.toml`, by `python -m reproduction.judged docs/experiments`; no cell is typed.
 """
 CLAIMS = Path(__file__).with_name("claims.toml")
+ARCHIVE = CLAIMS.parents[1] / "docs" / "experiments" / "judged.json"
+_IMPORT = re.compile(r"^from (reproduction[\w.]*) import ([\w, ]*)", re.MULTILINE)
 Stated = Mapping[str, Mapping[str, str]]
 Archive = Mapping[str, Mapping[str, Any]]
 
@@ -51,13 +53,30 @@ def claims() -> dict[str, dict[str, str]]:
     return tomllib.loads(CLAIMS.read_text())
 
 
+def sha256_of(files: Iterable[Path]) -> str:
+    """The SHA-256 of the contents of files, in the order of their names."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
+
+
 def source_of(check: Callable[..., object]) -> str:
-    """The beginning of the SHA-256 of the files of the package of a check, by their names."""
-    files = sorted(Path(inspect.getfile(check)).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    """The beginning of the SHA-256 of the module of a check and of those of ours that it uses."""
+    home = CLAIMS.parent
+    files = {Path(inspect.getfile(check))}
+    unread = [*files]
+    while unread:
+        for module, names in _IMPORT.findall(unread.pop().read_text()):
+            place = home.joinpath(*module.split(".")[1:])
+            used = {
+                place.with_suffix(".py"),
+                *(place / f"{name.split(' as ')[0]}.py" for name in names.split(", ")),
+            }
+            found = {file for file in used if file.is_file() and file.stem != "findings"} - files
+            files |= found
+            unread += found
+    return sha256_of(files)[:16]
 
 
-def read(path: Path | None) -> dict[str, Any]:
+def archived(path: Path | None) -> dict[str, Any]:
     """The archive at a path, by check; of no checks where there is no file."""
     return json.loads(path.read_text()) if path is not None and path.exists() else {}
 
@@ -69,7 +88,7 @@ def archive(path: Path, check: Mapping[str, Any]) -> None:
         "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
         "date": datetime.now(UTC).date().isoformat(),
     }
-    known = read(path) | {check["check"]: {**check, **made}}
+    known = archived(path) | {check["check"]: {**check, **made}}
     text = json.dumps(jsonable(known), indent=1, sort_keys=True)
     write_atomically(path, (text + "\n").encode())
 
@@ -129,7 +148,7 @@ def _section(name: str, check: Mapping[str, Any], said: Mapping[str, str]) -> li
         "", f"## {name}: {check['verdict']}", "", claim, "",
         f"{said['paper']}, {said['place']}. Measured: {said['measured']}",
         f"Threshold: {said['threshold']}", "", f"{check['claim']}. {check['remark']}".strip(), "",
-        f"`python -m reproduction {name}{seeds}`, {check['date']}, {check['cpu_seconds']:.0f} s, "
+        f"`python -m reproduction {name}{seeds}`XX
         f"{check['machine']}.", "",
     ]  # fmt: skip
     if not check["parts"]:
@@ -155,7 +174,7 @@ def _said(value: Any) -> str:
 
 def main(folder: Path) -> None:
     """Writes the pages beside the archive judged.json in a folder."""
-    for name, text in pages(read(folder / "judged.json"), claims()).items():
+    for name, text in pages(archived(folder / "judged.json"), claims()).items():
         (folder / name).write_text(text)
 
 

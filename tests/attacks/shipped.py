@@ -30,8 +30,8 @@ from manifed.privacy.secldp import Correlated
 from manifed.problems.examples import PERSON
 from manifed.problems.persons import Persons
 from reproduction.checks_004.engines import messages_under_attack
+from reproduction.judged import sha256_of
 from tests.attacks.corrections import POLE, PULL, CorrectionAttack, FlippingAttack, rows_of
-from tests.robustness.long_claims import sha256_of
 
 CLIP = 0.5
 SIZE = 20

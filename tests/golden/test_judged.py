@@ -19,7 +19,7 @@ from reproduction.checks_003 import convergence, figure_3
 from reproduction.checks_004 import least_squares
 from reproduction.checks_004.learning import _apart, _beside, check_h18
 from reproduction.findings import Finding, Part
-from reproduction.judged import archive, claims, pages, read
+from reproduction.judged import ARCHIVE, archive, archived, claims, pages
 from reproduction.race import Result
 from tests.fresh import ROOT
 
@@ -313,7 +313,7 @@ CHECKS = {name: check for paper in PAPERS.values() for name, check in paper.item
 
 
 def known():
-    return read(FOLDER / "judged.json")
+    return archived(ARCHIVE)
 
 
 def test_every_check_has_a_claim_and_every_claim_a_check_or_a_reason():
@@ -364,7 +364,7 @@ def test_a_check_is_archived_with_commit_and_date_and_not_made_again(tmp_path, c
     for date in ("", f"(archived {datetime.datetime.now(datetime.UTC).date().isoformat()})"):
         assert main(["004-H18", "--seeds", "0-1", "--archive", str(path)]) == 0
         assert date in capsys.readouterr().out
-    found = read(path)
+    found = archived(path)
     assert {*found} == {"old", "004-H18"}
     assert found["004-H18"]["seeds"] == [0, 1]
     assert found["004-H18"]["date"] == datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -34,7 +34,7 @@ SCRIPTS = [
     ["-m", "tests.attacks.shipped"],
     *(
         ["-m", f"tests.robustness.{name}"]
-        for name in ("growing_engines", "guard_kills", "hostile_replies", "kills", "long_claims")
+        for name in ("growing_engines", "guard_kills", "hostile_replies", "kills")
     ),
 ]
 
