@@ -148,7 +148,8 @@ def _section(name: str, check: Mapping[str, Any], said: Mapping[str, str]) -> li
         "", f"## {name}: {check['verdict']}", "", claim, "",
         f"{said['paper']}, {said['place']}. Measured: {said['measured']}",
         f"Threshold: {said['threshold']}", "", f"{check['claim']}. {check['remark']}".strip(), "",
-        f"`python -m reproduction {name}{seeds}`XX
+        f"`python -m reproduction {name}{seeds}`, {check['date']}, commit "
+        f"{check['commit']['commit'][:8]}, {check['cpu_seconds']:.0f} s, "
         f"{check['machine']}.", "",
     ]  # fmt: skip
     if not check["parts"]:

@@ -1,9 +1,9 @@
-"""What docs/experiments/002.md reports of growing samples, measured again where that is quick."""
+"""The second moments, draws and clips that the checks of growing samples count on."""
 
 import numpy as np
 import pytest
 
-from reproduction.checks_002 import CHECKS, least_squares
+from reproduction.checks_002 import least_squares
 from reproduction.checks_002.settings import (
     NODES,
     RING,
@@ -16,28 +16,6 @@ from reproduction.decor_reference import clipped
 from reproduction.time_varying_reference import Setting, last_models, run
 
 pytestmark = pytest.mark.golden
-LONG_ONES = [pytest.mark.slow, pytest.mark.one_week_in(3)]
-VERDICTS = {
-    "reproduced": "2 3 4 6 9 10 11 12 14 15 16 B1",
-    "reproduced in the stated regime": "13 21",
-    "contradicted": "1 5 19",
-}
-"""Checks 7, 8 and 20 are judged over ten seeds: docs/experiments/judged.md. `make evidence` runs
-check 18."""
-QUICK = "1 13 14 15 19 21"
-
-
-@pytest.mark.parametrize(
-    ("check", "verdict"),
-    [
-        pytest.param(check, verdict, marks=() if check in QUICK.split() else LONG_ONES)
-        for verdict, checks in VERDICTS.items()
-        for check in checks.split()
-    ],
-)
-def test_the_verdict_of_a_check(check, verdict):
-    found = CHECKS[f"002-{check}"]()
-    assert found.verdict == verdict, found.numbers
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -1,9 +1,9 @@
-"""The claims of DP-RSVRG that docs/experiments/003.md reports, measured again."""
+"""What the checks of DP-RSVRG count on, and numbers that their verdicts do not show."""
 
 import pytest
 import torch
 
-from reproduction.checks_003 import CHECKS, accounting, convergence, laws
+from reproduction.checks_003 import accounting, convergence, laws
 from reproduction.checks_003.central import solve
 from reproduction.checks_003.settings import centrally, cloud, example_level, rsvrg
 from reproduction.findings import log_slope
@@ -38,18 +38,6 @@ def test_gradients_are_counted_as_the_paper_counts_them(curve, count):
 
 
 # -- laws, constants, counts -----------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("check", "verdict"),
-    [
-        ("H2", "reproduced in the stated regime"),
-        ("H9", "reproduced"),
-        ("H22", "contradicted"),
-    ],
-)
-def test_verdicts_still_hold(check, verdict):
-    assert CHECKS[check]().verdict == verdict
-
-
 def test_printed_poincare_noise_is_half_of_what_is_accounted():
     root = laws.check_h22().numbers["measured stddev / sigma"]
     assert root["printed"] == pytest.approx(0.5, abs=0.01)

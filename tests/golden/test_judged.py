@@ -19,11 +19,12 @@ from reproduction.checks_003 import convergence, figure_3
 from reproduction.checks_004 import least_squares
 from reproduction.checks_004.learning import _apart, _beside, check_h18
 from reproduction.findings import Finding, Part
-from reproduction.judged import ARCHIVE, archive, archived, claims, pages
+from reproduction.judged import ARCHIVE, archive, archived, claims, pages, source_of
 from reproduction.race import Result
 from tests.fresh import ROOT
 
 FOLDER = ROOT / "docs" / "experiments"
+LONG_ONES = [pytest.mark.slow, pytest.mark.one_week_in(3)]
 
 
 # -- the rule ------------------------------------------------------------------------------------
@@ -355,6 +356,32 @@ def test_the_pages_print_the_claim_and_another_claim_is_another_page():
         assert len(changed) == 1, name
     with pytest.raises(KeyError):
         pages(known(), {name: {"paper": "DECOR"} for name in stated})
+
+
+TIMED = {"C12", *(f"H{n}" for n in range(3, 8))}
+"""Ratios of times, which another machine may have otherwise."""
+SECONDS = {name: check["cpu_seconds"] for name, check in known().items()}
+WITHIN_A_MINUTE = [name for name, seconds in SECONDS.items() if seconds < 60]
+
+
+@pytest.mark.parametrize("name", WITHIN_A_MINUTE)
+def test_a_check_of_a_minute_is_archived_of_this_source(name):
+    source = known()[name].get("source")
+    assert source == source_of(CHECKS[name]), f"make claims measures {name} again"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if SECONDS[name] < 0.5 else LONG_ONES)
+        for name in WITHIN_A_MINUTE
+        if name not in TIMED
+    ],
+)
+def test_a_check_of_a_minute_has_the_archived_verdict(name):
+    seeds = known()[name]["seeds"]
+    found = CHECKS[name](seeds=seeds) if known()[name]["parts"] else CHECKS[name]()
+    assert found.verdict == known()[name]["verdict"], found.numbers
 
 
 @pytest.mark.slow
