@@ -4,7 +4,6 @@ import contextlib
 import io
 import logging
 import tempfile
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -55,12 +54,6 @@ def trial(name: str, seed: int, *sets: str) -> tuple[Columns, Tensor]:
         out = Path(folder) / "run"
         run_silently(Request(str(curve_path(name)), overrides, out=out, plain=True))
         return Columns(read(out).columns), load_file(out / "model.safetensors")["x"]
-
-
-def averaged(name: str, seeds: Sequence[int], *sets: str) -> Columns:
-    """Means over ``seeds`` of the columns of `trial`."""
-    each = [trial(name, seed, *sets)[0] for seed in seeds]
-    return Columns({key: np.mean([one[key] for one in each], axis=0) for key in each[0]})
 
 
 def run_silently(request: Request) -> None:

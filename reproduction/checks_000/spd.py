@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from reproduction.findings import Finding, Part
-from reproduction.trials import FULL_STEPS, Columns, averaged, trial
+from reproduction.trials import FULL_STEPS, Columns, trial
 
 BOTH = ("rsgd", "rsvrg")
 CLIENTS = (20, 50)
@@ -40,7 +40,7 @@ def at_equal_gradients(algorithm: str, clients: int, seed: int) -> float:
 MEASURES = {"at t = 5": early, "on the floor": floor, "at equal gradients": at_equal_gradients}
 
 
-def at_equal_privacy(seeds: Sequence[int]) -> dict[str, dict[str, float]]:
+def at_equal_privacy(seed: int) -> dict[str, dict[str, float]]:
     """Excess risks, N = 20, when the sound accountant charges both the same for 40 rounds.
 
     Both protect (4, 1e-4) per client over all rounds, add-or-remove, against the server, with the
@@ -61,7 +61,7 @@ def at_equal_privacy(seeds: Sequence[int]) -> dict[str, dict[str, float]]:
         "privacy.correction_l2_norm_clip=0.2",
     )
     runs = {
-        algorithm: averaged(f"000_3_wishart-{algorithm}-N-20", seeds, *target, *sets)
+        algorithm: trial(f"000_3_wishart-{algorithm}-N-20", seed, *target, *sets)[0]
         for algorithm, sets in (("rsgd", FULL_STEPS[2:]), ("rsvrg", rsvrg))
     }
     return {f"t={t}": {a: run.at("cost_gap", t) for a, run in runs.items()} for t in (5, 40)}
@@ -103,7 +103,7 @@ def check_9(seeds: Sequence[int] = range(10)) -> Finding:
         outperforms(each),
         {
             "excess risk of the first seed": each[0],
-            "equal privacy (4, 1e-4), first seed": at_equal_privacy(seeds[:1]),
+            "equal privacy (4, 1e-4), first seed": at_equal_privacy(seeds[0]),
         },
         seeds,
         "A round of DP-RSVRG has 30 noised steps, one of DP-RSGD three.",

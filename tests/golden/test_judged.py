@@ -220,7 +220,7 @@ def test_a_decay_that_is_not_linear_is_contradicted():
 )
 def test_a_figure_1_in_another_order_is_contradicted(decor, ldp, said):
     row = {}
-    for epsilon in least_squares.TABLE:
+    for epsilon in least_squares.BUDGETS:
         ratio = decor[0] if epsilon < 40 else decor[1]
         row[epsilon] = {"CDP": {1.0: (1.0, 1.0)}}
         for name in least_squares.GRAPHS:
@@ -279,15 +279,7 @@ def test_a_network_that_learns_where_none_should_is_contradicted():
 
 
 @pytest.mark.parametrize(("factor", "said"), [(1.0, "reproduced"), (2.0, "contradicted")])
-def test_a_table_and_a_law_that_are_off_are_contradicted(factor, said):
-    row = {
-        epsilon: {
-            name: {1.1: tuple(factor * (known or 1.0) for known in both)}
-            for name, both in entries.items()
-        }
-        for epsilon, entries in least_squares.TABLE.items()
-    }
-    assert verdicts(least_squares.table_parts([row] * 2)) == {said}
+def test_a_law_that_is_off_is_contradicted(factor, said):
     sizes = least_squares.SIZES
     by_size = {"CDP": [n ** (-2 * factor) for n in sizes], "LDP": [n**-factor for n in sizes]}
     parts = least_squares.stationary_parts([{"a": factor}] * 2, [by_size] * 2)
@@ -304,7 +296,7 @@ def test_shares_that_are_best_elsewhere_are_contradicted(best, said):
             name: {r: (abs(r - at), 1.0) for r in (1.1, 1.25, 1.5)}
             for name, at in (("torus", torus), ("ring", many if epsilon > 10 else few))
         }
-        for epsilon in least_squares.TABLE
+        for epsilon in least_squares.BUDGETS
     }
     assert verdicts(least_squares.share_parts([row] * 2)) == {said}
 
