@@ -2,7 +2,7 @@
 
 import pytest
 
-from reproduction.checks_000 import CHECKS, calibration, optimum, spd, theorem
+from reproduction.checks_000 import calibration, optimum, theorem
 from reproduction.trials import experiment
 from tests.algorithms.gossip_runs import reports_of
 
@@ -86,15 +86,3 @@ def test_a_private_run_stays_on_its_manifold_for_a_thousand_rounds(space):
     worst = [float(defect(report.state["x"])) for report in reports_of(config, "stacked")]
     assert len(worst) == 1000
     assert max(worst) <= 1e-10
-
-
-# -- convergence, slow -----------------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.one_week_in(3)
-def test_dp_rsvrg_leads_early_trails_later_and_is_no_less_sensitive():
-    """Checks 9 and 10 for one of their seeds."""
-    for clients in (20, 50):
-        assert spd.early("rsvrg", clients, 0) < spd.early("rsgd", clients, 0)
-        assert spd.floor("rsvrg", clients, 0) > spd.floor("rsgd", clients, 0)
-    (growth,) = CHECKS["10"](seeds=(0,)).parts[0].values
-    assert growth < 0

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from reproduction.checks_003 import accounting, convergence, laws
 from reproduction.checks_003.central import solve
 from reproduction.checks_003.settings import centrally, cloud, example_level, rsvrg
-from reproduction.findings import log_slope
 from reproduction.trials import experiment, gradients_a_round
 from tests.algorithms.gossip_runs import reports_of
 
@@ -37,35 +35,7 @@ def test_gradients_are_counted_as_the_paper_counts_them(curve, count):
     assert gradients_a_round(experiment(f"{TREE}_{curve}"), 1180) == count
 
 
-# -- laws, constants, counts -----------------------------------------------------------------
-def test_printed_poincare_noise_is_half_of_what_is_accounted():
-    root = laws.check_h22().numbers["measured stddev / sigma"]
-    assert root["printed"] == pytest.approx(0.5, abs=0.01)
-    assert root["corrected"] == pytest.approx(1.0, abs=0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.one_week_in(3)
-def test_rates_of_the_calibrated_noise_are_claim_5s_where_the_full_gradient_rules():
-    exponents = accounting.rates(1.0, 0.01, 0.1)
-    assert exponents["m S"] == pytest.approx(0.5, abs=0.05)
-    assert exponents["1/epsilon"] == pytest.approx(1.0, abs=0.1)
-
-
 # -- convergence -----------------------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.one_week_in(3)
-@pytest.mark.parametrize(("clip", "low", "high"), [(1e-5, -2.2, -1.8), (1.0, -0.6, 0.0)])
-def test_the_excess_risk_falls_with_the_square_of_n_only_where_the_full_gradient_rules(
-    clip, low, high
-):
-    """With equal clips more data hardly help."""
-    sizes = (1000, 3000)
-    seeds = tuple(range(3))
-    found = [convergence.strongly_convex(n, 10, clip, seeds).final for n in sizes]
-    assert low < log_slope(sizes, found) < high
-
-
 def test_runs_repeat_bit_for_bit_and_seeds_do_not_mix():
     config = centrally(cloud(100, 5), rsvrg(0.01, 10), 2, example_level(1.0, 1.0, 0.1))
     both = solve(config, (3, 4))
