@@ -312,7 +312,6 @@ def test_every_check_has_a_claim_and_every_claim_a_check_or_a_reason():
     stated = claims()
     without = {name for name, one in stated.items() if "not_attempted" in one}
     assert {*stated} - without == {*CHECKS}
-    assert not without & {*CHECKS}
     for name, one in stated.items():
         said = {"not_attempted"} if name in without else {"measured", "threshold"}
         assert {*one} - {"quotation", "ours"} == {"paper", "place"} | said, name
