@@ -184,6 +184,24 @@ def wordnet_mammals(data_dir: Path | None) -> tuple[list[str], NDArray[np.int64]
     return list(index), np.array(pairs, dtype=np.int64)
 
 
+def arrays_of(path: Path, *names: str) -> list[NDArray[Any]]:
+    """The arrays of these names in an archive of numpy.
+
+    Raises:
+        DataDamaged: it is none, lacks one, holds objects, or unpacks to more than `MOST_BYTES`.
+    """
+    try:
+        with np.load(io.BytesIO(content(path)), allow_pickle=False) as archive:
+            if sum(one.file_size for one in archive.zip.infolist()) > MOST_BYTES:
+                raise DataDamaged(path, f"expected at most {MOST_BYTES} bytes unpacked, got more")
+            return [archive[name] for name in names]
+    except DataDamaged:
+        raise
+    except Exception as error:  # a broken zip, deflate stream or header: numpy raises of any kind
+        listed = f"{', '.join(names[:-1])} and {names[-1]}"
+        raise DataDamaged(path, f"expected arrays {listed}") from error
+
+
 def wordnet_embedding(
     data_dir: Path | None,
 ) -> tuple[list[str], NDArray[np.float64], NDArray[np.float64]]:
@@ -193,15 +211,7 @@ def wordnet_embedding(
         DataDamaged: no archive of numpy, or not one finite row of each for every name.
     """
     path = find("wordnet-embedding", data_dir, "wordnet_hsp/wordnet_hsp.npz")
-    try:
-        with np.load(io.BytesIO(content(path)), allow_pickle=False) as archive:
-            if sum(one.file_size for one in archive.zip.infolist()) > MOST_BYTES:
-                raise DataDamaged(path, f"expected at most {MOST_BYTES} bytes unpacked, got more")
-            names, features, points = (archive[k] for k in ("names", "features", "poincare"))
-    except DataDamaged:
-        raise
-    except Exception as error:  # a broken zip, deflate stream or header: numpy raises of any kind
-        raise DataDamaged(path, "expected arrays names, features and poincare") from error
+    names, features, points = arrays_of(path, "names", "features", "poincare")
     kinds = (names.dtype.kind, features.dtype.kind, points.dtype.kind)
     shapes = (names.ndim, features.shape[:-1], points.shape)
     if kinds != ("U", "f", "f") or shapes != (1, names.shape, (*names.shape, 2)):

@@ -3,8 +3,9 @@
 Tuzel, Porikli, Meer: Region Covariance: A Fast Descriptor for Detection and Classification (2006).
 Features of a pixel, ``nine``: x, y, R, G, B, |I_x|, |I_y|, |I_xx|, |I_yy|, with I the mean of the
 channels. ``eleven``, of Utpala et al. (TMLR 2023), Appendix C.1, adds the length and the angle of
-(|I_x|, |I_y|), with their filters and I the luminance. Both papers use PathMNIST, a download;
-patches of scikit-learn's two photographs stand in.
+(|I_x|, |I_y|), with their filters and I the luminance. Both papers use PathMNIST, which is read
+where it is (https://medmnist.com, pathmnist.npz); patches of scikit-learn's two photographs stand
+in for it.
 """
 
 from pathlib import Path
@@ -16,7 +17,8 @@ from pydantic import Field, NonNegativeFloat
 
 from manifed.fields import PositiveCount
 from manifed.problems.data import Dataset, DataSource, ExampleKind, build, generator
-from manifed.problems.real import subset
+from manifed.problems.real import DataDamaged, find, subset
+from reproduction.mammals import arrays_of
 
 Array = NDArray[np.float64]
 Features = Literal["nine", "eleven"]
@@ -143,3 +145,49 @@ class SamplePhotos(DataSource):
             photo = photo[photo == self.photo]
         chosen = subset(len(z), self.num_examples, generator(seed, "data"))
         return build({"z": z[chosen]}, labels=photo[chosen])
+
+
+class PathMnist(DataSource):
+    """A covariance descriptor of each image of PathMNIST, 28 x 28 pixels in colour.
+
+    `--set 'data={kind="reproduction.photos:PathMnist"}'` puts it in the place of the photographs.
+    """
+
+    kind: Literal["reproduction.photos:PathMnist"] = "reproduction.photos:PathMnist"
+    provides: ClassVar[ExampleKind] = "spd-matrices"
+    features: Features = "nine"
+    """Features of a pixel: nine, or eleven with second derivatives."""
+    splits: tuple[Literal["train", "val", "test"], ...] = ("train",)
+    """Of MedMNIST, read one after another."""
+    tissue: int | None = Field(default=None, ge=0, le=8)
+    """Only images of this class, as 0 (ADI) or 1 (BACK); null takes all nine."""
+    ridge: NonNegativeFloat = 1e-6
+    """Times trace / k, added to the diagonal of each matrix."""
+    num_examples: PositiveCount | None = None
+    """A uniform subset of this size; None keeps all."""
+
+    def mixes_records(self) -> str | None:
+        """None: a matrix is of its own image."""
+        return None
+
+    def load(self, data_dir: Path | None, seed: int) -> Dataset:
+        """Matrices ``z`` (n, k, k), k the number of features, labelled by the tissue.
+
+        Raises:
+            DataMissing: there is no pathmnist/pathmnist.npz.
+            DataDamaged: it is not MedMNIST's archive of images and labels.
+        """
+        path = find("PathMNIST", data_dir, "pathmnist/pathmnist.npz")
+        names = [f"{split}_{what}" for split in self.splits for what in ("images", "labels")]
+        found = arrays_of(path, *names)
+        images, labels = (np.concatenate(found[at::2]) for at in (0, 1))
+        if images.shape[1:] != (28, 28, 3) or labels.size != len(images):
+            raise DataDamaged(path, "expected images (n, 28, 28, 3) and a label for each")
+        tissue = labels.reshape(-1).astype(np.int64)
+        if self.tissue is not None:
+            images, tissue = images[tissue == self.tissue], tissue[tissue == self.tissue]
+        chosen = subset(len(images), self.num_examples, generator(seed, "data"))
+        rows = [
+            descriptors(image, features=self.features, ridge=self.ridge) for image in images[chosen]
+        ]
+        return build({"z": np.concatenate(rows)}, labels=tissue[chosen])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from manifed.manifolds.hyperbolic import Lorentz
-from manifed.problems.real import DataDamaged
+from manifed.problems.real import DataDamaged, DataMissing
 from reproduction import mammals, photos, trees
 from tests.problems.test_real_data import put
 
@@ -124,3 +124,24 @@ def test_descriptors_are_the_covariances_of_the_nine_features():
     assert np.allclose(found[1 * 4 + 2], np.cov(patch.T), rtol=1e-10, atol=1e-12)
     with pytest.raises(ValueError, match="at least 28 x 28, got 20 x 30"):
         photos.descriptors(np.zeros((20, 30, 3)))
+
+
+def test_pathmnist_is_a_descriptor_an_image(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (6, 28, 28, 3)).astype(np.uint8)
+    labels = np.array([[0], [1], [1], [8], [0], [1]], np.uint8)
+    arrays = {"train_images": images[:4], "train_labels": labels[:4], "test_images": images[4:],
+              "test_labels": labels[4:]}  # fmt: skip
+    path = tmp_path / "pathmnist" / "pathmnist.npz"
+    with pytest.raises(DataMissing, match="PathMNIST"):
+        photos.PathMnist().load(tmp_path, 0)
+    path.parent.mkdir()
+    np.savez(path, **arrays)
+    both = photos.PathMnist(features="eleven", splits=("train", "test"), tissue=1)
+    found = both.load(tmp_path, 0)
+    expected = [photos.descriptors(images[i], features="eleven")[0] for i in (1, 2, 5)]
+    assert np.array_equal(found.examples["z"].numpy(), expected)
+    assert found.labels.tolist() == [1, 1, 1]
+    np.savez(path, **arrays | {"train_labels": labels[:3]})
+    with pytest.raises(DataDamaged, match="a label for each"):
+        photos.PathMnist().load(tmp_path, 0)
