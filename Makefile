@@ -84,7 +84,7 @@ docs: $(VENV)/.installed-docs ## Build the site into build/site, without a netwo
 # -- tests and checks ------------------------------------------------------------------------
 .PHONY: test check size versions portable mutants stats slow ray deployment gpu golden
 test: $(VENV)/.installed-dev ## The whole fast suite (MANIFED_DATA=DIR adds the data tests)
-	$(PYTEST) -m '$(FAST)' $(PARALLEL) $(ARGS)
+	$(PYTEST) -m '$(FAST) and not seconds' $(PARALLEL) $(ARGS)
 
 check: $(VENV)/.installed-dev ## Format, lint, types, the import contracts and the budget of size
 	$(RUN) -m ruff format --check .
@@ -114,8 +114,8 @@ mutants: $(VENV)/.installed-dev ## Plant faults one at a time; the tests must se
 stats: $(VENV)/.installed-dev ## The exact-law tests of noise and sampling
 	$(PYTEST) -m statistical $(ARGS)
 
-slow: $(VENV)/.installed-dev ## The tests that take more than 5 s each, and those of extras
-	$(PYTEST) -m 'slow and $(HERE)' $(PARALLEL) $(ARGS)
+slow: $(VENV)/.installed-dev ## The tests that take more than a second, and those of extras
+	$(PYTEST) -m '(slow or seconds) and $(HERE)' $(PARALLEL) $(ARGS)
 	MANIFED_PLUGINS=manifed_extras $(PYTEST) -m '$(HERE)' $(PARALLEL) extras/tests $(ARGS)
 
 ray: $(VENV)/.installed-dev ## The tests on Flower's simulation engine

@@ -3,6 +3,8 @@
 A long test of many cases is marked ``one_week_in(n)``: each week of the year runs every nth of the
 cases that are marked so, and n weeks run all of them. With ``EVERY_WEEK=1`` one run has all.
 
+Tests that `seconds.txt` lists are marked ``seconds``: `make slow` runs them, `make test` does not.
+
 A capability that a case lacks is not a skip: the test is not generated for that case. A test that
 needs a device or data has a marker, which ``make`` selects where they are.
 """
@@ -11,14 +13,20 @@ import gc
 import os
 from collections import Counter
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 gc.set_threshold(50_000)  # 700 objects: collecting thousands of tests looks at each of them often
 IS_GATE = os.environ.get("CI") == "true"
+SECONDS = {*Path(__file__).with_name("seconds.txt").read_text().splitlines()}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.nodeid.partition("[")[0] in SECONDS:
+            item.add_marker("seconds")
     if os.environ.get("EVERY_WEEK"):  # an option would be unknown where this file is not loaded
         return
     week = datetime.now(UTC).isocalendar().week

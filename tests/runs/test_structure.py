@@ -30,6 +30,13 @@ def test_no_modules_import_each_other_in_a_circle_also_not_within_functions(pack
     assert max(map(len, networkx.strongly_connected_components(networkx.DiGraph(imports)))) == 1
 
 
+def test_the_tests_that_take_seconds_are_there():
+    for line in (ROOT / "tests" / "seconds.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            path, name = line.split("::")
+            assert f"def {name}(" in (ROOT / path).read_text(), line
+
+
 SCRIPTS = [
     *([str(path.relative_to(ROOT))] for path in sorted((ROOT / "benchmarks").glob("*.py"))),
     ["-m", "reproduction"],
