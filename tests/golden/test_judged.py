@@ -2,8 +2,12 @@
 
 import argparse
 import datetime
+import functools
+import importlib
 import inspect
+import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ import torch
 from reproduction.__main__ import PAPERS, counted, main
 from reproduction.checks_000 import bounds, figure_1, figure_2, heterogeneity, hyperbolic, spd
 from reproduction.checks_001 import claims as of_projected
+from reproduction.checks_002 import accounting as accounting_002
 from reproduction.checks_002 import least_squares as growing
 from reproduction.checks_002.network import learning_parts
 from reproduction.checks_003 import convergence, figure_3
@@ -340,6 +345,101 @@ def test_another_claim_is_another_page():
     for name in known():
         other = stated | {name: stated[name] | {"threshold": "another"}}
         assert len({*pages(known(), other).values()} - before) == 1, name
+
+
+# -- planted numbers in checks of one verdict ----------------------------------------------------
+def times(factor):
+    return lambda real: lambda *given, **named: factor * real(*given, **named)
+
+
+def always(value):
+    return lambda real: lambda *_, **named: value
+
+
+def counted_up(real):
+    ticks = itertools.count()
+    return lambda *given, **named: real(*given, **named) + next(ticks)
+
+
+def more_noise(real):
+    return lambda number, **c: real(number, **{**c, "eta": c.get("eta", 0.05) + 0.3})
+
+
+def rising_moments(_):
+    ticks = itertools.count(1)
+    return lambda *given: {2000: growing.Moments(next(ticks), 0)}
+
+
+def dearer_parallel(real):
+    def compared(*given):
+        views = real(*given)
+        return views | {"parallel": {"epsilon": 2 * views["parallel"]["epsilon"]}}
+
+    return compared
+
+
+ROW = {"deviation/sd": 9.0, "KS p": 0.5, "tangency": 0.0}
+ENDED = SimpleNamespace(final=1.0, reached={1e-2: SimpleNamespace(rounds=1, wire_bytes=1)})
+PLANTED = (
+    ("000.theorem:printed", lambda real: lambda *a: tuple(1.02 * v for v in real(*a)), "1 2"),
+    ("000.theorem:compared", dearer_parallel, "3"),
+    ("000.optimum:relative_gap", always(0.01), "5"),
+    ("000.identities:one_full_batch_step", always(1e-6), "15"),
+    ("000.identities:mean_differences", always([0.1] * 4), "16"),
+    ("001.beyond:gap_of", always(1.0), "EXAMPLE CLIENT"),
+    ("001.beyond:run", always(ENDED), "PARTIAL"),
+    ("002.accounting:releases", more_noise, "002-2 002-3 002-4 002-6 002-14"),
+    ("002.accounting:releases", lambda real: lambda n, b=1.0, **c: real(n, **c), "002-15"),
+    ("002.accounting:corollary_2", lambda _: accounting_002.corollary_1, "002-13"),
+    ("002.accounting:corollary_3", lambda real: lambda a: (0, 9.0, real(a)[2]), "002-21"),
+    ("002.least_squares:of_example",
+     always({k: growing.Moments(1 + k, 1 + k) for k in growing.GOLDEN[1]}),
+     "002-9 002-12 002-16"),
+    ("002.least_squares:by_eta", lambda _: lambda n, etas: {eta: [1.0, 2.0] for eta in etas},
+     "002-10 002-11"),
+    ("002.least_squares:moments", rising_moments, "002-B1"),
+    ("003.laws:law", always(ROW), "H1"),
+    ("003.laws:gram", always(1.5 * torch.eye(3)), "H2"),
+    ("003.laws:clipped", times(1.1), "H8"),
+    ("003.laws:Metropolis.sample", always(torch.zeros(2)), "H21"),
+    ("003.accounting:optimize.minimize_scalar", always(SimpleNamespace(x=0.5, fun=60.0)), "H9"),
+    ("003.accounting:least_epsilon", always((0.3, 0.5)), "H10"),
+    ("003.accounting:rates", always({"m S": 0.1, "1/epsilon": 0.1}), "H12"),
+    ("003.accounting:certain_epsilon", always(5.0), "H13"),
+    ("003.timing:race", lambda _: lambda works, **c: {w: 1e5**i for i, w in enumerate(works)},
+     "H3"),
+    ("003.timing:race", lambda _: lambda works, **c: {w: 1 + 9 * (w == "noised") for w in works},
+     "H4 H5 H6 H7"),
+    ("004.identities:run", counted_up, "004-H1 004-H2"),
+    ("004.identities:masks", lambda real: lambda *a, **c: real(*a, **c).abs(), "004-H3"),
+    ("004.identities:heterogeneity", times(1.1), "004-H4"),
+    ("004.identities:consensus_rate", times(1.1), "004-H5"),
+    ("004.accounting:slope", times(1.1),
+     "004-H6 004-H7 004-H10 004-H11 004-H12 004-H22 004-H23"),
+    ("004.accounting:against", always(SimpleNamespace(precision=3.0)), "004-H8"),
+    ("004.accounting:paper_total", times(1.1), "004-H9"),
+    ("004.least_squares:run", counted_up, "004-H21"),
+)  # fmt: skip
+CASES = [(name, place, fault) for place, fault, names in PLANTED for name in names.split()]
+UNPLANTED = {"EQUAL", "STEP", "PAIR", "004-H25"}
+"""Searches of minutes over the runs of C5, and attacks, which have faults in tests/attacks."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "place", "fault"), CASES, ids=[case[0] for case in CASES])
+def test_a_wrong_number_takes_the_verdict(name, place, fault, monkeypatch):
+    module, _, path = f"reproduction.checks_{place}".partition(":")
+    *within, last = path.split(".")
+    home = functools.reduce(getattr, within, importlib.import_module(module))
+    monkeypatch.setattr(home, last, fault(getattr(home, last)))
+    assert CHECKS[name]().verdict == "contradicted"
+
+
+def test_every_claim_that_holds_can_fail():
+    """By a planted number, or part by part, as above."""
+    holds = {name for name, check in known().items() if "reproduced" in check["verdict"]}
+    whole = {name for name in holds if not known()[name]["parts"]}
+    assert whole - {name for name, *_ in CASES} <= UNPLANTED
 
 
 TIMED = {"C12", *(f"H{n}" for n in range(3, 8))}
