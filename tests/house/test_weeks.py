@@ -10,6 +10,8 @@ from tests import conftest
 
 
 class Case(SimpleNamespace):
+    nodeid = "tests/a.py::test_a"
+
     def get_closest_marker(self, _):
         return None if self.n == 1 else SimpleNamespace(args=(self.n,))
 
