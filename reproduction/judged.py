@@ -170,7 +170,7 @@ def _bound(one: Mapping[str, Any]) -> str:
 
 
 def _said(value: Any) -> str:
-    return f"{float(value):.3g}"
+    return "not a number" if value is None else f"{float(value):.3g}"
 
 
 def main(folder: Path) -> None:
