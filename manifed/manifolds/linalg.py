@@ -129,17 +129,40 @@ def sym_function(a: Tensor, function: ScalarFunction) -> Tensor:
 
     Only the lower triangle of ``a`` is read.
     """
-    found: Any = _SymFunction.apply(a, function)
-    return found[0]
+    k = a.shape[-1]
+    found: Any = _SymFunction.apply(_evened(a), function)
+    return found[0][..., :k, :k]
 
 
 def congruence(factor: Tensor, a: Tensor, function: ScalarFunction) -> Tensor:
     """L f(a) L^T for L = ``factor`` and symmetric ``a``, exactly symmetric, shape (..., k, k)."""
     if a.requires_grad or factor.requires_grad:
-        return sym(factor @ sym_function(a, function) @ factor.mT)
-    w, v = linalg.eigh(a)
-    rows = factor @ v
-    return sym((rows * function.value(w).unsqueeze(-2)) @ rows.mT)
+        return sym(sandwich(factor, sym_function(a, function)))
+    k = a.shape[-1]
+    w, v = linalg.eigh(_evened(a))
+    rows = _evened(factor) @ v
+    return sym(spectral(rows, function.value(w)))[..., :k, :k]
+
+
+def sandwich(a: Tensor, b: Tensor) -> Tensor:
+    """Returns a b a^T, shape (..., k, k)."""
+    outer, k = _evened(a), a.shape[-1]
+    return (outer @ _evened(b) @ outer.mT)[..., :k, :k]
+
+
+def _evened(a: Tensor) -> Tensor:
+    """Block diagonal of a (..., k, k) and its first entry where k is odd and above 3; else a.
+
+    In a stack of matrices of odd size not every one begins at a multiple of 16 bytes, and kernels
+    give other bits there: a record's would depend on its place. The entry is no larger than a, so
+    that eigenvalues of a keep their digits.
+    """
+    k = a.shape[-1]
+    if k < 5 or k % 2 == 0:
+        return a
+    wider = torch.nn.functional.pad(a, (0, 1, 0, 1))
+    wider[..., -1, -1] = a[..., 0, 0]
+    return wider
 
 
 def whiten(factor: Tensor, u: Tensor) -> Tensor:

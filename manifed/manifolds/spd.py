@@ -33,6 +33,7 @@ from manifed.manifolds.linalg import (
     expm,
     identity_like,
     packed_size,
+    sandwich,
     spectral,
     sym,
     sym_function,
@@ -111,7 +112,7 @@ class SPD(SPDSet):
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """L sym(c) L^T of m x m coordinates."""
         factor = linalg.cholesky(x)
-        return sym(factor @ c @ factor.mT)
+        return sym(sandwich(factor, c))
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The gradient x sym(g) x = sym(x g x)."""
@@ -156,7 +157,7 @@ class SPD(SPDSet):
         """Parallel transport L E S_v E L^T; stays whitened, so conditioning enters once."""
         factor = linalg.cholesky(x)
         root = factor @ sym_function(whiten(factor, y), SQRT)
-        return sym(root @ whiten(factor, v) @ root.mT)
+        return sym(sandwich(root, whiten(factor, v)))
 
 
 class SPDLogEuclidean(SPDSet):
@@ -168,12 +169,12 @@ class SPDLogEuclidean(SPDSet):
     def flattened(self, x: Tensor, u: Tensor) -> Tensor:
         """dlog_x[u] = V (d o V^T u V) V^T."""
         d, basis = _log_derivative(x)
-        return sym(basis @ (d * (basis.mT @ u @ basis)) @ basis.mT)
+        return sym(sandwich(basis, d * sandwich(basis.mT, u)))
 
     def _curved(self, x: Tensor, flat: Tensor) -> Tensor:
         """The vector u with dlog_x[u] = ``flat``: V ((V^T flat V) / d) V^T."""
         d, basis = _log_derivative(x)
-        return sym(basis @ ((basis.mT @ flat @ basis) / d) @ basis.mT)
+        return sym(sandwich(basis, sandwich(basis.mT, flat) / d))
 
     def _distance(self, x: Tensor, y: Tensor) -> Tensor:
         """|log x - log y|_F."""
@@ -181,7 +182,7 @@ class SPDLogEuclidean(SPDSet):
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """exp(log x + dlog_x[u])."""
-        return _exp(_log(x) + self.flattened(x, u))
+        return sym(sym_function(_log(x) + self.flattened(x, u), EXP))
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The vector at x whose logarithm moves at log y - log x."""
@@ -198,27 +199,23 @@ class SPDLogEuclidean(SPDSet):
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """V (sym(c) / d) V^T from m x m normals c (the kernel of Utpala et al. is inverted)."""
         d, basis = _log_derivative(x)
-        return basis @ (sym(c) / d) @ basis.mT
+        return sandwich(basis, sym(c) / d)
 
     def to_coords(self, x: Tensor, u: Tensor) -> Tensor:
         """D o V^T u V."""
         d, basis = _log_derivative(x)
-        return d * (basis.mT @ u @ basis)
+        return d * sandwich(basis.mT, u)
 
     def frechet_mean(self, points: Tensor, weights: Tensor | None = None, **how: Any) -> Tensor:
         """exp(sum_i w_i log p_i), exact; how to iterate is not used."""
         logs = _log(points)
-        if weights is None:
-            return _exp(logs.mean(0))
-        return _exp(torch.tensordot(weights / weights.sum(), logs, 1))
+        if weights is not None:
+            logs = torch.tensordot(weights / weights.sum(), logs, 1)[None]
+        return sym(sym_function(logs.mean(0), EXP))
 
 
 def _log(x: Tensor) -> Tensor:
     return sym_function(x, LOG)
-
-
-def _exp(flat: Tensor) -> Tensor:
-    return sym(sym_function(flat, EXP))
 
 
 def _log_derivative(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What the privacy settings of other libraries really buy, and events for dp_accounting.
+"""What the privacy settings of other libraries really buy.
 
 `Local`, `Fixed` and `Adaptive` are the settings of Flower 1.41's mod and wrappers, and of platforms
 that copy their formulas. Neighbours are zero-out (a client's update is replaced by none) or any two
@@ -10,8 +10,7 @@ that copy their formulas. Neighbours are zero-out (a client's update is replaced
 """
 
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
@@ -30,9 +29,6 @@ from manifed.privacy.events import (
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.statement import Promise
 from manifed.privacy.tariff import ClientReleases, Tariff, Terms
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 
 def of_clients(z: float, sampling: Sampling, rounds: int = 1) -> Release:
@@ -200,27 +196,3 @@ def declared(promise: Promise, odometer: Odometer) -> list[str]:
         f"{one['text']}; declared by the app, not enforced"
         for one in promise.statement(odometer)["adversaries"]
     ]
-
-
-# -- events for dp_accounting ------------------------------------------------------------------
-def dp_event(releases: Iterable[Release]) -> "DpEvent":
-    """Returns the releases as an event that dp_accounting's accountants compose.
-
-    For neighbours that differ by a replaced unit give them to an ``RdpAccountant`` of REPLACE_ONE
-    or a ``PLDAccountant`` of REPLACE_SPECIAL: its REPLACE_ONE doubles the sensitivity once more.
-    """
-    import dp_accounting as dp
-
-    made: list[DpEvent] = []
-    for one in releases:
-        kind = dp.LaplaceDpEvent if one.kind == "laplace" else dp.GaussianDpEvent
-        event = kind(one.noise_multiplier)
-        match one.sampling:
-            case PoissonSampled(sampling_probability=q):
-                event = dp.PoissonSampledDpEvent(q, event)
-            case SampledWithoutReplacement(sample_size=m, population=n):
-                event = dp.SampledWithoutReplacementDpEvent(n, m, event)
-            case _:
-                pass
-        made.append(dp.SelfComposedDpEvent(event, one.count))
-    return dp.ComposedDpEvent(made)

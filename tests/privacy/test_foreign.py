@@ -15,7 +15,7 @@ from manifed.privacy.events import (
     Unsampled,
     repeated,
 )
-from manifed.privacy.foreign import DPSGD, dp_event, of_clients
+from manifed.privacy.foreign import DPSGD, of_clients
 from manifed.privacy.ledger import Entry, Ledger, Reserves
 from manifed.privacy.odometer import Odometer
 from manifed.privacy.tariff import Terms
@@ -24,6 +24,21 @@ from tests.privacy.releases import laplace, poisson, release
 ADD = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
 TENTH = PoissonSampled(sampling_probability=0.2)
 SUBSET = SampledWithoutReplacement(sample_size=20, population=100)
+
+
+def dp_event(releases):
+    """The releases as an event that dp_accounting's accountants compose."""
+    made = []
+    for one in releases:
+        kind = dp.LaplaceDpEvent if one.kind == "laplace" else dp.GaussianDpEvent
+        event = kind(one.noise_multiplier)
+        match one.sampling:
+            case PoissonSampled(sampling_probability=q):
+                event = dp.PoissonSampledDpEvent(q, event)
+            case SampledWithoutReplacement(sample_size=m, population=n):
+                event = dp.SampledWithoutReplacementDpEvent(n, m, event)
+        made.append(dp.SelfComposedDpEvent(event, one.count))
+    return dp.ComposedDpEvent(made)
 
 
 def by(accountant, event, delta=1e-5):
