@@ -27,7 +27,8 @@ PLANTED = {
     ids=["in the gate", "outside"],
 )
 def test_a_skipped_test_or_file_fails_the_gate(tmp_path, environment, status, expected):
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    for name in ("conftest.py", "seconds.txt"):
+        shutil.copy(ROOT / "tests" / name, tmp_path)
     for name, text in PLANTED.items():
         (tmp_path / name).write_text(text)
     inherited = {k: v for k, v in os.environ.items() if k != "CI" and not k.startswith("PYTEST")}
