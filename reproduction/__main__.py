@@ -12,11 +12,11 @@
 Checks: 000 is PriRFed (1 to 17), 001 projected federated learning (C3 to C13, EQUAL, STEP, PAIR,
 PARTIAL, EXAMPLE, CLIENT), 002 growing samples (002-1 to 002-21, 002-B1), 003 DP-RSVRG (H1
 to H22), 004 DECOR (004-H1 to 004-H25). 002-1 to 002-6 are checks and figures: `figure:002-1` is the
-figure. Verdicts are computed from the printed numbers; docs/experiments.md explains each. Checks 11
-and 12 use MNIST and the mammals' embedding below MANIFED_DATA, or stand-ins; 004-H17 reads a9a from
-there, and 004-H20 needs MNIST. Checks use one thread. Finished runs are skipped, and so are checks
-that an archive has of the same source and as many seeds; rerun the command to resume. `python -m
-reproduction.judged docs/experiments` writes the pages of an archive.
+figure. Verdicts are computed from the printed numbers; docs/experiments/judged.md has them. Checks
+11 and 12 use MNIST and the mammals' embedding below MANIFED_DATA, or stand-ins; 004-H17 reads a9a
+from there, and 004-H20 needs MNIST. Checks use one thread. Finished runs are skipped, and so are
+checks that an archive has of the same source and as many seeds; rerun the command to resume.
+`python -m reproduction.judged docs/experiments` writes the pages of an archive.
 """
 
 import argparse
@@ -35,7 +35,7 @@ import torch
 
 from manifed.errors import ConfigError, one_line
 from manifed.runs.folder import jsonable
-from reproduction import checks_000, checks_001, checks_002, checks_003, checks_004
+from reproduction import checks_000, checks_001, checks_002, checks_003, checks_004, judged
 from reproduction.figure_files import FIGURES
 from reproduction.findings import Finding, text_of
 
@@ -182,17 +182,15 @@ def _figures(
 def _found(
     name: str, check: Callable[..., Finding], seeds: int | None, archive: Path | None
 ) -> dict[str, Any]:
-    """What a check found; by an archive that has it, from there."""
-    from reproduction import judged
-
-    takes = seeds is not None and "seeds" in inspect.signature(check).parameters
+    """What a check found, taken from an archive that has it of the same source."""
+    drawn = range(seeds or 0) if "seeds" in inspect.signature(check).parameters else ()
     source = judged.source_of(check)
     known = judged.archived(archive).get(name, {})
-    if known.get("source") == source and (not takes or len(known["seeds"]) >= (seeds or 0)):
+    if known.get("source") == source and len(known["seeds"]) >= len(drawn):
         sys.stdout.write(f"check {name}: {known['verdict'].upper()} (archived {known['date']})\n")
         return known
     began = time.process_time()
-    found = check(seeds=range(seeds)) if takes else check()
+    found = check(seeds=drawn) if drawn else check()
     seconds = time.process_time() - began
     sys.stdout.write(text_of(name, found, seconds))
     sys.stdout.flush()

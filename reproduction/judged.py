@@ -22,19 +22,19 @@ from manifed.runs.folder import jsonable
 from manifed.runs.manifest import LIBRARY, git_state
 from reproduction.findings import lines_of
 
-PAPERS = {
+TITLES = {
     "000": "PriRFed", "001": "Projected federated learning", "002": "Growing samples",
     "003": "DP-RSVRG", "004": "DECOR",
 }  # fmt: skip
-_RULE = """\
+_HEAD = """\
 A part of a claim that draws at random is one number, measured once a seed, with the bounds
 that the claim says. A part is *reproduced* where the 95 % interval of its mean (Student's t) lies
 inside the bounds, *contradicted* where it lies outside, and *open* otherwise. Other claims are
 judged by the numbers of their section: *reproduced* as printed, or *in the stated regime*, or
 *contradicted*. Bounds follow from the claim as the paper states it, not from what was measured;
 what the paper does not say is called *ours*.
-"""
-_WRITTEN = """This page is written from [judged.json](judged.json) and the table of claims,
+
+This page is written from [judged.json](judged.json) and the table of claims,
 `reproduction/claims.toml`, by `python -m reproduction.judged docs/experiments`; no cell is typed.
 """
 CLAIMS = Path(__file__).with_name("claims.toml")
@@ -89,29 +89,27 @@ def archive(path: Path, check: Mapping[str, Any]) -> None:
         "date": datetime.now(UTC).date().isoformat(),
     }
     known = archived(path) | {check["check"]: {**check, **made}}
-    text = json.dumps(jsonable(known), indent=1, sort_keys=True)
-    write_atomically(path, (text + "\n").encode())
+    text = json.dumps(jsonable(known), indent=1, sort_keys=True) + "\n"
+    write_atomically(path, text.encode())
 
 
 def pages(known: Archive, stated: Stated) -> dict[str, str]:
     """The texts of all pages by their names: the table of verdicts, and a page for each paper."""
-    lines = ["# Claims and verdicts", "", *_RULE.splitlines(), "", *_WRITTEN.splitlines()]
+    lines = ["# Claims and verdicts", "", *_HEAD.splitlines()]
     found = {}
-    for number, paper in PAPERS.items():
-        named = sorted((name for name in stated if stated[name]["paper"] == paper), key=_order)
-        of_paper = {name: stated[name] for name in named}
+    for number, paper in TITLES.items():
+        names = [name for name in sorted(stated, key=_order) if stated[name]["paper"] == paper]
         lines += ["", f"## {paper}"]
         for head, key in (("claim of the paper", "quotation"), ("check of ours", "ours")):
             rows = [
-                f"| {_link(number, name, known)} | {_cell(one[key])} | "
+                f"| {_link(number, name, known)} | {_cell(stated[name][key])} | "
                 f"{verdict_of(name, known, stated)} |"
-                for name, one in of_paper.items()
-                if key in one
+                for name in names
+                if key in stated[name]
             ]
-            lines += ["", f"| check | {head} | verdict |", "|---|---|---|", *rows] if rows else []
-        told = [f"# {paper}: claims and verdicts", "", *_RULE.splitlines(), "",
-                *_WRITTEN.splitlines()]  # fmt: skip
-        for name in of_paper:
+            lines += ["", f"| check | {head} | verdict |", "|---|---|---|", *rows]
+        told = [f"# {paper}: claims and verdicts", "", *_HEAD.splitlines()]
+        for name in names:
             told += _section(name, known[name], stated[name]) if name in known else []
         found[f"judged_{number}.md"] = "\n".join(told) + "\n"
     return {"judged.md": "\n".join(lines) + "\n"} | found

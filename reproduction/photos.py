@@ -157,7 +157,7 @@ class PathMnist(DataSource):
     provides: ClassVar[ExampleKind] = "spd-matrices"
     features: Features = "nine"
     """Features of a pixel: nine, or eleven with second derivatives."""
-    splits: tuple[Literal["train", "val", "test"], ...] = ("train",)
+    splits: tuple[Literal["train", "val", "test"], ...] = Field(default=("train",), min_length=1)
     """Of MedMNIST, read one after another."""
     tissue: int | None = Field(default=None, ge=0, le=8)
     """Only images of this class, as 0 (ADI) or 1 (BACK); null takes all nine."""

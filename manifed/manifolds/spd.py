@@ -209,9 +209,11 @@ class SPDLogEuclidean(SPDSet):
     def frechet_mean(self, points: Tensor, weights: Tensor | None = None, **how: Any) -> Tensor:
         """exp(sum_i w_i log p_i), exact; how to iterate is not used."""
         logs = _log(points)
-        if weights is not None:
-            logs = torch.tensordot(weights / weights.sum(), logs, 1)[None]
-        return sym(sym_function(logs.mean(0), EXP))
+        if weights is None:
+            mean = logs.mean(0)
+        else:
+            mean = torch.tensordot(weights / weights.sum(), logs, 1)
+        return sym(sym_function(mean, EXP))
 
 
 def _log(x: Tensor) -> Tensor:

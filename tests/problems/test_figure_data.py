@@ -133,6 +133,8 @@ def test_pathmnist_is_a_descriptor_an_image(tmp_path):
     arrays = {"train_images": images[:4], "train_labels": labels[:4], "test_images": images[4:],
               "test_labels": labels[4:]}  # fmt: skip
     path = tmp_path / "pathmnist" / "pathmnist.npz"
+    with pytest.raises(ValueError, match="at least 1 item"):
+        photos.PathMnist(splits=())
     with pytest.raises(DataMissing, match="PathMNIST"):
         photos.PathMnist().load(tmp_path, 0)
     path.parent.mkdir()
