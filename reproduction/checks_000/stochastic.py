@@ -146,7 +146,7 @@ def check_19(seeds: Sequence[int] = range(10)) -> Finding:
         {"L_f, L_g": constants()},
         seeds,
         "As printed, a round goes on from a random inner iterate, which has made about half of "
-        "the K steps that the proof sums up. Ten agents differ, which it leaves out. The best beta.",
+        "the K steps that the proof sums up. Agents differ, and beta is the best.",
     )
 
 
