@@ -155,9 +155,8 @@ def _log_terms(z: float, j: Array) -> Array:
     """Log T_j for j = 2, 3, ..."""
     simple = math.log(2) + j * (j - 1) / (2 * z**2)
     even = _log_even_moments(z, int(j[-1]) // 2 + 1)
-    lower = np.floor(j / 2).astype(np.int64)
-    upper = np.ceil(j / 2).astype(np.int64)
-    differences = math.log(4) + (even[lower - 1] + even[upper - 1]) / 2
+    half = (j // 2).astype(np.int64)
+    differences = math.log(4) + (even[half - 1] + even[half - 1 + np.int64(j % 2)]) / 2
     return np.minimum(simple, differences)
 
 
@@ -191,7 +190,8 @@ def _log_side(z: float, powers: Array, *, is_above: bool) -> Array:
         high = np.zeros_like(powers)
     for _ in range(25):
         y = (low + high) / 2
-        slope = powers / z / -np.expm1(0.5 / z**2 - y / z) - y  # of log phi + l log|r - 1|
+        # of log phi + l log|r - 1|; exp overflows above 700
+        slope = powers / z / -np.expm1(np.minimum(0.5 / z**2 - y / z, 700)) - y
         low = np.where(slope > 0, y, low)
         high = np.where(slope > 0, high, y)
     y = ((low + high) / 2)[:, None] + np.arange(-_REACH, _REACH + _STEP, _STEP)

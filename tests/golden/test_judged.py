@@ -14,13 +14,21 @@ import pytest
 import torch
 
 from reproduction.__main__ import PAPERS, counted, main
-from reproduction.checks_000 import bounds, figure_1, figure_2, heterogeneity, hyperbolic, spd
+from reproduction.checks_000 import (
+    bounds,
+    figure_1,
+    figure_2,
+    heterogeneity,
+    hyperbolic,
+    spd,
+    stochastic,
+)
 from reproduction.checks_001 import claims as of_projected
 from reproduction.checks_002 import accounting as accounting_002
 from reproduction.checks_002 import least_squares as growing
 from reproduction.checks_002.network import learning_parts
-from reproduction.checks_003 import convergence, figure_3
-from reproduction.checks_004 import least_squares
+from reproduction.checks_003 import convergence, figure_3, restarts
+from reproduction.checks_004 import least_squares, theory
 from reproduction.checks_004.learning import _apart, _beside
 from reproduction.findings import Finding, Part
 from reproduction.judged import ARCHIVE, archive, archived, claims, pages, source_of
@@ -201,6 +209,27 @@ def test_a_risk_of_another_power_of_epsilon_is_contradicted(power, said):
 def test_what_exceeds_its_bound_is_contradicted():
     parts = bounds.bounded({"below": [0.2, 0.3], "above": [1.2, 1.2]})
     assert [part.verdict for part in parts] == ["reproduced", "contradicted"]
+
+
+def test_a_theorem_that_does_not_bound_is_contradicted():
+    for factor, said in ((0.5, {"reproduced"}), (9.0, {"contradicted"})):
+        assert verdicts(stochastic.cohort_parts({"a": [factor] * 2})) == said
+        term = stochastic.noise_terms(9)["as printed"]
+        assert verdicts(stochastic.noise_parts([factor * term] * 2)) == said
+        assert verdicts(theory.theorem_parts([{"a": factor}] * 2)) == said
+        assert verdicts(theory.descent_parts([{"a": 1 - factor}] * 2)) == said
+
+
+@pytest.mark.parametrize(("power", "said"), [(-2.0, "reproduced"), (-0.2, "contradicted")])
+def test_a_theorem_s_other_power_is_contradicted(power, said):
+    falling = [{t: t**power for t in stochastic.ROUNDS}] * 2
+    assert verdicts(stochastic.vanishing_parts(falling)) == {said}
+    risks = [{point: (point[0] * point[1]) ** power for point in restarts.POINTS}] * 2
+    assert verdicts(restarts.restart_parts(risks)) == {said}
+    sizes = {name: [n**power for n in theory.SIZES] for name in theory.WAYS}
+    budgets = [{name: [e**power for e in theory.EPSILONS] for name in theory.WAYS}] * 2
+    sizes["LDP"] = [n ** (-3 - power) for n in theory.SIZES]
+    assert verdicts(theory.utility_parts([sizes] * 2, budgets)) == {said}
 
 
 def test_a_floor_that_the_cohort_does_not_lower_is_contradicted():
@@ -419,6 +448,7 @@ PLANTED = (
     ("004.accounting:against", always(SimpleNamespace(precision=3.0)), "004-H8"),
     ("004.accounting:paper_total", times(1.1), "004-H9"),
     ("004.least_squares:run", counted_up, "004-H21"),
+    ("004.theory:consensus_margin", always((-1.0, 0.1)), "004-H27"),
 )  # fmt: skip
 CASES = [(name, place, fault) for place, fault, names in PLANTED for name in names.split()]
 UNPLANTED = {"EQUAL", "STEP", "PAIR", "004-H25"}
