@@ -6,7 +6,7 @@ Source: Allouah et al., Algorithm 1, without clipping.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Quadratics:
-    """Losses of all nodes."""
+    """Quadratic losses, one for each node."""
 
     curvatures: Array
     """h, (n,)."""
@@ -78,16 +78,11 @@ class State:
 
 @dataclass(frozen=True)
 class Network:
-    """A graph with its mixing and the noise of a round."""
+    """A graph, mixed by its Metropolis-Hastings weights, and the noise of a round."""
 
     graph: Graph
     sigma_cdp: float
     sigma_cor: float
-
-    @property
-    def mixing(self) -> Array:
-        """W, (n, n)."""
-        return metropolis_hastings(self.graph).toarray()
 
     @property
     def noise(self) -> Array:
@@ -100,23 +95,16 @@ def after(
     task: Quadratics, network: Network, start: Array, rounds: int, step: Callable[[int], float]
 ) -> tuple[State, float]:
     """The state after all rounds from the models ``start``, and the mean of E|grad L|^2 before."""
-    weights = network.mixing
-    noise = network.noise
-    h = task.curvatures
+    weights = metropolis_hastings(network.graph).toarray()
+    noise = weights @ network.noise @ weights.T
+    pull = weights @ task.targets
     state = State(start, np.zeros_like(noise))
     squares = 0.0
     for t in range(rounds):
         squares += 2 * task.curvature * state.gap(task)
-        state = _moved(state, task, weights, noise, h, step(t))
+        eta = step(t)
+        keep = weights * (1 - eta * task.curvatures)  # W (I - eta H)
+        state = State(
+            keep @ state.mean + eta * pull, keep @ state.covariance @ keep.T + eta**2 * noise
+        )
     return state, squares / rounds
-
-
-def _moved(
-    state: State, task: Quadratics, weights: Array, noise: Array, h: Array, eta: float
-) -> State:
-    keep = weights * (1 - eta * h)  # W (I - eta H)
-    return replace(
-        state,
-        mean=keep @ state.mean + eta * weights @ task.targets,
-        covariance=keep @ state.covariance @ keep.T + eta**2 * weights @ noise @ weights.T,
-    )

@@ -155,8 +155,8 @@ def _log_terms(z: float, j: Array) -> Array:
     """Log T_j for j = 2, 3, ..."""
     simple = math.log(2) + j * (j - 1) / (2 * z**2)
     even = _log_even_moments(z, int(j[-1]) // 2 + 1)
-    half = (j // 2).astype(np.int64)
-    differences = math.log(4) + (even[half - 1] + even[half - 1 + np.int64(j % 2)]) / 2
+    lower, upper = (k.astype(np.int64) // 2 for k in (j, j + 1))
+    differences = math.log(4) + (even[lower - 1] + even[upper - 1]) / 2
     return np.minimum(simple, differences)
 
 

@@ -47,13 +47,11 @@ def excess(num_examples: int, epsilon: float, clip: float, seeds: Sequence[int])
 
 def restart_parts(by_point: Sequence[Mapping[tuple[int, float], float]]) -> list[Part]:
     """Log-log slopes of the excess risk at `POINTS` with C0 = C1, of every seed."""
-    (few, low), (_, high), (many, _) = POINTS
+    first, louder, larger = POINTS
     parts = []
-    for name, ends, key in (
-        ("epsilon", (low, high), lambda value: (few, value)),
-        ("n", (few, many), lambda value: (int(value), low)),
-    ):
-        slopes = [log_slope(ends, [one[key(value)] for value in ends]) for one in by_point]
+    for name, other, at in (("epsilon", louder, 1), ("n", larger, 0)):
+        ends = first[at], other[at]
+        slopes = [log_slope(ends, [one[first], one[other]]) for one in by_point]
         parts.append(Part(f"slope of the excess risk in {name}, C0 = C1 = 1", slopes, most=-1.8))
     return parts
 
