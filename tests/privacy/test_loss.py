@@ -172,6 +172,13 @@ def test_it_never_falls_below_what_the_best_known_pair_needs():
         assert (ours >= pair).all()
 
 
+def test_a_small_multiplier_does_not_overflow():
+    with np.errstate(over="raise"):
+        ours = subset_divergences(0.02, 10, 1000, ORDERS)
+    pair = rdp_privacy_accountant._compute_rdp_poisson_subsampled_gaussian(0.01, 0.02, ORDERS)
+    assert (ours >= pair).all()
+
+
 def test_a_whole_population_is_no_subset():
     found = subset_divergences(2.0, 7, 7, ORDERS)
     np.testing.assert_allclose(found, ORDERS / 8)
