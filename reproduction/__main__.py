@@ -9,8 +9,8 @@
     python -m reproduction 004-H18 --seeds 10    # judge a claim over seeds 0 to 9
     python -m reproduction --all --seeds 0-9 --archive docs/experiments/judged.json
 
-Checks: 000 is PriRFed (1 to 20), 001 projected federated learning (C3 to C13, EQUAL, STEP, PAIR,
-PARTIAL, EXAMPLE, CLIENT), 002 growing samples (002-1 to 002-21, 002-B1), 003 DP-RSVRG (H1
+Checks: 000 is PriRFed (1 to 20), 001 projected federated learning (C3 to C13, STEP, PAIR, PARTIAL,
+EXAMPLE, CLIENT), 002 growing samples (002-1 to 002-21, 002-B1), 003 DP-RSVRG (H1
 to H23), 004 DECOR (004-H1 to 004-H29). 002-1 to 002-6 are checks and figures: `figure:002-1` is the
 figure. Verdicts are computed from the printed numbers; docs/experiments/judged.md has them. Checks
 11 and 12 use MNIST and the mammals' embedding below MANIFED_DATA, or stand-ins; 004-H17 reads a9a

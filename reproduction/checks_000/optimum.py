@@ -1,6 +1,8 @@
 """Check 5 (and the same on the other two problems): without noise both algorithms reach f*."""
 
-from reproduction.findings import Finding
+from collections.abc import Sequence
+
+from reproduction.findings import Finding, Part
 from reproduction.trials import FULL_STEPS, NON_PRIVATE, trial
 
 EVERYONE = FULL_STEPS[0]
@@ -45,18 +47,18 @@ RUNS: dict[str, tuple[str, ...]] = {
 """Name of a run to curve and overrides: everybody takes part, nothing is clipped or noised."""
 
 
-def relative_gap(name: str) -> float:
+def relative_gap(name: str, seed: int) -> float:
     """The final relative cost gap of one of ``RUNS``."""
     curve, *sets = RUNS[name]
-    return trial(curve, 0, NON_PRIVATE, *sets)[0].tail("relative_cost_gap", 1)
+    return trial(curve, seed, NON_PRIVATE, *sets)[0].tail("relative_cost_gap", 1)
 
 
-def check_5() -> Finding:
+def check_5(seeds: Sequence[int] = range(10)) -> Finding:
     """Relative gap below 1e-3 for RSGD and RSVRG on sphere, SPD and hyperboloid."""
-    gaps = {name: relative_gap(name) for name in RUNS}
-    return Finding(
+    return Finding.judged(
         "without noise RSGD and RSVRG reach f* on all three problems (relative gap < 1e-3)",
-        all(gap < 1e-3 for gap in gaps.values()),
-        gaps,
-        (0,),
+        [Part(name, [relative_gap(name, seed) for seed in seeds], most=1e-3) for name in RUNS],
+        {},
+        seeds,
+        "the tree of seed 1 has a local minimum, 0.21 above f*, at which both stay",
     )
