@@ -1,4 +1,4 @@
-"""One experiment run to its targets: rounds, uploads, bytes and seconds until |grad f| is small."""
+"""One experiment run to its targets: rounds and uploads until |grad f| is small, and seconds."""
 
 import logging
 import math
@@ -7,44 +7,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flwr.common.serde import recorddict_to_proto
 from torch import Tensor
 
 from benchmarks.common.quiet import flower_says_only
-from manifed.algorithms.payloads import Payload
 from manifed.errors import RoundFailed
 from manifed.experiment.assembly import client_side, initial_point, load_shards, plan_of
 from manifed.experiment.evaluation import client_shares
 from manifed.experiment.schema import Experiment
 from manifed.federation.cohorts import Cohort
-from manifed.federation.exchange import Header
 from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
-from manifed.flower.records import pack
 from reproduction.trials import curve
 
 
 @dataclass(frozen=True)
-class Finish:
-    """What it took to reach a target."""
-
-    rounds: int
-    uploads: int
-    wire_bytes: int
-    """Of all clients' messages as Flower serialises their content: headers and NumPy's too."""
-    seconds: float
-    """CPU seconds."""
-
-
-@dataclass(frozen=True)
 class Result:
-    """One run: every gradient norm from round 0 on, seconds a round, and each target's price."""
+    """One run: every gradient norm from round 0 on, CPU seconds a round, and the last model."""
 
     step_size: float
     server_step_size: float
     gradient_norms: tuple[float, ...]
     seconds_per_round: float
-    reached: Mapping[float, Finish]
+    reached: Mapping[float, tuple[int, int]]
+    """Rounds until each target that was reached, and matrices that one client sent until then."""
     model: Tensor
     has_failed: bool = False
 
@@ -55,20 +40,7 @@ class Result:
 
     def uploads(self, target: float) -> float:
         """Matrices a client sent until |grad f| <= target; infinite when never."""
-        return self.reached[target].uploads if target in self.reached else math.inf
-
-
-def wire_bytes(config: Experiment, x: Tensor) -> int:
-    """Bytes of all messages of one client in a round, both ways, for ambient points like ``x``."""
-
-    def message(phase: str, kind: type[Payload], origin: str | None = None) -> int:
-        header = Header("0" * 64, 1, 0, phase, 1, 1)
-        payload = kind(*[x] * len(kind.names()))
-        return recorddict_to_proto(pack(header, payload, noise_origin=origin)).ByteSize()
-
-    return sum(
-        message(p.name, p.down) + message(p.name, p.up, "seed") for p in config.training.phases
-    )
+        return self.reached[target][1] if target in self.reached else math.inf
 
 
 def run(
@@ -97,11 +69,9 @@ def run(
     state = plan.server_update.start(x)
     last = config.federation.num_rounds
     rounds = run_rounds(plan, state, stacked, num_rounds=last)
-    message = wire_bytes(config, x)
     norms = [float(found.problem.gradient_norm(x, found.examples, shares))]
     reached = {}
     seconds = 0.0
-    sent = 0
     has_failed = False
     with flower_says_only(logging.ERROR):
         while not (stops and len(reached) == len(targets)) and not _is_stuck(norms, patience):
@@ -114,12 +84,9 @@ def run(
             if report is None:
                 break
             seconds += time.process_time() - began
-            sent += message * len(report.participants)
             x = plan.server_update.model(report.state, plan.manifold)
             norms.append(float(found.problem.gradient_norm(x, found.examples, shares)))
-            here = Finish(
-                report.server_round, report.server_round * plan.matrices_up, sent, seconds
-            )
+            here = report.server_round, report.server_round * plan.matrices_up
             reached = {t: here for t in targets if norms[-1] <= t} | reached
     return Result(
         config.training.step_size,

@@ -38,7 +38,7 @@ def best(name: str, seed: int, pairs: Pairs) -> Result:
         changes |= {} if server is None else {"server_step_size": server}
         one = run(curve(f"001_6_{name}", **changes), [TARGET], stops=True, patience=PATIENCE)
         tried.append(one)
-        last = one.reached[TARGET].rounds if TARGET in one.reached else last
+        last = one.reached[TARGET][0] if TARGET in one.reached else last
     return min(tried, key=lambda result: (result.uploads(TARGET), result.final))
 
 

@@ -1,15 +1,10 @@
 """Projected training through the app: equal to the reference loop, accounted, all present."""
 
 import pytest
-from flwr.common.serde import recorddict_to_proto
 
 from manifed.algorithms.projected import Projected
 from manifed.cli.launch import Request, launch
 from manifed.errors import RoundFailed
-from manifed.experiment.assembly import initial_point
-from manifed.experiment.load import load
-from manifed.flower.records import pack
-from reproduction.race import wire_bytes
 from tests.conformance.federated_loop import broken
 
 BASE = """
@@ -40,28 +35,3 @@ def test_one_missing_client_ends_a_projected_run_whatever_the_policy(
     policy = "federation.replies={on_failure='proceed',min_fraction=0.1}"
     with pytest.raises(RoundFailed, match="client 2"):
         run(tmp_path, "projected", policy, f"engine.execution={execution}")
-
-
-def test_the_benchmark_counts_the_bytes_of_the_messages_that_flower_serialises(
-    tmp_path, monkeypatch
-):
-    from clients import local_training
-    from manifed.flower import records
-
-    sizes = []
-
-    def weighed(header, payload, **said):
-        content = pack(header, payload, **said)
-        if payload is not None:
-            sizes.append(recorddict_to_proto(content).ByteSize())
-        return content
-
-    for kind in ("projected", "rfedsvrg"):
-        sizes.clear()
-        with monkeypatch.context() as patch:
-            for module in (local_training, records):
-                patch.setattr(module, "pack", weighed)
-            run(tmp_path, kind, name=kind)
-        config = load(write(tmp_path, kind))
-        counted = 4 * 4 * wire_bytes(config, initial_point(config))
-        assert sum(sizes) == pytest.approx(counted, rel=0.01)
