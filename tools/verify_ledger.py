@@ -179,19 +179,31 @@ def verified_line(raw, number, previous, key_id, key):
 
 
 def head_beside(path, key_id, key):
-    """The head that lies beside a ledger; None if there is none."""
+    """The head that lies beside a ledger and how many lines there must be; None if there is none.
+
+    It has two places, of which the newer counts. A torn one was for the line after the other's.
+    """
     file = path.with_name(f"{path.name}.head")
     if not file.exists():
         return None
+    data = file.read_bytes()
+    places = [data[:256], data[4096:]] if b"check" in data else [data]  # of earlier versions: one
+    heads = []
     try:
-        check(found := loaded(file.read_bytes()), "head", "it")
-        head = (found["sequence"], found["sha256"])
-        signed = mac(key, "head", "{}:{}".format(*head)) if key else found.get("tag")
-        require(found["format"] == 3 and found.get("tag") == signed, "is of another format or key")
-        require(("tag" in found) == bool(key_id), "has a tag, or none, unlike the ledger")
+        for text, _, check_ in (place.partition(b', "check": "') for place in places):
+            content = text + b"}" if check_ else text
+            check_of = hashlib.sha256(content).hexdigest()[:16]
+            if len(places) == 1 or check_.rstrip() == f'{check_of}"}}'.encode():
+                check(found := loaded(content), "head", "it")
+                heads.append((found["sequence"], found["sha256"]))
+                signed = mac(key, "head", "{}:{}".format(*heads[-1])) if key else found.get("tag")
+                is_ours = found["format"] == 3 and found.get("tag") == signed
+                require(is_ours, "is of another format or key")
+                require(("tag" in found) == bool(key_id), "has a tag, or none, unlike the ledger")
+        require(heads, "has no place that is whole")
     except Damaged as what:
         raise Damaged(f"its head {file.name} {what}") from None
-    return head
+    return max(heads), max(heads)[0] + 1 + len(places) - len(heads)
 
 
 # -- what counts -------------------------------------------------------------------------------
@@ -479,10 +491,12 @@ def verified(path, delta=None, head=None, key=None):
             hashes.append(sha256)
     require(header, "line 1 is missing")
     count.close()
-    heads = {"the given head": head, "the head beside it": head_beside(path, key_id, key)}
+    beside, least = head_beside(path, key_id, key) or (None, 0)
+    heads = {"the given head": head, "the head beside it": beside}
     for name, one in heads.items():
         is_there = not one or hashes[one[0] + 1 : one[0] + 2] == [one[1]]
         require(is_there, f"line {one and one[0] + 1} is not what {name} says (cut or rewritten)")
+    require(len(hashes) > least, f"line {least} is missing, for which its head was torn")
     delta = count.delta if delta is None else delta
     require(not delta or delta < 1, f"its limits are at delta {delta}")
     found = list(epsilons(count, delta)) if delta and count.terms else []

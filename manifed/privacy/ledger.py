@@ -12,10 +12,11 @@ Line n is bound to line n - 1 by the SHA-256 of that line; a keyed ledger adds t
 the HMAC-SHA256 of its hash. The hashes detect accidents; only the tags detect somebody who rewrites
 the file, because everybody can recompute a hash. Beside the ledger lies ``<name>.head``, the number
 of lines that have been acknowledged and the last hash: a chain alone cannot tell that its end was
-cut off. The first line names the format, a random run identifier and the key's name.
+cut off. It has two places, which heads take in turn, so that a crash tears at most the newer one.
+The first line names the format, a random run identifier and the key's name.
 
-Guarantees: ``append`` returns only after the line and the head are on disk (fsync of the file and
-of its directory), so whatever is released after it is in the ledger for ever. A line that a crash
+Guarantees: ``append`` returns only after the line and the head are on disk (fsync of both files),
+so whatever is released after it is in the ledger for ever. A line that a crash
 tore was never acknowledged; a missing or changed one is found by `Ledger.verify`, which says where.
 One process at a time holds a ledger (flock; the kernel lets go when the process dies, also by
 kill -9). A ledger that was moved, cut, replaced or written by others while it is open takes nothing
@@ -53,6 +54,10 @@ _GENESIS = "0" * 64
 """The hash that the first line is bound to."""
 _LONGEST_END = 160
 """Bytes; what follows the content of a line, its hash among it, is shorter."""
+_PLACES = (0, 4096)
+"""Where the two places of a head begin; what a disk may lose of one write is no longer."""
+_PLACE = 256
+"""Bytes of each."""
 
 
 class LedgerDamaged(ValueError):
@@ -110,10 +115,10 @@ class Entry(Record):
     sha256: str = ""
     tag: str | None = None
 
-    def content(self) -> bytes:
-        """Returns the canonical JSON that is hashed."""
+    def content(self, **place: Any) -> bytes:
+        """Returns the canonical JSON that is hashed, at another ``place`` in the chain."""
         found = self.model_dump(mode="json", exclude_none=True, exclude={"sha256", "tag", "said"})
-        found |= {"said": dict(self.said)} if self.said else {}
+        found |= place | ({"said": dict(self.said)} if self.said else {})
         text = json.dumps(found, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
 
@@ -126,11 +131,11 @@ class Entry(Record):
         place = Document()
         if before is not None:
             place = {"sequence": before.sequence + 1, "previous": before.sha256}
-        content = self.model_copy(update=place).content()
+        content = self.content(**place)
         sha256 = hashlib.sha256(content).hexdigest()
         tag = _mac(key, "line", sha256) if key else None
         end = f',"sha256":"{sha256}"' + ("" if tag is None else f',"tag":"{tag}"') + "}\n"
-        said = json.loads(content).get("said", {})
+        said = json.loads(content)["said"] if self.said else {}
         entry = self.model_copy(update={**place, "said": said, "sha256": sha256, "tag": tag})
         return entry, content[:-1] + end.encode()
 
@@ -169,30 +174,72 @@ class Head(NamedTuple):
         return cls(int(found[1]), found[2])
 
     @classmethod
-    def read(cls, path: Path) -> tuple["Head", str | None] | None:
-        """Reads the head of a ledger and its tag; None unless one of this format is there."""
+    def read(cls, path: Path) -> "Acknowledged | None":
+        """Reads the head of a ledger; None unless one of this format is there."""
         try:
             file = _head_file(path)
-            if not file.is_file() or file.stat().st_size > 4096:  # a head has about 200 bytes
+            if not file.is_file() or file.stat().st_size > _PLACES[1] + _PLACE:
                 return None
-            found = json.loads(file.read_bytes())
-            if found["format"] != FORMAT:
-                return None
-            tag = found.get("tag")
-            head = cls.parse(f"{found['sequence']}:{found['sha256']}")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            content = file.read_bytes()
+        except OSError:
             return None
-        return head, None if tag is None else str(tag)
+        found = [one for at in _PLACES if (one := _in_place(content[at : at + _PLACE]))]
+        newest = max(found, key=lambda one: one.least, default=None)
+        if len(found) == 1 and b"check" in content:  # torn after the line after this one was there
+            return found[0]._replace(least=found[0].least + 1)
+        return newest
 
-    def write(self, path: Path, key: bytes | None = None) -> None:
-        """Replaces the head of the ledger at ``path``, atomically; ``key`` signs it."""
+    def write(self, path: Path, key: bytes | None = None) -> bytes:
+        """Replaces the head of the ledger at ``path``, atomically, by what it returns.
+
+        This head is in both places, signed by ``key``.
+        """
+        content = self.place(key).ljust(_PLACES[1]) + self.place(key)
+        write_atomically(_head_file(path), content)
+        return content
+
+    def place(self, key: bytes | None) -> bytes:
+        """Returns what stands in a place, signed by ``key``."""
         found = {"format": FORMAT, "sequence": self.sequence, "sha256": self.sha256}
         found |= {} if key is None else {"tag": self.tag(key)}
-        write_atomically(_head_file(path), json.dumps(found).encode("ascii") + b"\n")
+        text = json.dumps(found).encode("ascii")
+        end = b', "check": "%s"}' % _check_of(text)
+        return (text[:-1] + end).ljust(_PLACE - 1) + b"\n"
 
     def tag(self, key: bytes | None) -> str | None:
         """Returns the signature by ``key``; None without a key."""
         return None if key is None else _mac(key, "head", str(self))
+
+
+class Acknowledged(NamedTuple):
+    """A head as it was read, its tag, and the sequence of the last line that must be there."""
+
+    head: Head
+    tag: str | None
+    least: int
+
+
+def _in_place(raw: bytes) -> Acknowledged | None:
+    """What stands in a place of a head's file; None where it is torn or of another format.
+
+    Earlier versions wrote one place, without a check and in place of the file before.
+    """
+    try:
+        text, _, check = raw.partition(b', "check": "')
+        text = text + b"}" if check else text
+        found = json.loads(text)
+        if found["format"] != FORMAT or (check and check.rstrip() != _check_of(text) + b'"}'):
+            return None
+        tag = found.get("tag")
+        head = Head.parse(f"{found['sequence']}:{found['sha256']}")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    return Acknowledged(head, None if tag is None else str(tag), head.sequence)
+
+
+def _check_of(text: bytes) -> bytes:
+    """What tells a torn place from a whole one, 16 hex digits."""
+    return hashlib.sha256(text).hexdigest()[:16].encode()
 
 
 @dataclass(frozen=True)
@@ -224,6 +271,11 @@ class Ledger:
         self._descriptor = descriptor
         self._key = key
         self._length = found.length
+        self._head_file = _head_file(path)
+        self._places = -1
+        """The open file of the head."""
+        self._written = b""
+        """What it holds."""
 
     @classmethod
     def create(cls, path: Path, header: Values, *, key: bytes | None = None) -> "Ledger":
@@ -243,7 +295,7 @@ class Ledger:
         if path.exists():
             raise FileExistsError(f"{path} exists; resume that run, or choose another folder")
         left = Head.read(path)
-        if os.path.lexists(_head_file(path)) and (left is None or left[0].sequence > 0):
+        if os.path.lexists(_head_file(path)) and (left is None or left.least > 0):
             raise LedgerDamaged(path, 1, "the ledger is gone and only its head is left")
         Head(0, first.sha256).write(path, key)
         create_atomically(path, line)
@@ -294,7 +346,8 @@ class Ledger:
                 ledger.head = Head(entry.sequence, entry.sha256)
                 if feed is not None:
                     feed(entry)
-            ledger.head.write(path, key)
+            ledger._written = ledger.head.write(path, key)
+            ledger._places = os.open(ledger._head_file, os.O_RDWR)
         except BaseException:
             os.close(descriptor)
             raise
@@ -320,7 +373,7 @@ class Ledger:
         acknowledged = Head.read(path)  # before the lines: a running ledger only grows
         wanted = [(anchor, "an anchor") for anchor in anchors]
         if acknowledged is not None:
-            wanted.append((acknowledged[0], "its head"))
+            wanted.append((acknowledged.head, "its head"))
         last = None
         length = 0
         if path.exists() and not path.is_file():
@@ -347,6 +400,9 @@ class Ledger:
             if anchor.sequence > head.sequence:
                 what = f"is missing: {anchor.sequence + 1} lines were written (rolled back?)"
                 raise LedgerDamaged(path, head.sequence + 2, what)
+        if acknowledged is not None and acknowledged.least > head.sequence:
+            what = f"is missing, for which its head {_head_file(path).name} was torn (rolled back?)"
+            raise LedgerDamaged(path, head.sequence + 2, what)
         authenticity = "verified" if key is not None else "not checked"
         if header.get("key_id") is None:
             authenticity = "unkeyed"
@@ -370,7 +426,10 @@ class Ledger:
         os.lseek(self._descriptor, self._length, os.SEEK_SET)
         append_durably(self._descriptor, line)
         self.head, self._length = Head(entry.sequence, entry.sha256), self._length + len(line)
-        self.head.write(self.path, self._key)
+        at, newest = _PLACES[entry.sequence % 2], self.head.place(self._key)
+        os.lseek(self._places, at, os.SEEK_SET)
+        append_durably(self._places, newest)
+        self._written = self._written[:at] + newest + self._written[at + _PLACE :]
         self.is_broken = False
         return entry
 
@@ -381,27 +440,24 @@ class Ledger:
             LedgerDamaged: with what became of it.
         """
         mine = os.fstat(self._descriptor)
-        what = None
-        try:
-            is_there = os.path.samestat(mine, os.stat(self.path))
-        except OSError:
-            is_there = False
         end = os.pread(self._descriptor, _LONGEST_END, max(0, mine.st_size - _LONGEST_END))
         last = f',"sha256":"{self.head.sha256}"'.encode()
-        if not is_there:
+        is_left = os.pread(self._places, len(self._written) + 1, 0) == self._written
+        what = None
+        if not _is_at(self._descriptor, self.path):
             what = "the file was moved, removed or replaced while this process held it"
         elif mine.st_size != self._length or last not in end or not end.endswith(b"}\n"):
             what = "the file was cut, overwritten or written by others while this process held it"
-        elif Head.read(self.path) != (self.head, self.head.tag(self._key)):
-            what = f"its head {_head_file(self.path).name} was changed while this process held it"
+        elif not is_left or not _is_at(self._places, self._head_file):
+            what = f"its head {self._head_file.name} was changed while this process held it"
         if what is not None:
             raise LedgerDamaged(self.path, self.head.sequence + 2, what)
 
     def close(self) -> None:
         """Releases the lock; closing twice is fine."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        for descriptor in {self._descriptor, self._places} - {-1}:
+            os.close(descriptor)
+        self._descriptor = self._places = -1
 
     def __enter__(self) -> Self:
         return self
@@ -489,7 +545,7 @@ def _check_head(
     path: Path,
     last: Head,
     header: Values,
-    acknowledged: tuple[Head, str | None] | None,
+    acknowledged: Acknowledged | None,
     key: bytes | None,
 ) -> None:
     """Refuse a missing head, one of another format, and one that was not signed by the key."""
@@ -498,14 +554,22 @@ def _check_head(
     if acknowledged is None:
         is_there = os.path.lexists(_head_file(path))
         what = f"is no head of format {FORMAT}" if is_there else "is missing"
-    elif (acknowledged[1] is not None) != (header.get("key_id") is not None):
+    elif (acknowledged.tag is not None) != (header.get("key_id") is not None):
         what = "has a tag where the header has no key, or none where it has one"
     elif key is not None and not hmac.compare_digest(
-        str(acknowledged[1]), str(acknowledged[0].tag(key))
+        str(acknowledged.tag), str(acknowledged.head.tag(key))
     ):
         what = "was rewritten without the key"
     if what is not None:
         raise LedgerDamaged(path, last.sequence + 1, f"its head {name} {what}")
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one at ``path``."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
 
 
 def _locked(path: Path) -> int:

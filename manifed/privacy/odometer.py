@@ -164,7 +164,7 @@ class Odometer:
         self._open = None
         if settles.is_open and left:
             self._open = was.model_copy(update={"first": upto + 1}), reserved, line
-        else:
+        elif left:
             self._add(line, reserved, -left)
 
     # -- what was charged --------------------------------------------------------------------

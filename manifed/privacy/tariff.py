@@ -77,16 +77,15 @@ def encode(partitions: Iterable[int], population: int | None = None) -> str:
         raise ValueError(f"Expected clients >= 0 in a cohort, got {least}")
     if population is not None and most >= population:
         raise ValueError(f"Expected clients < {population}, got {most}")
-    bits = np.zeros(most + 1, dtype=np.uint8)
-    bits[members] = 1
-    cohort = np.flatnonzero(bits)
+    room = np.zeros(most + 3, dtype=bool)  # one place beside each end
+    bits = room[1:-1]
+    bits[members] = True
     packed = np.packbits(bits, bitorder="little").tobytes()
     bitset = "b:" + base64.b64encode(packed).decode("ascii")
-    ends = np.flatnonzero(np.diff(cohort) != 1)
-    if 2 * len(ends) + 1 > len(bitset):
+    edges = np.flatnonzero(room[1:] != room[:-1])
+    if len(edges) - 1 > len(bitset):
         return bitset
-    first, last = cohort[np.insert(ends + 1, 0, 0)], cohort[np.append(ends, -1)]
-    runs = zip(first.tolist(), last.tolist(), strict=True)
+    runs = zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True)
     ranges = [f"{a}-{b}" if a < b else str(a) for a, b in runs]
     return min(",".join(ranges), bitset, key=len)
 
@@ -103,7 +102,7 @@ def decode(text: str, population: int) -> _Members:
         except binascii.Error:
             raise ValueError(f"Expected a cohort in base64, got {text[:40]!r}") from None
         bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
-        found = np.flatnonzero(bits).astype(np.int64)
+        found = np.flatnonzero(bits.view(bool)).astype(np.int64)
         if found.size and found[-1] >= population:
             raise ValueError(f"Expected clients < {population} in a cohort, got {found[-1]}")
         return found

@@ -32,10 +32,10 @@ def rewritten(path, change, *, keep_tags=False):
         lines.append(content[:-1] + end.encode())
     path.write_bytes(b"".join(lines))
     head = Head(len(lines) - 1, sha256)
-    kept = json.loads(head_file(path).read_bytes())
+    kept = Head.read(path).tag
     head.write(path)
-    if keep_tags and "tag" in kept:
-        said = json.loads(head_file(path).read_bytes()) | {"tag": kept["tag"]}
+    if keep_tags and kept:
+        said = {"format": 3, "sequence": head.sequence, "sha256": sha256, "tag": kept}
         head_file(path).write_text(json.dumps(said))
     return head
 

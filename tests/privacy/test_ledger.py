@@ -169,20 +169,78 @@ def test_after_a_failed_write_nothing_more_is_taken(path, monkeypatch):
     appended(path, entry(4))
 
 
-def test_append_returns_after_the_line_the_head_and_the_directory_are_synced(path, monkeypatch):
+def test_append_returns_after_the_line_and_then_the_head_are_synced(path, monkeypatch):
     synced = []
     real = os.fsync
 
     def fsync(descriptor):
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor).st_size))
+        assert Head.read(path).least == 3 + (len(synced) > 1)
         real(descriptor)
 
     with Ledger.recover(path) as ledger:
         monkeypatch.setattr(os, "fsync", fsync)
         ledger.append(entry(4))
-    assert synced[0] == str(path)
-    assert synced[1].startswith(str(path.parent / f".{head_file(path).name}"))
-    assert synced[2] == str(path.parent)
+    files = (path, head_file(path))
+    assert synced == [(str(file), file.stat().st_size) for file in files]
+
+
+# -- heads -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("key", [None, KEY])
+@pytest.mark.parametrize("count", [9, 10])
+def test_a_head_torn_at_any_byte_is_the_one_before_and_its_line_is_missed(tmp_path, key, count):
+    """Of sequences of as many digits, and of one more."""
+    path = written(tmp_path / "ledger.jsonl", count, key)
+    with Ledger.recover(path, key=key) as ledger:
+        ledger.append(entry(count + 1))
+        before = head_file(path).read_bytes()
+        lines = path.read_bytes()
+        ledger.append(entry(count + 2))
+    after, whole = head_file(path).read_bytes(), path.read_bytes()
+    changed = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+    assert changed[-1] - changed[0] < 256
+    for upto in range(changed[0] + 1, changed[-1] + 1):
+        head_file(path).write_bytes(after[:upto] + before[upto:])
+        path.write_bytes(whole)
+        assert Ledger.verify(path, key=key).head.sequence == count + 2
+        path.write_bytes(lines)
+        refused(path, rf"line {count + 3}: is missing", key=key)
+    path.write_bytes(whole)
+    appended(path, entry(count + 3), key=key)
+    assert Head.read(path).least == Ledger.verify(path, key=key).head.sequence == count + 3
+
+
+def test_a_place_of_a_head_that_went_bad_is_refused(path):
+    good = head_file(path).read_bytes()
+    for bad in (good[:300], good[:4096] + b"\0" * 256):  # the newer one, as a crash may leave it
+        head_file(path).write_bytes(bad)
+        assert Ledger.verify(path).head.sequence == Head.read(path).least == 3
+    head_file(path).write_bytes(b"\0" * 256 + good[256:])
+    refused(path, r"line 5: is missing, for which its head .* was torn")
+    for bad in (b"", b"\0" * len(good), good + b" "):
+        head_file(path).write_bytes(bad)
+        refused(path, "is no head of format 3")
+
+
+def test_the_head_of_one_place_that_earlier_versions_wrote_is_read(path):
+    head = Head.read(path).head
+    one = {"format": 3, "sequence": head.sequence, "sha256": head.sha256}
+    head_file(path).write_text(json.dumps(one) + "\n")
+    assert Head.read(path) == (head, None, 3)
+    cut = path.read_bytes()
+    path.write_bytes(b"".join(cut.splitlines(keepends=True)[:-1]))
+    refused(path, "line 4: is missing: 4 lines")
+    path.write_bytes(cut)
+    appended(path, entry(4))
+    assert head_file(path).stat().st_size == 4096 + 256
+
+
+def test_a_head_that_was_replaced_by_its_copy_stops_the_ledger(path):
+    with Ledger.recover(path) as ledger:
+        shutil.copy(head_file(path), path.with_name("copy"))
+        path.with_name("copy").replace(head_file(path))
+        with pytest.raises(LedgerDamaged, match=r"its head .* was changed while"):
+            ledger.append(entry(4))
 
 
 # -- formats -----------------------------------------------------------------------------------
@@ -206,8 +264,8 @@ def test_a_ledger_of_another_format_is_refused_by_name_and_left_as_it_is(tmp_pat
 
 
 def test_a_head_of_another_format_is_refused_by_name(path):
-    head = json.loads(head_file(path).read_bytes())
-    for changed in ({**head, "format": 2}, {k: v for k, v in head.items() if k != "format"}):
+    head = {"sequence": 3, "sha256": Head.read(path).head.sha256}
+    for changed in ({**head, "format": 2}, head):
         head_file(path).write_text(json.dumps(changed))
         refused(path, "is no head of format 3")
 

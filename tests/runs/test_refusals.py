@@ -191,8 +191,7 @@ def test_a_running_run_is_not_touched(folder):
 
 
 def test_a_folder_that_was_rolled_back_whole_needs_an_anchor_that_was_kept(runs, folder, tmp_path):
-    head = json.loads((runs / "later" / HEAD).read_text())
-    anchor = f"{head['sequence']}:{head['sha256']}"
+    anchor = str(Head.read(runs / "later" / LEDGER).head)
     assert "rolled back" in refusal(resume=folder, ledger_head=anchor)
     assert "ledger head" in refusal(resume=folder, ledger_head="41")
     assert (
