@@ -52,8 +52,8 @@ COMPLETION = "reproduction.matrix_completion:MatrixCompletion"
 _FEWEST, _PER_NOISE = 25, 0.2
 """Rounds that noise does not make useless: at least 25, and a fifth of kappa^-2, at which the noise
 of one round is half as long as its clip."""
-_LOUD = 0.03
-"""The kappa from which on noise of the last rounds falls less: there is little to average out."""
+_LEAST_FALL = 10.0
+"""To so many kappa noise falls at least: where it is long there is little to average out."""
 _STEP = 0.01
 """Length of a client's step over the largest that a gradient moves it: no retraction bends it."""
 
@@ -85,6 +85,8 @@ class _Rule:
     """Share of the rounds whose iterates are averaged; 0: the last one is the model."""
     factor: float = 1.0
     """Of steps by distance."""
+    momentum: float | None = None
+    """Of the same; steps add up to ``factor / (1 - momentum)`` times their length."""
     distance: Callable[[float], float] | None = None
     """Of the minimum from the start, by the bound of a gradient; None: by manifold."""
     curvature: float | None = None
@@ -100,11 +102,17 @@ _MEANS = _Rule(rounds=30, fall=0.5, tail=0.0, curvature=2.0, pace=0.5, caution=8
 _RULES: Mapping[str, _Rule] = {
     "principal-eigenvector": _SPANS,
     "kpca": _SPANS,
-    COMPLETION: _Rule(quantile=None, fall=0.2, tail=0.2, factor=0.5, distance=lambda _: 1.0),
+    COMPLETION: _Rule(
+        quantile=None, fall=0.2, tail=0.3, factor=0.2, momentum=0.5, distance=lambda _: 1.0
+    ),
     # scores of about 12 tell classes apart, and a row is at most as long as its gradient may be
-    "logistic": _Rule(fall=0.4, tail=0.2, distance=lambda bound: 12 / bound),
+    "logistic": _Rule(
+        fall=0.4, tail=0.2, factor=0.5, momentum=0.5, distance=lambda bound: 12 / bound
+    ),
     # in the unit of the target, as the bound of a gradient is; steps grow where it is too small
-    "least-squares": _Rule(quantile=0.7, fall=0.2, distance=lambda bound: bound / 200),
+    "least-squares": _Rule(
+        quantile=0.7, fall=0.1, factor=0.5, momentum=0.5, distance=lambda bound: bound / 40
+    ),
     "frechet-mean": _MEANS,
     "nearest-mean": _MEANS,
     "geometric-median": _Rule(quantile=None),  # all gradients have norm 1
@@ -350,7 +358,7 @@ def _descent(
         return
     fall = rule.fall
     if rule.quantile is not None and rule.curvature is None:
-        fall = min(1.0, fall * max(1.0, kappa / _LOUD))
+        fall = min(1.0, max(fall, _LEAST_FALL * kappa))
     ratio = float(f"{fall ** (1 / max(count - 1, 1)):.4g}")
     adaptive = None
     if is_counted:
@@ -401,7 +409,12 @@ def _steps(
         distance = rule.distance(bound)
     elif is_spanned:  # a right angle for every vector of a frame
         distance = math.pi / 2 * math.sqrt(shape[1] if len(shape) == 2 else 1)
-    return MeasuredSteps(distance=float(f"{distance:.6g}"), factor=rule.factor, average=average)
+    return MeasuredSteps(
+        distance=float(f"{distance:.6g}"),
+        factor=rule.factor,
+        momentum=rule.momentum,
+        average=average,
+    )
 
 
 def _rising(
