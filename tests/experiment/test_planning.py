@@ -105,6 +105,19 @@ def test_the_target_of_the_clip_falls_with_the_noise():
         assert target == pytest.approx(min(max(1 - 4 * noise, 0.3), 0.97), rel=1e-3)
 
 
+@pytest.mark.parametrize(("kind", "least"), [("logistic", 0.4), ("least-squares", 0.1)])
+def test_noise_falls_to_ten_times_its_length_and_steps_with_momentum_add_up_to_one(kind, least):
+    falls = set()
+    for epsilon in (0.1, 1.0, 4.0, 100.0):
+        plan, *_ = options(*KINDS[kind][0], f"privacy.noise.epsilon={epsilon}")
+        ratio = plan.training.noise_multipliers.ratio
+        fall = min(1.0, max(least, 10 * plan.relative_noise))
+        assert ratio ** (plan.num_rounds - 1) == pytest.approx(fall, rel=0.01)
+        assert plan.strategy.factor + plan.strategy.momentum == 1
+        falls.add(fall)
+    assert {least, 1.0} <= falls
+
+
 def test_a_plan_reads_no_record(monkeypatch):
     """Of the data it takes the number of rows and columns; a file of a site stays shut."""
     own = QUICKSTART.parent / "examples" / "own_principal_components.toml"
