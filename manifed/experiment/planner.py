@@ -340,6 +340,10 @@ def _descent(
     rule = _RULES.get(config.problem.kind, _Rule())
     if auto.residuals is not None:
         rule = replace(rule, quantile=0.5)
+    price, spread, kappa = _descent_noise(config, facts, bound)
+    fall = rule.fall
+    if rule.quantile is not None and rule.curvature is None:
+        fall = min(1.0, max(fall, _LEAST_FALL * kappa))
     share = LEAST if rule.quantile is None else 1.0
     if config.privacy.trust is not None and rule.quantile is not None:
         # integers of a sum have one clip, and what it cuts of a curvature is not counted
@@ -349,16 +353,12 @@ def _descent(
     # exact logarithms of frames do not converge where the noise of a step is long
     is_exact = manifold.has_logmap and not isinstance(manifold, Stiefel | Grassmann)
     keys: Document = {"minibatch": Full(), "maps": "exact" if is_exact else "retraction"}
-    price, spread, kappa = _descent_noise(config, facts, bound)
     count = min(rounds, rule.rounds, max(_FEWEST, math.ceil(_PER_NOISE / kappa**2)))
     is_counted = rule.quantile is not None and count > 1
     size = math.prod(shape) + is_counted
     count = int(min(count, most // size))
     if count < 1:
         return
-    fall = rule.fall
-    if rule.quantile is not None and rule.curvature is None:
-        fall = min(1.0, max(fall, _LEAST_FALL * kappa))
     ratio = float(f"{fall ** (1 / max(count - 1, 1)):.4g}")
     adaptive = None
     if is_counted:
