@@ -42,7 +42,7 @@ SHAPES = {
     "sampling": "kind=unsampled",
     "sampling of kind poisson": "kind=poisson sampling_probability=1e-300",
     "sampling of kind without-replacement": "kind=without-replacement sample_size=1 population=1",
-    "head": "format=3 sequence=0 sha256=text tag?=text",
+    "head": "format=3 sequence=-1 sha256=text tag?=text",
 }
 TYPES = {"text": str, "bool": bool, "said": dict}
 KNOWN = {"one-node": "to_one", "coalition": "to_coalition", "everybody": "noise_multiplier"}
@@ -181,29 +181,35 @@ def verified_line(raw, number, previous, key_id, key):
 def head_beside(path, key_id, key):
     """The head that lies beside a ledger and how many lines there must be; None if there is none.
 
-    It has two places, of which the newer counts. A torn one was for the line after the other's.
+    Its two places are of the last two lines. A torn one was for the line after the other's.
     """
     file = path.with_name(f"{path.name}.head")
     if not file.exists():
         return None
     data = file.read_bytes()
-    places = [data[:256], data[4096:]] if b"check" in data else [data]  # of earlier versions: one
+    is_old = len(data) <= 256 and b"check" not in data  # earlier versions wrote one head alone
     heads = []
     try:
-        for text, _, check_ in (place.partition(b', "check": "') for place in places):
-            content = text + b"}" if check_ else text
-            check_of = hashlib.sha256(content).hexdigest()[:16]
-            if len(places) == 1 or check_.rstrip() == f'{check_of}"}}'.encode():
+        for place in (data,) if is_old else (data[:256], data[4096:]):
+            text, _, check_ = place.partition(b', "check": "')
+            content = text if is_old else text + b"}"
+            whole = hashlib.sha256(content).hexdigest()[:16] + '"}'
+            if is_old or check_.rstrip() == whole.encode():
                 check(found := loaded(content), "head", "it")
                 heads.append((found["sequence"], found["sha256"]))
-                signed = mac(key, "head", "{}:{}".format(*heads[-1])) if key else found.get("tag")
+                said = "{}:{}".format(*heads[-1])
+                purpose = "head" if is_old else "place"
+                signed = mac(key, purpose, said) if key else found.get("tag")
                 is_ours = found["format"] == 3 and found.get("tag") == signed
                 require(is_ours, "is of another format or key")
                 require(("tag" in found) == bool(key_id), "has a tag, or none, unlike the ledger")
         require(heads, "has no place that is whole")
+        head = max(heads)
+        follow = head[0] - min(heads)[0] == len(heads) - 1
+        require(follow, "has places that are not of two lines in turn")
     except Damaged as what:
         raise Damaged(f"its head {file.name} {what}") from None
-    return max(heads), max(heads)[0] + 1 + len(places) - len(heads)
+    return head, head[0] + 1 + (not is_old and len(heads) == 1)
 
 
 # -- what counts -------------------------------------------------------------------------------

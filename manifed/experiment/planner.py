@@ -53,7 +53,8 @@ _FEWEST, _PER_NOISE = 25, 0.2
 """Rounds that noise does not make useless: at least 25, and a fifth of kappa^-2, at which the noise
 of one round is half as long as its clip."""
 _LEAST_FALL = 10.0
-"""To so many kappa noise falls at least: where it is long there is little to average out."""
+"""The noise of the last round over that of the first is at least so many kappa, since long noise
+leaves little to average out."""
 _STEP = 0.01
 """Length of a client's step over the largest that a gradient moves it: no retraction bends it."""
 
@@ -86,7 +87,7 @@ class _Rule:
     factor: float = 1.0
     """Of steps by distance."""
     momentum: float | None = None
-    """Of the same; steps add up to ``factor / (1 - momentum)`` times their length."""
+    """Momentum of steps by distance: a steady direction moves ``factor / (1 - momentum)`` steps."""
     distance: Callable[[float], float] | None = None
     """Of the minimum from the start, by the bound of a gradient; None: by manifold."""
     curvature: float | None = None

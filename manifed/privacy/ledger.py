@@ -12,8 +12,10 @@ Line n is bound to line n - 1 by the SHA-256 of that line; a keyed ledger adds t
 the HMAC-SHA256 of its hash. The hashes detect accidents; only the tags detect somebody who rewrites
 the file, because everybody can recompute a hash. Beside the ledger lies ``<name>.head``, the number
 of lines that have been acknowledged and the last hash: a chain alone cannot tell that its end was
-cut off. It has two places, which heads take in turn, so that a crash tears at most the newer one.
-The first line names the format, a random run identifier and the key's name.
+cut off. It has two places, which the heads of the last two lines take in turn, so that a crash
+tears at most the newer one. Who has no key cannot go back by a line either: beside the head of a
+line belongs that of the line before, and it was overwritten. The first line names the format, a
+random run identifier and the key's name.
 
 Guarantees: ``append`` returns only after the line and the head are on disk (fsync of both files),
 so whatever is released after it is in the ledger for ever. A line that a crash
@@ -183,58 +185,69 @@ class Head(NamedTuple):
             content = file.read_bytes()
         except OSError:
             return None
-        found = [one for at in _PLACES if (one := _in_place(content[at : at + _PLACE]))]
-        newest = max(found, key=lambda one: one.least, default=None)
-        if len(found) == 1 and b"check" in content:  # torn after the line after this one was there
-            return found[0]._replace(least=found[0].least + 1)
-        return newest
+        is_alone = len(content) <= _PLACE
+        found = [one for at in _PLACES if (one := _in_place(content[at : at + _PLACE], is_alone))]
+        found.sort(key=lambda one: one.head.sequence)
+        if not found or found[-1].head.sequence - found[0].head.sequence != len(found) - 1:
+            return None
+        head, _, purpose = found[-1]
+        is_torn = len(found) == 1 and purpose == "place"  # for the next line, which was there
+        return Acknowledged(head, head.sequence + is_torn, tuple(found))
 
-    def write(self, path: Path, key: bytes | None = None) -> bytes:
+    def write(self, path: Path, previous: str, key: bytes | None = None) -> bytes:
         """Replaces the head of the ledger at ``path``, atomically, by what it returns.
 
-        This head is in both places, signed by ``key``.
+        Its places hold this head and that of the line before, whose hash is ``previous``.
         """
-        content = self.place(key).ljust(_PLACES[1]) + self.place(key)
+        both = sorted((self, Head(self.sequence - 1, previous)), key=lambda one: one.sequence % 2)
+        first, second = (one.place(key) for one in both)
+        content = first.ljust(_PLACES[1]) + second
         write_atomically(_head_file(path), content)
         return content
 
     def place(self, key: bytes | None) -> bytes:
-        """Returns what stands in a place, signed by ``key``."""
+        """Returns what stands in a place of the head's file, signed by ``key``."""
         found = {"format": FORMAT, "sequence": self.sequence, "sha256": self.sha256}
-        found |= {} if key is None else {"tag": self.tag(key)}
+        found |= {} if key is None else {"tag": _mac(key, "place", str(self))}
         text = json.dumps(found).encode("ascii")
         end = b', "check": "%s"}' % _check_of(text)
         return (text[:-1] + end).ljust(_PLACE - 1) + b"\n"
 
-    def tag(self, key: bytes | None) -> str | None:
-        """Returns the signature by ``key``; None without a key."""
-        return None if key is None else _mac(key, "head", str(self))
 
-
-class Acknowledged(NamedTuple):
-    """A head as it was read, its tag, and the sequence of the last line that must be there."""
+class _Place(NamedTuple):
+    """A head as it was read, its tag, and what the tag was made for."""
 
     head: Head
     tag: str | None
+    purpose: Literal["place", "head"]
+    """"head": by an earlier version, which wrote one head alone and replaced the file."""
+
+
+class Acknowledged(NamedTuple):
+    """The newest head that was read, and the sequence of the last line that must be there."""
+
+    head: Head
     least: int
+    places: tuple[_Place, ...]
 
 
-def _in_place(raw: bytes) -> Acknowledged | None:
-    """What stands in a place of a head's file; None where it is torn or of another format.
-
-    Earlier versions wrote one place, without a check and in place of the file before.
-    """
+def _in_place(raw: bytes, is_alone: bool) -> _Place | None:
+    """What stands in a place; None where it is torn, of another format, or has no check beside."""
+    text, _, check = raw.partition(b', "check": "')
+    text = text + b"}" if check else text
+    if check.rstrip() != _check_of(text) + b'"}' if check else not is_alone:
+        return None
     try:
-        text, _, check = raw.partition(b', "check": "')
-        text = text + b"}" if check else text
         found = json.loads(text)
-        if found["format"] != FORMAT or (check and check.rstrip() != _check_of(text) + b'"}'):
+        if found["format"] != FORMAT:
             return None
         tag = found.get("tag")
-        head = Head.parse(f"{found['sequence']}:{found['sha256']}")
+        sequence = str(found["sequence"])
+        sha256 = Head.parse(f"{sequence.removeprefix('-')}:{found['sha256']}").sha256
+        head = Head(int(sequence), sha256)  # -1 stands before line 0
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return Acknowledged(head, None if tag is None else str(tag), head.sequence)
+    return _Place(head, None if tag is None else str(tag), "place" if check else "head")
 
 
 def _check_of(text: bytes) -> bytes:
@@ -250,6 +263,8 @@ class Verified:
     """What its first line says: format, ``run_id`` and ``key_id`` (None: unkeyed) among it."""
     head: Head
     """The head after the last whole line."""
+    previous: str
+    """The hash of the line before that."""
     length: int
     """Bytes of the whole lines."""
     is_torn: bool
@@ -297,7 +312,7 @@ class Ledger:
         left = Head.read(path)
         if os.path.lexists(_head_file(path)) and (left is None or left.least > 0):
             raise LedgerDamaged(path, 1, "the ledger is gone and only its head is left")
-        Head(0, first.sha256).write(path, key)
+        Head(0, first.sha256).write(path, _GENESIS, key)
         create_atomically(path, line)
         return cls.recover(path, key=key)
 
@@ -346,7 +361,8 @@ class Ledger:
                 ledger.head = Head(entry.sequence, entry.sha256)
                 if feed is not None:
                     feed(entry)
-            ledger._written = ledger.head.write(path, key)
+            previous = found.previous if entry is None else entry.previous
+            ledger._written = ledger.head.write(path, previous, key)
             ledger._places = os.open(ledger._head_file, os.O_RDWR)
         except BaseException:
             os.close(descriptor)
@@ -406,7 +422,7 @@ class Ledger:
         authenticity = "verified" if key is not None else "not checked"
         if header.get("key_id") is None:
             authenticity = "unkeyed"
-        return Verified(header, head, length, is_torn, authenticity)
+        return Verified(header, head, last.previous, length, is_torn, authenticity)
 
     def append(self, entry: Entry) -> Entry:
         """Adds one line; returns it when it is on disk.
@@ -550,14 +566,16 @@ def _check_head(
 ) -> None:
     """Refuse a missing head, one of another format, and one that was not signed by the key."""
     name = _head_file(path).name
+    is_keyed = header.get("key_id") is not None
+    places = () if acknowledged is None else acknowledged.places
     what = None
     if acknowledged is None:
         is_there = os.path.lexists(_head_file(path))
         what = f"is no head of format {FORMAT}" if is_there else "is missing"
-    elif (acknowledged.tag is not None) != (header.get("key_id") is not None):
+    elif any((one.tag is not None) != is_keyed for one in places):
         what = "has a tag where the header has no key, or none where it has one"
-    elif key is not None and not hmac.compare_digest(
-        str(acknowledged.tag), str(acknowledged.head.tag(key))
+    elif key is not None and not all(
+        hmac.compare_digest(str(one.tag), _mac(key, one.purpose, str(one.head))) for one in places
     ):
         what = "was rewritten without the key"
     if what is not None:

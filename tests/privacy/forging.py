@@ -17,7 +17,7 @@ def rewritten(path, change, *, keep_tags=False):
 
     Tags, also the head's, stay as they were or go: a forger has no key.
     """
-    sha256 = "0" * 64
+    previous = sha256 = "0" * 64
     lines = []
     for line in path.read_bytes().splitlines():
         found = json.loads(line)
@@ -25,15 +25,16 @@ def rewritten(path, change, *, keep_tags=False):
         del found["sha256"]
         if (changed := change(found)) is None:
             continue
-        changed |= {"sequence": len(lines), "previous": sha256}
+        previous = sha256
+        changed |= {"sequence": len(lines), "previous": previous}
         content = json.dumps(changed, sort_keys=True, separators=(",", ":")).encode()
         sha256 = hashlib.sha256(content).hexdigest()
         end = f',"sha256":"{sha256}"' + (f',"tag":"{tag}"' if tag else "") + "}\n"
         lines.append(content[:-1] + end.encode())
     path.write_bytes(b"".join(lines))
     head = Head(len(lines) - 1, sha256)
-    kept = Head.read(path).tag
-    head.write(path)
+    kept = Head.read(path).places[-1].tag
+    head.write(path, previous)
     if keep_tags and kept:
         said = {"format": 3, "sequence": head.sequence, "sha256": sha256, "tag": kept}
         head_file(path).write_text(json.dumps(said))

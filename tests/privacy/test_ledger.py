@@ -144,7 +144,7 @@ def test_a_ledger_is_never_overwritten_and_an_interrupted_creation_is_done_again
         if head is not None:
             head_file(path).write_bytes(head)
         refused(path, "only its head is left", Ledger.create, header={})
-    Head(0, "0" * 64).write(path)  # of a creation that was interrupted
+    Head(0, "1" * 64).write(path, "0" * 64)  # of a creation that was interrupted
     Ledger.create(path, {"a": 1}).close()
     assert entries_of(path)[0].said["a"] == 1
 
@@ -226,7 +226,7 @@ def test_the_head_of_one_place_that_earlier_versions_wrote_is_read(path):
     head = Head.read(path).head
     one = {"format": 3, "sequence": head.sequence, "sha256": head.sha256}
     head_file(path).write_text(json.dumps(one) + "\n")
-    assert Head.read(path) == (head, None, 3)
+    assert Head.read(path) == (head, 3, ((head, None, "head"),))
     cut = path.read_bytes()
     path.write_bytes(b"".join(cut.splitlines(keepends=True)[:-1]))
     refused(path, "line 4: is missing: 4 lines")
@@ -456,9 +456,17 @@ def test_no_rewrite_of_a_keyed_ledger_passes_with_the_key(tmp_path):
     mixed.write_bytes(b"".join([lines[0], *other.read_bytes().splitlines(keepends=True)[1:]]))
     forged("head of another run")
     shutil.copy(head_file(other), head_file(tmp_path / "head of another run"))
+    older = forged("cut by a line, the older head in both places")
+    older.write_bytes(b"".join(lines[:-1]))
+    newer = head_file(good).read_bytes()
+    one = newer[:256] if b'"sequence": 2' in newer[:256] else newer[4096:]
+    head_file(older).write_bytes(one.ljust(4096) + one)
+    single = forged("cut by a line, the older head as earlier versions wrote it")
+    single.write_bytes(b"".join(lines[:-1]))
+    head_file(single).write_bytes(one.partition(b', "check"')[0] + b"}\n")
     assert counted(good, key=KEY) == (3, "verified")
     names = [p.name for p in tmp_path.iterdir() if not p.suffix and " " in p.name]
-    assert len(names) == 8
+    assert len(names) == 10
     for name in names:
         refused(tmp_path / name, None, Ledger.verify, key=KEY)
 

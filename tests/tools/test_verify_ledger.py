@@ -313,9 +313,25 @@ def test_a_ledger_without_a_head_is_read_and_the_end_is_said_to_be_unchecked(sou
     assert tool.verified(sound, DELTA)["end"] == "checked"
     head_file(sound).unlink()
     assert tool.verified(sound, DELTA)["end"] == "not checked: there is no head"
-    Head(0, "0" * 64).write(sound)
+    Head(0, "1" * 64).write(sound, "0" * 64)
     with pytest.raises(tool.Damaged, match="line 1 is not what the head beside it says"):
         tool.verified(sound, DELTA)
+
+
+def test_a_line_that_was_cut_off_is_missed_whatever_a_place_of_the_head_says(sound):
+    lines, whole = sound.read_bytes(), head_file(sound).read_bytes()
+    first, second = whole[:256], whole[4096:]
+    older, newer = sorted((first, second), key=lambda place: int(place.split()[3][:-1]))
+    torn = whole.replace(newer, b"\0" * 256)
+    head_file(sound).write_bytes(torn)
+    assert tool.verified(sound, DELTA)["end"] == "checked"
+    for head, said in ((torn, "is missing, for which its head was torn"), (
+        older.ljust(4096) + older, "places that are not of two lines in turn"
+    )):  # fmt: skip
+        head_file(sound).write_bytes(head)
+        sound.write_bytes(b"".join(lines.splitlines(keepends=True)[:-1]))
+        with pytest.raises(tool.Damaged, match=said):
+            tool.verified(sound, DELTA)
 
 
 def test_tags_are_checked_with_the_key_and_otherwise_said_not_to_be(tmp_path, capsys):
