@@ -2,7 +2,8 @@
 
     python -m benchmarks.leaderboard                          # every cell that is listed
     python -m benchmarks.leaderboard --task logistic-a9a --epsilon 0.5
-    python -m benchmarks.leaderboard --held-out               # held_out.py, run once at the end
+    python -m benchmarks.leaderboard --held-out published     # published_tables.py, run once
+    python -m benchmarks.leaderboard --held-out made-up       # held_out.py
 
 A cell is a task, an epsilon and a number of clients. Its rivals are tuned (`rivals.py`) and kept;
 ``auto`` is measured again when its config has changed. Both report seeds 0 to 19, paired by data
@@ -28,7 +29,7 @@ import torch
 
 from benchmarks.common.cases import rounds_of
 from benchmarks.common.stopwatch import table as markdown
-from benchmarks.leaderboard import held_out, rivals
+from benchmarks.leaderboard import held_out, published_tables, rivals
 from benchmarks.leaderboard.tasks import TASKS, Task
 from manifed.durable import write_atomically
 from manifed.errors import BudgetExhausted, RoundFailed
@@ -42,17 +43,17 @@ FACTOR, WORKS = 1.2, 0.5
 """Within which ratio a cell is called won; and below which best share it counts."""
 MORE = {"pca-digits-1": (50,), "least-squares": (4, 50), "logistic-breast-cancer": (4,)}
 """Numbers of clients beside ten."""
+HELD_OUT: dict[str, Any] = {"made-up": held_out, "published": published_tables}
 Cell = dict[str, Any]
 
 
 def questions(given: argparse.Namespace) -> Iterator[tuple[Task, int, float]]:
     """The cells, which are listed before anything is run."""
-    for task in held_out.TASKS if given.held_out else TASKS:
+    kept = HELD_OUT.get(given.held_out)
+    for task in kept.TASKS if kept else TASKS:
         if given.task and task.name not in given.task:
             continue
-        counts = (
-            (held_out.CLIENTS[task.name],) if given.held_out else (10, *MORE.get(task.name, ()))
-        )
+        counts = (kept.CLIENTS[task.name],) if kept else (10, *MORE.get(task.name, ()))
         for clients in counts:
             for epsilon in EPSILONS:
                 if not given.epsilon or epsilon in given.epsilon:
@@ -220,7 +221,7 @@ def main() -> None:
     )
     parser.add_argument("--task", nargs="+")
     parser.add_argument("--epsilon", type=float, nargs="+", choices=EPSILONS)
-    parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--held-out", choices=HELD_OUT)
     parser.add_argument("--cells", type=Path, default=Path("runs/leaderboard"))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -254,7 +255,7 @@ def main() -> None:
     rows = judged(cells)
     print(json.dumps(headline(rows)))
     if given.out is not None:
-        name = "held_out" if given.held_out else "leaderboard"
+        name = f"held_out_{given.held_out}" if given.held_out else "leaderboard"
         command = " ".join(["python -m benchmarks.leaderboard", *sys.argv[1:]])
         (given.out / f"{name}.md").write_text(text_of(rows, command), encoding="utf-8")
         lines = ",\n".join(json.dumps(row) for row in cells)

@@ -55,6 +55,9 @@ of one round is half as long as its clip."""
 _LEAST_FALL = 10.0
 """The noise of the last round over that of the first is at least so many kappa, since long noise
 leaves little to average out."""
+_LATE, _LATE_TAIL = 0.15, 0.25
+"""Above this kappa most rounds go by before the start is forgotten, and the last quarter of the
+iterates at most is averaged."""
 _STEP = 0.01
 """Length of a client's step over the largest that a gradient moves it: no retraction bends it."""
 
@@ -342,6 +345,8 @@ def _descent(
     if auto.residuals is not None:
         rule = replace(rule, quantile=0.5)
     price, spread, kappa = _descent_noise(config, facts, bound)
+    if kappa > _LATE:
+        rule = replace(rule, tail=min(rule.tail, _LATE_TAIL))
     fall = rule.fall
     if rule.quantile is not None and rule.curvature is None:
         fall = min(1.0, max(fall, _LEAST_FALL * kappa))

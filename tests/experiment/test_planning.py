@@ -118,6 +118,17 @@ def test_noise_falls_to_ten_times_its_length_and_steps_with_momentum_add_up_to_o
     assert {least, 1.0} <= falls
 
 
+def test_loud_noise_leaves_a_quarter_of_the_iterates_to_average():
+    shares = set()
+    for epsilon in (0.1, 0.3, 1.0, 4.0):
+        plan, *_ = options(f"privacy.noise.epsilon={epsilon}")
+        share = 0.25 if plan.relative_noise > 0.15 else 0.5
+        last = math.ceil((1 - share) * plan.num_rounds)
+        assert plan.strategy.average.from_round == last
+        shares.add(share)
+    assert shares == {0.25, 0.5}
+
+
 def test_a_plan_reads_no_record(monkeypatch):
     """Of the data it takes the number of rows and columns; a file of a site stays shut."""
     own = QUICKSTART.parent / "examples" / "own_principal_components.toml"
