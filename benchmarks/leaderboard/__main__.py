@@ -2,6 +2,7 @@
 
     python -m benchmarks.leaderboard                          # every cell that is listed
     python -m benchmarks.leaderboard --task logistic-a9a --epsilon 0.5
+    python -m benchmarks.leaderboard --trust secure-sum       # noise once over all clients
     python -m benchmarks.leaderboard --held-out published     # published_tables.py, run once
     python -m benchmarks.leaderboard --held-out made-up       # held_out.py
 
@@ -43,6 +44,10 @@ FACTOR, WORKS = 1.2, 0.5
 """Within which ratio a cell is called won; and below which best share it counts."""
 MORE = {"pca-digits-1": (50,), "least-squares": (4, 50), "logistic-breast-cancer": (4,)}
 """Numbers of clients beside ten."""
+FAR = {0.1, 10.0}
+WIDE = ("pca-digits-1", "pca-digits-2", "least-squares", "least-squares-skewed", "diabetes",
+        "logistic-breast-cancer", "hyperbolic-mean")  # fmt: skip
+"""Tasks that ten clients race at those epsilons as well, and under a secure sum at all others."""
 HELD_OUT: dict[str, Any] = {"made-up": held_out, "published": published_tables}
 Cell = dict[str, Any]
 
@@ -53,9 +58,12 @@ def questions(given: argparse.Namespace) -> Iterator[tuple[Task, int, float]]:
     for task in kept.TASKS if kept else TASKS:
         if given.task and task.name not in given.task:
             continue
+        if given.trust and task.name not in WIDE:
+            continue
         counts = (kept.CLIENTS[task.name],) if kept else (10, *MORE.get(task.name, ()))
         for clients in counts:
-            for epsilon in EPSILONS:
+            is_wide = not kept and not given.trust and clients == 10 and task.name in WIDE
+            for epsilon in sorted({*EPSILONS, *(FAR if is_wide else ())}):
                 if not given.epsilon or epsilon in given.epsilon:
                     yield task, clients, epsilon
 
@@ -79,14 +87,20 @@ def share_of(config: Experiment, levels: tuple[float, float]) -> tuple[float, fl
     )
 
 
-def ours(task: Task, clients: int, epsilon: float, data: Any) -> Cell:
-    """The planner's cell: every config is resolved, and so frozen, before it is run."""
+def planned(task: Task, clients: int, epsilon: float, seed: int, trust: str | None) -> Experiment:
+    """The config of a plan, which is resolved, and so frozen, before it is run."""
+    table = task.table(epsilon, seed, clients)
+    return parse({**table, "privacy": {**table["privacy"], "trust": trust}} if trust else table)
+
+
+def ours(task: Task, clients: int, epsilon: float, data: Any, trust: str | None) -> Cell:
+    """The planner's cell."""
     rows = []
     for seed in SEEDS:
-        config = parse(task.table(epsilon, seed, clients))
+        config = planned(task, clients, epsilon, seed, trust)
         pooled = data(seed)
         rows.append(share_of(config, (pooled.lowest, pooled.highest)))
-    first = parse(task.table(epsilon, 0, clients))
+    first = planned(task, clients, epsilon, 0, trust)
     privacy: Any = first.privacy
     return {
         "shares": [share for share, _ in rows],
@@ -118,13 +132,16 @@ def theirs(data: Any, epsilon: float) -> Cell:
     return found
 
 
-def source_of(task: Task, clients: int) -> Any:
+def source_of(task: Task, clients: int, trust: str | None = None) -> Any:
     """Gives the data of a seed; data that no seed changes are loaded once, with other starts."""
 
     @cache
     def at(seed: int) -> rivals.Pooled:
         if task.has_seeded_data or seed == 0:
-            return rivals.Pooled(task, seed, clients)
+            pooled = rivals.Pooled(task, seed, clients)
+            if trust is not None:  # the noise of one, as a curator of all data would add
+                pooled.clients = 1
+            return pooled
         return at(0).started_at(initial_point(rivals.plain(task, seed, clients)))
 
     return at
@@ -220,7 +237,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", nargs="+")
-    parser.add_argument("--epsilon", type=float, nargs="+", choices=EPSILONS)
+    parser.add_argument("--epsilon", type=float, nargs="+", choices=sorted({*EPSILONS, *FAR}))
+    parser.add_argument("--trust", choices=["secure-sum"])
     parser.add_argument("--held-out", choices=HELD_OUT)
     parser.add_argument("--cells", type=Path, default=Path("runs/leaderboard"))
     parser.add_argument("--out", type=Path)
@@ -230,9 +248,11 @@ def main() -> None:
     tuner = hashlib.sha256(Path(rivals.__file__).read_bytes()).hexdigest()[:8]
     cells = []
     for task, clients, epsilon in questions(given):
-        data = source_of(task, clients)
-        asked = hashlib.sha256(f"{task!r} {clients} {epsilon} {tuner}".encode()).hexdigest()[:16]
-        path = given.cells / f"{task.name}_{clients}_{epsilon:g}.json"
+        data = source_of(task, clients, given.trust)
+        told = f"{task!r} {clients} {epsilon} {tuner}{given.trust or ''}"
+        asked = hashlib.sha256(told.encode()).hexdigest()[:16]
+        name = "_".join([task.name, str(clients), f"{epsilon:g}", *filter(None, [given.trust])])
+        path = given.cells / f"{name}.json"
         cell = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         began = time.process_time()
         if cell.get("asked") != asked:
@@ -241,8 +261,9 @@ def main() -> None:
                 "task": task.name, "clients": clients, "epsilon": epsilon, "asked": asked,
                 "lowest": pooled.lowest, "highest": pooled.highest, "rivals": theirs(data, epsilon),
             }  # fmt: skip
-        if cell.get("auto", {}).get("config") != sha256(parse(task.table(epsilon, 0, clients))):
-            cell["auto"] = ours(task, clients, epsilon, data)
+        config = planned(task, clients, epsilon, 0, given.trust)
+        if cell.get("auto", {}).get("config") != sha256(config):
+            cell["auto"] = ours(task, clients, epsilon, data, given.trust)
         write_atomically(path, json.dumps(cell, indent=1).encode())
         cells.append(cell)
         (row,) = judged([cell])
@@ -256,6 +277,7 @@ def main() -> None:
     print(json.dumps(headline(rows)))
     if given.out is not None:
         name = f"held_out_{given.held_out}" if given.held_out else "leaderboard"
+        name += f"_{given.trust.replace('-', '_')}" if given.trust else ""
         command = " ".join(["python -m benchmarks.leaderboard", *sys.argv[1:]])
         (given.out / f"{name}.md").write_text(text_of(rows, command), encoding="utf-8")
         lines = ",\n".join(json.dumps(row) for row in cells)

@@ -29,7 +29,7 @@ from manifed.algorithms.adaptive_clip import CLIP
 from manifed.algorithms.algorithm import There
 from manifed.algorithms.payloads import State
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.fields import Positive
+from manifed.fields import Positive, WholeNumber
 from manifed.manifolds.base import Manifold
 
 _LEAST_LEFT = 0.25
@@ -39,11 +39,14 @@ _LEAST_LEFT = 0.25
 class MeasuredSteps(TangentMean):
     """A tangent mean whose step length follows from the uploads, by a distance or a curvature."""
 
-    later: ClassVar = ("radius",)
+    later: ClassVar = ("radius", "settles")
     """As `manifed.problems.data.DataSource.later`."""
     kind: Literal["measured-steps"] = "measured-steps"  # pyright: ignore[reportIncompatibleVariableOverride]
     distance: Positive | None = None
     """Public guess of how far the minimum is from the start. Steps grow where it is too small."""
+    settles: WholeNumber = 0
+    """Rounds before the first step by distance, in which an adaptive clip settles. The distance is
+    then in units of the clip: it is multiplied by the share c_t that is reached."""
     factor: Positive = 1.0
     """Factor of steps by distance."""
     curvature: Positive | None = None
@@ -61,6 +64,8 @@ class MeasuredSteps(TangentMean):
                 "strategy: expected either distance or curvature with kind = 'measured-steps', got "
                 f"{self.distance} and {self.curvature}"
             )
+        if self.settles and self.distance is None:
+            raise ValueError("strategy.settles: expected strategy.distance beside it, got none")
         return self
 
     def start(self, x: Tensor) -> State:
@@ -104,6 +109,8 @@ class MeasuredSteps(TangentMean):
         assert self.distance is not None
         x, clip = state["x"], float(state[CLIP]) if CLIP in state else 1.0
         manifold = here.manifold
+        if here.round <= self.settles:
+            return 0.0, {"reach": state["measured"] + self.distance * clip}
         squares = state["measured"] + (manifold.norm(x, mean).double() / clip) ** 2
         if manifold.has_logmap:
             moved = manifold.dist(state["origin"], x)
@@ -113,7 +120,8 @@ class MeasuredSteps(TangentMean):
         kept = {"measured": squares, "reach": reach}
         if not float(squares) > 0:  # nothing was uploaded but zeros
             return 0.0, kept
-        return self.factor * max(self.distance, float(reach)) / (clip * sqrt(squares)), kept
+        least = 0.0 if self.settles else self.distance
+        return self.factor * max(least, float(reach)) / (clip * sqrt(squares)), kept
 
     def _by_curvature(self, state: State, mean: Tensor, here: There) -> tuple[float, State]:
         """The multiple of the mean that is the step, and the sum of weights that is kept."""

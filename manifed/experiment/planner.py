@@ -52,12 +52,12 @@ COMPLETION = "reproduction.matrix_completion:MatrixCompletion"
 _FEWEST, _PER_NOISE = 25, 0.2
 """Rounds that noise does not make useless: at least 25, and a fifth of kappa^-2, at which the noise
 of one round is half as long as its clip."""
-_LEAST_FALL = 10.0
-"""The noise of the last round over that of the first is at least so many kappa, since long noise
-leaves little to average out."""
 _LATE, _LATE_TAIL = 0.15, 0.25
 """Above this kappa most rounds go by before the start is forgotten, and the last quarter of the
 iterates at most is averaged."""
+_OF_CLIP = 12.0
+"""Where the clip settles before the first step, a distance is so many times that of the rule, times
+the share of the bound at which the clip is then. It starts at a twentieth of it."""
 _STEP = 0.01
 """Length of a client's step over the largest that a gradient moves it: no retraction bends it."""
 
@@ -85,6 +85,8 @@ class _Rule:
     rounds: int = 100
     fall: float = 0.3
     """Noise of the last round over that of the first."""
+    least_fall: float = 10.0
+    """It is at least so many kappa, since long noise leaves little to average out."""
     tail: float = 0.5
     """Share of the rounds whose iterates are averaged; 0: the last one is the model."""
     factor: float = 1.0
@@ -93,33 +95,53 @@ class _Rule:
     """Momentum of steps by distance: a steady direction moves ``factor / (1 - momentum)`` steps."""
     distance: Callable[[float], float] | None = None
     """Of the minimum from the start, by the bound of a gradient; None: by manifold."""
+    settles: int = 0
+    """Rounds before the first step where noise falls to 0.1 in 100 rounds: they cost half a percent
+    of the budget each ten, and give the adaptive clip time. ``distance`` then goes by that clip."""
     curvature: float | None = None
     """The known curvature of the cost; None: steps go by distance."""
     pace: float = 0.3
     """The learning rate of the clip where noise does not slow it."""
+    fixed: float = 0.25
+    """The clip of a secure sum, whose integers have one, over the bound of a gradient."""
     caution: float = 4.0
     """The target of a clip is the quantile 1 - ``caution`` kappa."""
 
 
-_SPANS = _Rule(quantile=None, rounds=30, fall=0.2)
-_MEANS = _Rule(rounds=30, fall=0.5, tail=0.0, curvature=2.0, pace=0.5, caution=8.0)
+_SPANS = _Rule(rounds=30, fall=0.2, least_fall=0.0, caution=16.0, fixed=0.05)
+_MEANS = _Rule(
+    rounds=30, fall=0.5, least_fall=0.0, tail=0.0, curvature=2.0, pace=0.5, caution=8.0, fixed=0.1
+)
 _RULES: Mapping[str, _Rule] = {
     "principal-eigenvector": _SPANS,
     "kpca": _SPANS,
     COMPLETION: _Rule(
-        quantile=None, fall=0.2, tail=0.3, factor=0.2, momentum=0.5, distance=lambda _: 1.0
+        quantile=None,
+        fall=0.2,
+        least_fall=0.0,
+        tail=0.3,
+        factor=0.2,
+        momentum=0.5,
+        distance=lambda _: 1.0,
     ),
     # scores of about 12 tell classes apart, and a row is at most as long as its gradient may be
     "logistic": _Rule(
-        fall=0.4, tail=0.2, factor=0.5, momentum=0.5, distance=lambda bound: 12 / bound
+        fall=0.4, tail=0.2, factor=0.5, momentum=0.5, distance=lambda bound: 12 / bound, fixed=0.5
     ),
     # in the unit of the target, as the bound of a gradient is; steps grow where it is too small
     "least-squares": _Rule(
-        quantile=0.7, fall=0.1, factor=0.5, momentum=0.5, distance=lambda bound: bound / 40
+        quantile=0.7,
+        fall=0.1,
+        factor=0.5,
+        momentum=0.5,
+        distance=lambda bound: bound / 40,
+        settles=15,
+        pace=0.6,
+        fixed=0.03,
     ),
     "frechet-mean": _MEANS,
     "nearest-mean": _MEANS,
-    "geometric-median": _Rule(quantile=None),  # all gradients have norm 1
+    "geometric-median": _Rule(quantile=None, least_fall=0.0),  # all gradients have norm 1
 }
 
 
@@ -347,15 +369,13 @@ def _descent(
     price, spread, kappa = _descent_noise(config, facts, bound)
     if kappa > _LATE:
         rule = replace(rule, tail=min(rule.tail, _LATE_TAIL))
-    fall = rule.fall
-    if rule.quantile is not None and rule.curvature is None:
-        fall = min(1.0, max(fall, _LEAST_FALL * kappa))
+    fall = min(1.0, max(rule.fall, rule.least_fall * kappa))
     share = LEAST if rule.quantile is None else 1.0
     if config.privacy.trust is not None and rule.quantile is not None:
         # integers of a sum have one clip, and what it cuts of a curvature is not counted
         distance = rule.distance if rule.curvature is None else lambda bound: bound / 6
         rule = replace(rule, quantile=None, curvature=None, distance=distance)
-        share = 0.25
+        share = rule.fixed
     # exact logarithms of frames do not converge where the noise of a step is long
     is_exact = manifold.has_logmap and not isinstance(manifold, Stiefel | Grassmann)
     keys: Document = {"minibatch": Full(), "maps": "exact" if is_exact else "retraction"}
@@ -369,13 +389,16 @@ def _descent(
     adaptive = None
     if is_counted:
         adaptive = _rising(rule, kappa, spread, count, auto.typical_norm, bound)
+    settles = 0
+    if adaptive is not None:
+        settles = round(rule.settles * math.log10(1 / fall) * count / 100)
     clip = float(f"{share * bound:.6g}")
     step = float(f"{_STEP / clip:.3g}")
     training = RSGD(step_size=step, **keys)
     if count > 1:
         falling = Geometric(scale=1.0, ratio=ratio)
         training = ScheduledRSGD(step_size=step, noise_multipliers=falling, **keys)
-    strategy = _steps(config, facts, rule, bound, step, count, ratio)
+    strategy = _steps(config, facts, replace(rule, settles=settles), bound, step, count, ratio)
     scale = math.sqrt(sum(ratio ** (-2 * r) for r in range(count)))
     yield _Option(training, count, clip, scale * price, count * size, kappa, strategy, adaptive)
 
@@ -415,8 +438,11 @@ def _steps(
         distance = rule.distance(bound)
     elif is_spanned:  # a right angle for every vector of a frame
         distance = math.pi / 2 * math.sqrt(shape[1] if len(shape) == 2 else 1)
+    if rule.settles:
+        distance *= _OF_CLIP
     return MeasuredSteps(
         distance=float(f"{distance:.6g}"),
+        settles=rule.settles,
         factor=rule.factor,
         momentum=rule.momentum,
         average=average,

@@ -51,6 +51,16 @@ def test_steps_by_distance_are_those_of_the_paper():
         np.testing.assert_allclose(found.numpy(), x, rtol=1e-12)
 
 
+def test_nothing_moves_until_the_clip_has_settled_and_then_a_distance_goes_by_it():
+    uploads, clips = draws(), [0.1, 0.2, 0.3, 0.4, 0.4, 0.3, 0.4, 0.4]
+    path, _ = steps(MeasuredSteps(distance=2.0, settles=3), uploads, clip=clips)
+    assert all(torch.equal(x, path[0]) for x in path[:4])
+    later, _ = steps(MeasuredSteps(distance=2.0 * 0.3), uploads[3:], clip=clips[3:])
+    torch.testing.assert_close(torch.stack(path[3:]), torch.stack(later), rtol=1e-12, atol=0)
+    with pytest.raises(ValueError, match="settles: expected strategy.distance beside it"):
+        MeasuredSteps(curvature=1.0, settles=3)
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 @pytest.mark.parametrize(
     ("manifold", "shape"), [(Sphere(), (4,)), (Lorentz(), (4,)), (Stiefel(), (5, 2))]

@@ -61,7 +61,7 @@ def test_no_plan_asks_for_more_numbers_than_may_go_up():
     for sets in ((), KINDS["logistic"][0]):
         found = options(*sets, "privacy.noise.delta=1e-4", "training.numbers_up=1280")
         assert all(option.numbers_up <= 1280 for option in found)
-    assert options("training.numbers_up=1280")[0].num_rounds == 20
+    assert options("training.numbers_up=1300")[0].num_rounds == 20  # a model, and a count
     with pytest.raises(ConfigError, match=r"training.numbers_up: expected at least 64, .* got 63"):
         load(BEST, ["training.numbers_up=63"])
 
@@ -127,6 +127,17 @@ def test_loud_noise_leaves_a_quarter_of_the_iterates_to_average():
         assert plan.strategy.average.from_round == last
         shares.add(share)
     assert shares == {0.25, 0.5}
+
+
+def test_a_clip_settles_where_early_rounds_cost_little():
+    parts = KINDS["least-squares"][0]
+    loud, quiet = (options(*parts, f"privacy.noise.epsilon={e}")[0] for e in (0.1, 100.0))
+    assert (loud.strategy.settles, quiet.strategy.settles) == (0, 15)
+    ratio = quiet.training.noise_multipliers.ratio
+    spent = [ratio ** (-2 * r) for r in range(quiet.num_rounds)]
+    assert sum(spent[:15]) < 0.02 * sum(spent)
+    # twelve times the distance at the bound, where the clip is: that of the start at a twelfth
+    assert quiet.strategy.distance == pytest.approx(12 * loud.strategy.distance, rel=1e-5)
 
 
 def test_a_plan_reads_no_record(monkeypatch):
