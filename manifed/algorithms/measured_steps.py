@@ -110,7 +110,7 @@ class MeasuredSteps(TangentMean):
         x, clip = state["x"], float(state[CLIP]) if CLIP in state else 1.0
         manifold = here.manifold
         if here.round <= self.settles:
-            return 0.0, {"reach": state["measured"] + self.distance * clip}
+            return 0.0, {"reach": torch.full_like(state["reach"], self.distance * clip)}
         squares = state["measured"] + (manifold.norm(x, mean).double() / clip) ** 2
         if manifold.has_logmap:
             moved = manifold.dist(state["origin"], x)
