@@ -113,7 +113,7 @@ TASKS = (
             "examples": "spd-matrices", "columns": _PLACES, "shape": [2, 2],
             "range": [1e-3, 1e3], "outside": "project",
         },
-        20.0, count=2000, skew=3.0,
+        20.0, count=400, skew=3.0,
     ),
     listed(
         "wages", "hyperbolic mean of normal laws of wages", _wages, ["x", "y"],

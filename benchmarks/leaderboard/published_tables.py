@@ -166,7 +166,7 @@ TASKS = (
             "examples": "spd-matrices", "columns": _PLACES, "shape": [5, 5],
             "range": [1e-3, 1e3], "outside": "project",
         },
-        31.0, count=2000, skew=3.0,
+        31.0, count=400, skew=3.0,
     ),
     listed(
         "laws", "hyperbolic mean of normal laws of images", _laws, ["x", "y"],
