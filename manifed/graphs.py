@@ -165,20 +165,7 @@ _LONGEST_FILE = 1 << 26
 """Bytes of a file of edges."""
 
 
-class _GraphSource(Frozen):
-    """Base of the tables that name a graph in a config."""
-
-    @abstractmethod
-    def build(self, num_nodes: int, seed: int = 0) -> Graph:
-        """Builds the graph of ``num_nodes`` nodes; ``seed`` is read by random graphs only.
-
-        Raises:
-            ValueError: when there is no such graph, it takes long to build (a config is read before
-                anybody has agreed to it), or none of many draws is connected.
-        """
-
-
-class _NamedGraph(_GraphSource):
+class _NamedGraph(Frozen):
     """A graph that networkx makes; a random one is drawn until it is connected."""
 
     def pairs(self, num_nodes: int) -> int:
@@ -194,7 +181,14 @@ class _NamedGraph(_GraphSource):
         """The graph that the package ``nx`` makes, or one draw of a random one."""
 
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
-        """The graph, with nodes in networkx's own order; loops (of a ring of one) are left out."""
+        """Builds the graph of ``num_nodes`` nodes; ``seed`` is read by random graphs only.
+
+        Nodes are in networkx's own order; loops (of a ring of one) are left out.
+
+        Raises:
+            ValueError: when there is no such graph, it takes long to build (a config is read before
+                anybody has agreed to it), or none of many draws is connected.
+        """
         pairs = self.pairs(num_nodes)
         if pairs > _MOST_PAIRS:
             raise ValueError(
@@ -328,7 +322,7 @@ class RandomRegular(_NamedGraph):
         return nx.random_regular_graph(self.degree, num_nodes, seed=rng)
 
 
-class EdgeList(_GraphSource):
+class EdgeList(Frozen):
     """A graph given by its edges, or by a file with a line ``i j`` per edge."""
 
     kind: Literal["edges"] = "edges"
@@ -344,7 +338,7 @@ class EdgeList(_GraphSource):
         return self
 
     def build(self, num_nodes: int, seed: int = 0) -> Graph:
-        """Builds the graph that is written down."""
+        """Builds the graph that is written down; errors as those of the named graphs."""
         named = _read(self.path) if self.path else self.edges or ()
         for i, j in named:
             if i == j or not (0 <= i < num_nodes and 0 <= j < num_nodes):

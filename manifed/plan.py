@@ -9,14 +9,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manifed.errors import ConfigError, named_by
 from manifed.federation.client import releases_in
 from manifed.federation.plan import Plan
 from manifed.fields import Document
 from manifed.privacy.composition import NoValidBound
-from manifed.privacy.epsilon_bounds import least_multiplier
+from manifed.privacy.epsilon_bounds import Claim, least_multiplier
 from manifed.privacy.events import (
     CLIENT_LEVEL,
     COALITION,
@@ -31,9 +31,6 @@ from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.statement import Budget, Promise
 from manifed.privacy.tariff import Block, ClientReleases, Tariff, Terms, blocks
 from manifed.setting import ClientLevel, ExampleLevel, NoPrivacy, Setting, Target
-
-if TYPE_CHECKING:
-    from manifed.privacy.epsilon_bounds import Claim
 
 Sizes = tuple[int, ...]
 """N_i of every client, public."""
@@ -434,13 +431,11 @@ def _realised(
     return _terms(counted, sizes, client, None, Block(server_round, server_round, {}))
 
 
-def _claim(setting: Setting) -> "Claim | None":
+def _claim(setting: Setting) -> Claim | None:
     privacy = setting.privacy
     federation = setting.federation
     if privacy.kind != "example-level" or privacy.noise.kind != "published":
         return None
-    from manifed.privacy.epsilon_bounds import Claim
-
     rule = privacy.noise
     cohort = max(1, round(federation.cohort.expected_size(federation.num_clients)))
     return Claim(

@@ -38,11 +38,6 @@ def _inside(x: _Array, bound: float) -> _Array:
     return np.where(length[:, None] > bound, unit, x / bound)
 
 
-def _with_ones(rows: _Array, has_ones: bool) -> _Array:
-    """Rows with a constant 1 beside each, if asked."""
-    return np.hstack([rows, np.ones((len(rows), int(has_ones)))])
-
-
 def _each(name: str, given: Any, count: int) -> _Array:
     """What an argument gives each of so many rows; without it all have 0.
 
@@ -143,7 +138,24 @@ class _Private(BaseEstimator):
 
 
 @_named
-class PrivateLogisticRegression(ClassifierMixin, _Private):
+class _OfRows(_Private):
+    """Base of the linear models of rows, whose length is bounded."""
+
+    row_norm: float = 1.0
+    fit_intercept: bool = True
+
+    def _columns(self, x: _Array) -> _Array:
+        """What a model is trained on: rows of length 1 at most, and a constant 1 if asked."""
+        return np.hstack([_inside(x, self.row_norm), np.ones((len(x), int(self.fit_intercept)))])
+
+    def _rows(self, x: Any) -> _Array:
+        """Rows to be scored, longer ones scaled down to the bound."""
+        check_is_fitted(self)
+        return _inside(self._read(x, reset=False), self.row_norm) * self.row_norm
+
+
+@_named
+class PrivateLogisticRegression(ClassifierMixin, _OfRows):
     """Logistic regression of two classes, private for each row or each person.
 
     Args:
@@ -155,9 +167,7 @@ class PrivateLogisticRegression(ClassifierMixin, _Private):
         noise_source: "os" for a release, "seed" for a rehearsal without protection.
     """
 
-    row_norm: float = 1.0
     classes: Any = None
-    fit_intercept: bool = True
 
     def __sklearn_tags__(self) -> Any:
         """Two classes, and no accuracy is promised."""
@@ -178,9 +188,10 @@ class PrivateLogisticRegression(ClassifierMixin, _Private):
         self.classes_ = np.unique(y if self.classes is None else self.classes)
         if len(self.classes_) != 2 or not np.isin(y, self.classes_).all():
             raise ValueError(f"Expected labels of two classes, got {len(self.classes_)} class")
-        rows = _with_ones(_inside(x, self.row_norm), self.fit_intercept)
-        label = np.where(y == self.classes_[1], 1.0, -1.0)
-        columns = {"feature": rows, "label": label}
+        columns = {
+            "feature": self._columns(x),
+            "label": np.where(y == self.classes_[1], 1.0, -1.0),
+        }
         clip = math.sqrt(1.0 + self.fit_intercept)
         w = self._train({"kind": "logistic"}, "classification", clip, columns, sites, persons)
         self.coef_ = w[None, : x.shape[1]] / self.row_norm
@@ -189,9 +200,7 @@ class PrivateLogisticRegression(ClassifierMixin, _Private):
 
     def decision_function(self, X: Any) -> _Array:
         """Scores (n,): positive for the second class."""
-        check_is_fitted(self)
-        rows = _inside(self._read(X, reset=False), self.row_norm) * self.row_norm
-        return rows @ self.coef_[0] + self.intercept_[0]
+        return self._rows(X) @ self.coef_[0] + self.intercept_[0]
 
     def predict_proba(self, X: Any) -> _Array:
         """Probabilities (n, 2) of both classes."""
@@ -200,12 +209,11 @@ class PrivateLogisticRegression(ClassifierMixin, _Private):
 
     def predict(self, X: Any) -> _Array:
         """The class of each row."""
-        is_second = self.decision_function(X) > 0
-        return self.classes_[is_second.astype(int)]
+        return self.classes_[(self.decision_function(X) > 0).astype(int)]
 
 
 @_named
-class PrivateRidge(RegressorMixin, _Private):
+class PrivateRidge(RegressorMixin, _OfRows):
     """Linear regression, private for each row or each person; arguments as of the logistic one.
 
     Args:
@@ -213,10 +221,8 @@ class PrivateRidge(RegressorMixin, _Private):
         alpha: weight of |w|^2 / 2 beside the mean squared error / 2, of scaled rows.
     """
 
-    row_norm: float = 1.0
     target_norm: float = 1.0
     alpha: float = 0.0
-    fit_intercept: bool = True
 
     def __sklearn_tags__(self) -> Any:
         """No accuracy is promised."""
@@ -227,23 +233,18 @@ class PrivateRidge(RegressorMixin, _Private):
     def fit(self, X: Any, y: Any, *, sites: Any = None, persons: Any = None) -> Self:
         """Trains on rows (n, d) and targets (n,); ``sites`` and ``persons`` name those of each."""
         x, y = self._read(X, y, y_numeric=True)
-        target = np.clip(y, -self.target_norm, self.target_norm) / self.target_norm
-        columns = {
-            "feature": _with_ones(_inside(x, self.row_norm), self.fit_intercept),
-            "target": target,
-        }
+        bound = self.target_norm
+        columns = {"feature": self._columns(x), "target": np.clip(y, -bound, bound) / bound}
         problem = {"kind": "least-squares", "ridge": self.alpha}
         clip = 2 * math.sqrt(1.0 + self.fit_intercept)
-        w = self.target_norm * self._train(problem, "regression", clip, columns, sites, persons)
+        w = bound * self._train(problem, "regression", clip, columns, sites, persons)
         self.coef_ = w[: x.shape[1]] / self.row_norm
         self.intercept_ = float(w[-1]) if self.fit_intercept else 0.0
         return self
 
     def predict(self, X: Any) -> _Array:
         """Predicted targets (n,)."""
-        check_is_fitted(self)
-        rows = _inside(self._read(X, reset=False), self.row_norm) * self.row_norm
-        return rows @ self.coef_ + self.intercept_
+        return self._rows(X) @ self.coef_ + self.intercept_
 
 
 @_named
@@ -257,6 +258,11 @@ class _OfMatrices(_Private):
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
         return tags
+
+    def _matrices(self, x: Any) -> torch.Tensor:
+        """Matrices of which something is asked once there is a mean."""
+        check_is_fitted(self)
+        return torch.from_numpy(self._read(x, allow_nd=True, reset=False))
 
 
 @_named
@@ -282,14 +288,12 @@ class PrivateMDM(ClassifierMixin, _OfMatrices):
             raise ValueError(f"Expected labels of two classes or more, got {len(self.classes_)}")
         columns = {"z": x, "label": np.searchsorted(self.classes_, y).astype(float)}
         problem = {"kind": "nearest-mean", "num_classes": len(self.classes_)}
-        clip = 2 * self.spread
-        self.means_ = self._train(problem, "spd-matrices", clip, columns, sites, persons)
+        self.means_ = self._train(problem, "spd-matrices", 2 * self.spread, columns, sites, persons)
         return self
 
     def predict(self, X: Any) -> _Array:
         """The class of each matrix."""
-        check_is_fitted(self)
-        x = torch.from_numpy(self._read(X, allow_nd=True, reset=False))
+        x = self._matrices(X)
         nearest = ClassMeans(SPD(), len(self.classes_)).predict(torch.from_numpy(self.means_), x)
         return self.classes_[nearest.numpy()]
 
@@ -325,10 +329,11 @@ class PrivateTangentSpace(TransformerMixin, _OfMatrices):
         for group in np.unique(groups):
             is_in = groups == group
             of = persons if persons is None else persons[is_in]
-            mean = self._train(
-                problem, "spd-matrices", 2 * self.spread, {"z": x[is_in]}, sites[is_in], of
+            means[group] = torch.from_numpy(
+                self._train(
+                    problem, "spd-matrices", 2 * self.spread, {"z": x[is_in]}, sites[is_in], of
+                )
             )
-            means[group] = torch.from_numpy(mean)
             spent.append(self.epsilon_)
             said.append(f"Group {group}\n{self.statement_}")
         self.means_, self.epsilon_, self.statement_ = means, max(spent), "\n".join(said)
@@ -340,8 +345,7 @@ class PrivateTangentSpace(TransformerMixin, _OfMatrices):
 
     def transform(self, X: Any, *, groups: Any = None) -> _Array:
         """Coordinates of log(M^-1/2 C M^-1/2), C at the mean M of its group."""
-        check_is_fitted(self)
-        x = torch.from_numpy(self._read(X, allow_nd=True, reset=False))
+        x = self._matrices(X)
         root = {name: expm(sym_function(mean, LOG) / -2) for name, mean in self.means_.items()}
         names = _each("groups", groups, len(x))
         if unknown := {*names} - {*root}:
@@ -381,8 +385,7 @@ class PrivatePCA(TransformerMixin, _Private):
     def transform(self, X: Any) -> _Array:
         """Coordinates (n, n_components) of rows less the centre."""
         check_is_fitted(self)
-        x = self._read(X, reset=False)
-        return (x - self.centre) @ self.components_.T
+        return (self._read(X, reset=False) - self.centre) @ self.components_.T
 
     def inverse_transform(self, X: Any) -> _Array:
         """The rows (n, d) that these coordinates describe."""

@@ -3,7 +3,7 @@
     python -m benchmarks.leaderboard                          # every cell that is listed
     python -m benchmarks.leaderboard --task logistic-a9a --epsilon 0.5
     python -m benchmarks.leaderboard --trust secure-sum       # noise once over all clients
-    python -m benchmarks.leaderboard --held-out later         # made-up, published or later
+    python -m benchmarks.leaderboard --held-out later         # of published_tables.py, or published
 
 A cell is a task, an epsilon and a number of clients. Its rivals are tuned (`rivals.py`) and kept;
 ``auto`` is measured again when its config has changed. Both report seeds 0 to 19, paired by data
@@ -29,7 +29,8 @@ import torch
 
 from benchmarks.common.cases import rounds_of
 from benchmarks.common.stopwatch import table as markdown
-from benchmarks.leaderboard import held_out, later_tables, published_tables, rivals
+from benchmarks.leaderboard import rivals
+from benchmarks.leaderboard.published_tables import SETS
 from benchmarks.leaderboard.tasks import TASKS, Task
 from manifed.durable import write_atomically
 from manifed.errors import BudgetExhausted, RoundFailed
@@ -47,23 +48,18 @@ FAR = {0.1, 10.0}
 WIDE = ("pca-digits-1", "pca-digits-2", "least-squares", "least-squares-skewed", "diabetes",
         "logistic-breast-cancer", "hyperbolic-mean")  # fmt: skip
 """Tasks that ten clients race at those epsilons as well, and under a secure sum at all others."""
-HELD_OUT: dict[str, Any] = {
-    "made-up": held_out,
-    "published": published_tables,
-    "later": later_tables,
-}
 Cell = dict[str, Any]
 
 
 def questions(given: argparse.Namespace) -> Iterator[tuple[Task, int, float]]:
     """The cells, which are listed before anything is run."""
-    kept = HELD_OUT.get(given.held_out)
-    for task in kept.TASKS if kept else TASKS:
+    kept = SETS.get(given.held_out)
+    for task in kept or TASKS:
         if given.task and task.name not in given.task:
             continue
         if given.trust and task.name not in WIDE:
             continue
-        counts = (kept.CLIENTS[task.name],) if kept else (10, *MORE.get(task.name, ()))
+        counts = (getattr(task, "clients", 10), *MORE.get(task.name, ()))
         for clients in counts:
             is_wide = not kept and not given.trust and clients == 10 and task.name in WIDE
             for epsilon in sorted({*EPSILONS, *(FAR if is_wide else ())}):
@@ -242,7 +238,7 @@ def main() -> None:
     parser.add_argument("--task", nargs="+")
     parser.add_argument("--epsilon", type=float, nargs="+", choices=sorted({*EPSILONS, *FAR}))
     parser.add_argument("--trust", choices=["secure-sum"])
-    parser.add_argument("--held-out", choices=HELD_OUT)
+    parser.add_argument("--held-out", choices=SETS)
     parser.add_argument("--cells", type=Path, default=Path("runs/leaderboard"))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

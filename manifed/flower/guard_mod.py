@@ -15,15 +15,12 @@ may go round the mod. The bound is enforced against omission and declared agains
 
 import fcntl
 import logging
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 import torch
 from flwr.app import Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
-from torch import Tensor
 
 from manifed.errors import BudgetExhausted, ConfigError
 from manifed.federation.plan import ServerDraws
@@ -84,10 +81,12 @@ def guard_mod(
     def paid() -> tuple[NoiseSource, int]:
         """The key of the noise and the number of an answer, when its line is on disk."""
         source = NoiseSource.from_os()
-        with _alone(path), gone_on(path, promise, said) as account:
-            number = account.odometer.covered + 1
-            account.charge(number, 0, (0,))
-            account.note_origins(number, frozenset({source.origin}))
+        with path.with_name(path.name + ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # waits for others that answer from the same ledger
+            with gone_on(path, promise, said) as account:
+                number = account.odometer.covered + 1
+                account.charge(number, 0, (0,))
+                account.note_origins(number, frozenset({source.origin}))
         return source, number
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -104,11 +103,15 @@ def guard_mod(
         except (BudgetExhausted, ConfigError, LedgerDamaged, OSError, ValueError) as error:
             _log.error("This message is not answered: %s", error)
             return Message(Error(REFUSED, "not answered"), reply_to=message)
-        size = sum(one.size for one in start.values())
-        update = _update(message, context, call_next, lambda reply: update_of(reply, start, sent))
+        origin = torch.zeros(sum(one.size for one in start.values()), dtype=torch.float64)
+        updates = origin.new_zeros(0, len(origin))
+        try:
+            updates = update_of(call_next(message, context), start, sent)[None]
+        except (Exception, SystemExit) as error:  # nobody is told of it
+            _log.error("The app's answer counts as zero: %s: %s", type(error).__name__, error)
         step, _ = mechanism.noised_mean(
-            torch.zeros(0, size, dtype=torch.float64) if update is None else update[None],
-            torch.zeros(size, dtype=torch.float64),
+            updates,
+            origin,
             Euclidean(),
             ServerDraws(source, number, 0).normals,
             expected_cohort=1.0,
@@ -119,25 +122,3 @@ def guard_mod(
         return Message(content, reply_to=message)
 
     return mod
-
-
-def _update(
-    message: Message,
-    context: Context,
-    call_next: ClientAppCallable,
-    read: Callable[[Message], Tensor],
-) -> Tensor | None:
-    """The app's update; None where it fails or answers anything else, which nobody is told."""
-    try:
-        return read(call_next(message, context))
-    except (Exception, SystemExit) as error:
-        _log.error("The app's answer counts as zero: %s: %s", type(error).__name__, error)
-        return None
-
-
-@contextmanager
-def _alone(path: Path) -> Generator[None]:
-    """Waits for other processes that answer from the same ledger."""
-    with path.with_name(path.name + ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

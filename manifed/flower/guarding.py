@@ -53,6 +53,11 @@ class Metrics(Frozen):
             raise ValueError(f"Expected bounds (low, high) with low < high, got {self.bounds}")
         return self
 
+    @property
+    def _ends(self) -> Tensor:
+        """Lower and upper bounds, (2, n)."""
+        return torch.tensor([*self.bounds.values()], dtype=torch.float64).T
+
     def vector(self, reply: Message) -> Tensor:
         """Returns a reply's metrics as a vector of norm 1 at most, 0 in the middle of the bounds.
 
@@ -65,13 +70,13 @@ class Metrics(Frozen):
         found = [float(record[name]) for name in self.bounds]  # pyright: ignore[reportArgumentType]
         if any(map(math.isnan, found)):
             raise ValueError("expected numbers")
-        low, high = torch.tensor([*self.bounds.values()], dtype=torch.float64).T
+        low, high = self._ends
         there = torch.tensor(found, dtype=torch.float64).clamp(low, high)
         return (2 * there - low - high) / (high - low) / math.sqrt(len(found))
 
     def values(self, mean: Tensor) -> dict[str, float]:
         """Returns the metrics that a mean of vectors stands for, which noise may put outside."""
-        low, high = torch.tensor([*self.bounds.values()], dtype=torch.float64).T
+        low, high = self._ends
         there = (low + high + (high - low) * math.sqrt(len(mean)) * mean) / 2
         return dict(zip(self.bounds, there.tolist(), strict=True))
 

@@ -57,7 +57,7 @@ def test_nothing_moves_until_the_clip_has_settled_and_then_a_distance_goes_by_it
     assert all(torch.equal(x, path[0]) for x in path[:4])
     later, _ = steps(MeasuredSteps(distance=2.0 * 0.3), uploads[3:], clip=clips[3:])
     torch.testing.assert_close(torch.stack(path[3:]), torch.stack(later), rtol=1e-12, atol=0)
-    with pytest.raises(ValueError, match="settles: expected strategy.distance beside it"):
+    with pytest.raises(ValueError, match="settles: expected strategy"):
         MeasuredSteps(curvature=1.0, settles=3)
 
 

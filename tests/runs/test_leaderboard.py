@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ import torch
 
 from benchmarks.leaderboard import __main__ as board
 from benchmarks.leaderboard import held_out, rivals
+from benchmarks.leaderboard.published_tables import SETS
 from benchmarks.leaderboard.rivals import Pooled, Setting, sigma
 from benchmarks.leaderboard.tasks import TASKS
+from manifed.experiment.assembly import load_shards
 from manifed.experiment.load import parse
 from manifed.plan import example_mechanism
 
@@ -128,21 +131,45 @@ def test_seeds_that_tune_are_never_reported():
 
 
 def test_the_cells_are_listed_before_anything_is_run():
-    given = argparse.Namespace(held_out=False, task=None, epsilon=None)
-    listed = [(task.name, clients, epsilon) for task, clients, epsilon in board.questions(given)]
-    assert len(listed) == len({*listed}) == 3 * (len(TASKS) + 4)
-    held = [
-        t.name for t, *_ in board.questions(argparse.Namespace(**vars(given) | {"held_out": True}))
-    ]
-    assert len({*held}) == 6
-    assert not {*held} & {*BY_NAME}
+    given = {"held_out": None, "task": None, "epsilon": None, "trust": None}
+
+    def cells(**changed):
+        asked = board.questions(argparse.Namespace(**given | changed))
+        return [(task.name, clients, epsilon) for task, clients, epsilon in asked]
+
+    listed = cells()
+    wide = len(board.WIDE)
+    assert len(listed) == len({*listed}) == 3 * (len(TASKS) + 4) + 2 * wide
+    assert {name for name, _, _ in cells(trust="secure-sum")} == {*board.WIDE}
+    names = [name for held in SETS for name, _, _ in cells(held_out=held)]
+    assert len(names) == 3 * len({*names}) == 3 * 6 * len(SETS)
+    assert not {*names} & {*BY_NAME}
 
 
-def test_held_out_tasks_are_read_from_files_and_planned():
-    for task in held_out.TASKS:
-        config = parse(task.table(1.0, 0, held_out.CLIENTS[task.name]))
-        assert config.training.kind == "scheduled-rsgd"
-        assert sum(config.federation.num_examples) <= task.count * 1.1
+def made_up(task, rng, count):
+    """Rows of the columns of a task, whose tables are not here."""
+    rows = rng.uniform(size=(count, len(task.columns)))
+    kind = task.data["examples"]
+    if kind == "spd-matrices":
+        return np.tile(np.eye(task.data["shape"][0]).ravel(), (count, 1))
+    if kind == "classification":
+        rows[:, -1] = rows[:, -1] > 0.5
+    return rows / 2 if kind == "hyperbolic-points" else rows
+
+
+@pytest.mark.parametrize(
+    "task", [one for held in SETS.values() for one in held], ids=lambda task: task.name
+)
+def test_held_out_tasks_are_read_from_files_and_planned(task, monkeypatch):
+    drawn = replace(task, make=lambda rng, count: made_up(task, rng, count))
+    monkeypatch.setitem(held_out._TASKS, task.name, drawn)
+    held_out.written.cache_clear()
+    config = parse(task.table(1.0, 0, task.clients))
+    assert config.training.kind == "scheduled-rsgd"
+    assert sum(config.federation.num_examples) <= task.count * 1.1
+    shards = load_shards(config).examples
+    assert [len(one) for one in shards] == [*config.federation.num_examples]
+    held_out.written.cache_clear()
 
 
 @pytest.mark.slow
