@@ -13,7 +13,7 @@ nothing else. An upload must be finite, of sane size and, where the phase says s
 manifold (`Expectation`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, Self
@@ -85,18 +85,22 @@ class Payload:
         return self.num_bytes() * clients
 
     @classmethod
-    def stack(cls, payloads: "Sequence[Self]") -> Self:
-        """Stacks the payloads of a cohort along a new leading dimension C."""
+    def stack(cls, payloads: "Sequence[Self]", join: Any = torch.stack) -> Self:
+        """Stacks the payloads of a cohort along a new leading dimension C, or joins stacks."""
         columns = zip(*[vars(payload).values() for payload in payloads], strict=True)
-        return cls(*map(torch.stack, columns))
+        return cls(*map(join, columns))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Returns the payload with every field changed."""
+        return type(self)(*map(change, vars(self).values()))
 
     def take(self, index: int | slice | Tensor) -> Self:
         """The payload of the client(s) at ``index`` of a stacked one."""
-        return type(self)(*[t[index] for t in vars(self).values()])
+        return self.each(lambda t: t[index])
 
     def to(self, device: str | torch.device) -> Self:
         """Returns the payload on ``device``."""
-        return type(self)(*[t.to(device) for t in vars(self).values()])
+        return self.each(lambda t: t.to(device))
 
 
 @dataclass(frozen=True)

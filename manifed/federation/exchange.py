@@ -114,7 +114,7 @@ class Asked(NamedTuple):
         """Joins stacked uploads; without any, fields have their shapes after a leading 0."""
         up = self.phase.up
         if parts:
-            return up(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
+            return up.stack(parts, torch.cat)
         x = self.down.point
         layout = up.layout(tuple(x.shape), x.dtype).values()
         return up(*[x.new_zeros(0, *own, dtype=dtype) for own, dtype in layout])

@@ -199,11 +199,10 @@ def _enough(now: Attempt, replies: Replies) -> Replies:
         if replies.partitions == now.asked:
             return replies
         rows = torch.tensor([bisect_left(now.asked, i) for i in replies.partitions]).long()
-        whole = [
-            t.new_zeros(len(now.asked), *t.shape[1:]).index_copy(0, rows.to(t.device), t)
-            for t in vars(replies.uploads).values()
-        ]
-        return replies._replace(partitions=now.asked, uploads=type(replies.uploads)(*whole))
+        whole = replies.uploads.each(
+            lambda t: t.new_zeros(len(now.asked), *t.shape[1:]).index_copy(0, rows.to(t.device), t)
+        )
+        return replies._replace(partitions=now.asked, uploads=whole)
     if not (now.asked and replies.failures) or (now.is_opening and replies.partitions):
         return replies
     if why := plan.policy.refusal(replies, len(now.cohort), needs_everyone=plan.needs_everyone):

@@ -176,7 +176,7 @@ class _Stack:
         if isinstance(down, PerClient):
             down = down.rows.take(at[0] if self._is_alone else torch.tensor(at))
         elif not self._is_alone:
-            down = type(down)(*[t.expand(len(at), *t.shape) for t in vars(down).values()])
+            down = down.each(lambda t: t.expand(len(at), *t.shape))
         down = down if self._device == "cpu" else down.to(self._device)
         who = chunk[0] if self._is_alone else chunk
         up, memory, _ = run_update(

@@ -49,9 +49,7 @@ class Euclidean(Submanifold):
         # numpy's: torch.broadcast_shapes imports sympy, which takes as long as torch itself.
         return u if u.shape == x.shape else u.expand(np.broadcast_shapes(x.shape, u.shape))
 
-    def to_coords(self, x: Tensor, u: Tensor) -> Tensor:
-        """The vector itself."""
-        return u
+    to_coords = Submanifold.flattened
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """Frobenius norm, shape (...,)."""

@@ -36,9 +36,7 @@ class Grassmann(Frames):
         """The horizontal part u - x x^T u."""
         return u - x @ (x.mT @ u)
 
-    def to_coords(self, x: Tensor, u: Tensor) -> Tensor:
-        """The vector itself."""
-        return u
+    to_coords = Frames.flattened
 
     def _normal_part(self, x: Tensor, u: Tensor) -> Tensor:
         return linalg.matrix_norm(x.mT @ u)

@@ -27,9 +27,7 @@ class Sphere(Submanifold):
         """The orthogonal projection of n ambient normals."""
         return c - (x * c).sum(-1, keepdim=True) * x
 
-    def to_coords(self, x: Tensor, u: Tensor) -> Tensor:
-        """The vector itself."""
-        return u
+    to_coords = Submanifold.flattened
 
     def projx(self, x: Tensor) -> Tensor:
         """The point x / |x|, the nearest one; NaN for x = 0, where it is not unique."""
