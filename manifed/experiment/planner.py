@@ -57,7 +57,7 @@ _LATE, _LATE_TAIL = 0.15, 0.25
 iterates at most is averaged."""
 _OF_CLIP = 12.0
 """Where the clip settles before the first step, a distance is so many times that of the rule, times
-the share of the bound at which the clip is then. It starts at a twentieth of it."""
+the share of the bound that the clip has then: 0.6 of the rule's for a clip that stayed at 0.05."""
 _STEP = 0.01
 """Length of a client's step over the largest that a gradient moves it: no retraction bends it."""
 
