@@ -209,7 +209,8 @@ class PrivateLogisticRegression(ClassifierMixin, _OfRows):
 
     def predict(self, X: Any) -> _Array:
         """The class of each row."""
-        return self.classes_[(self.decision_function(X) > 0).astype(int)]
+        is_second = self.decision_function(X) > 0
+        return self.classes_[is_second.astype(int)]
 
 
 @_named
