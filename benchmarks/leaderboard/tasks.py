@@ -6,7 +6,7 @@ data but the bound, which holds for every possible record of that kind.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 DELTA = 1e-5
@@ -31,6 +31,9 @@ class Task:
     """Whether every seed draws its own data."""
     auto: Mapping[str, Any] | None = None
     """More keys of ``training``, beside kind = "auto"."""
+    clients: int = field(default=10, repr=False)
+    """Number of clients of a task's first cells. ``repr``, by which finished cells are known,
+    leaves it out, since every cell names its own number."""
 
     def table(self, epsilon: float, seed: int, clients: int = 10) -> Table:
         """The config, with the method left to the planner."""

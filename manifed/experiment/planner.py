@@ -53,8 +53,8 @@ _FEWEST, _PER_NOISE = 25, 0.2
 """Rounds that noise does not make useless: at least 25, and a fifth of kappa^-2, at which the noise
 of one round is half as long as its clip."""
 _LATE, _LATE_TAIL = 0.15, 0.25
-"""Above this kappa most rounds go by before the start is forgotten, and the last quarter of the
-iterates at most is averaged."""
+"""Above this kappa most rounds go by before the start is forgotten. Then at most the last quarter
+of the iterates is averaged."""
 _OF_CLIP = 12.0
 """Where the clip settles before the first step, a distance is so many times that of the rule, times
 the share of the bound that the clip has then: 0.6 of the rule's for a clip that stayed at 0.05."""
@@ -96,8 +96,9 @@ class _Rule:
     distance: Callable[[float], float] | None = None
     """Of the minimum from the start, by the bound of a gradient; None: by manifold."""
     settles: int = 0
-    """Rounds before the first step where noise falls to 0.1 in 100 rounds: they cost half a percent
-    of the budget each ten, and give the adaptive clip time. ``distance`` then goes by that clip."""
+    """Rounds before the first step where noise falls to 0.1 in 100 rounds, so that the adaptive
+    clip settles. Ten of them cost half a percent of the budget. ``distance`` then goes by that
+    clip."""
     curvature: float | None = None
     """The known curvature of the cost; None: steps go by distance."""
     pace: float = 0.3
@@ -374,7 +375,7 @@ def _descent(
     if config.privacy.trust is not None and rule.quantile is not None:
         # integers of a sum have one clip, and what it cuts of a curvature is not counted
         distance = rule.distance if rule.curvature is None else lambda bound: bound / 6
-        rule = replace(rule, quantile=None, curvature=None, distance=distance)
+        rule = replace(rule, quantile=None, curvature=None, distance=distance, settles=0)
         share = rule.fixed
     # exact logarithms of frames do not converge where the noise of a step is long
     is_exact = manifold.has_logmap and not isinstance(manifold, Stiefel | Grassmann)
@@ -389,16 +390,14 @@ def _descent(
     adaptive = None
     if is_counted:
         adaptive = _rising(rule, kappa, spread, count, auto.typical_norm, bound)
-    settles = 0
-    if adaptive is not None:
-        settles = round(rule.settles * math.log10(1 / fall) * count / 100)
+    rule = replace(rule, settles=round(rule.settles * math.log10(1 / fall) * count / 100))
     clip = float(f"{share * bound:.6g}")
     step = float(f"{_STEP / clip:.3g}")
     training = RSGD(step_size=step, **keys)
     if count > 1:
         falling = Geometric(scale=1.0, ratio=ratio)
         training = ScheduledRSGD(step_size=step, noise_multipliers=falling, **keys)
-    strategy = _steps(config, facts, replace(rule, settles=settles), bound, step, count, ratio)
+    strategy = _steps(config, facts, rule, bound, step, count, ratio)
     scale = math.sqrt(sum(ratio ** (-2 * r) for r in range(count)))
     yield _Option(training, count, clip, scale * price, count * size, kappa, strategy, adaptive)
 

@@ -239,9 +239,7 @@ class _Stack:
             self.memory = memory
             return
         if self.memory is None:
-            self.memory = type(memory)(
-                *[t.new_zeros(len(self._members), *t.shape[1:]) for t in vars(memory).values()]
-            )
+            self.memory = memory.each(lambda t: t.new_zeros(len(self._members), *t.shape[1:]))
         for name, old in vars(self.memory).items():
             old[rows] = memory[name]
 
