@@ -272,22 +272,24 @@ def differing_models(found):
 
 def differing_words(only, what):
     """A line for each refusal and price that is no longer the same."""
+    return [
+        line
+        for kind in ("refusals", "prices")
+        if what in (kind, "all")
+        for line in differing(
+            {p: said for p, said in read(kind).items() if not only or p.split(" | ")[0] in only}
+        )
+    ]
+
+
+def differing(recorded):
+    """A line for each of these that is no longer said."""
     within = ROUNDED if read("models")["machine"] == machine() else LOOSE_PRICE
-    differ = []
-    for kind in ("refusals", "prices"):
-        before = {
-            pair: said
-            for pair, said in read(kind).items()
-            if what in (kind, "all") and (not only or pair.split(" | ")[0] in only)
-        }
-        for pair, now in said_again(before).items():
-            was = before[pair]
-            same = (
-                was == now if kind == "refusals" or "line" in now else same_price(was, now, within)
-            )
-            if not same:
-                differ.append(f"{pair}\n    before {was}\n    now    {now}")
-    return differ
+    return [
+        f"{pair}\n    before {was}\n    now    {now}"
+        for (pair, was), now in zip(recorded.items(), said_again(recorded).values(), strict=True)
+        if not (was == now if "line" in now or "line" in was else same_price(was, now, within))
+    ]
 
 
 if __name__ == "__main__":

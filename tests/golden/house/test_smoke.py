@@ -35,3 +35,10 @@ def test_models_of_all_configs_are_what_they_were():
 @pytest.mark.parametrize("name", sorted(record.CONFIGS))
 def test_refusals_and_prices_of_a_config_are_what_they_were(name):
     assert record.differing_words([name], "all") == []
+
+
+def test_a_plan_of_each_config_costs_what_it_did():
+    """A change of plans shows here, before the slow test of all of them."""
+    recorded = {p: s for p, s in record.read("prices").items() if p.endswith("{kind='auto'}")}
+    assert len(recorded) >= 5
+    assert record.differing(recorded) == []
