@@ -52,7 +52,7 @@ class _Task(NamedTuple):
 
 def task_of(
     model: nn.Module | ModuleProblem,
-    sites: Sequence[Any],
+    sites: Any,
     algorithm: Algorithm | None,
     steps: Mapping[str, Any],
     *,

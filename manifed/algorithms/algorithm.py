@@ -334,6 +334,8 @@ class ServerUpdate(Frozen):
 
     mean_weights: ClassVar[Weighting] = "num-examples"
     """A client's weight in the mean, of an update without a field ``weights``."""
+    reads_uploads: ClassVar[bool] = True
+    """Whether `server` may look at `Collected.uploads`; else their mean is all that is kept."""
     judges_uploads: ClassVar[bool] = False
     """Whether the server refuses some uploads for their content (`refused`)."""
     opens_sums: ClassVar[bool] = False
@@ -343,6 +345,8 @@ class ServerUpdate(Frozen):
     def __pydantic_init_subclass__(cls, **settings: Any) -> None:
         super().__pydantic_init_subclass__(**settings)
         cls.judges_uploads = cls.refused is not ServerUpdate.refused
+        if "server" in vars(cls) and "reads_uploads" not in vars(cls):
+            cls.reads_uploads = True
 
     @property
     def weighting(self) -> Weighting:

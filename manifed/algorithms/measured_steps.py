@@ -41,6 +41,7 @@ class MeasuredSteps(TangentMean):
 
     later: ClassVar = ("radius", "settles")
     """As `manifed.problems.data.DataSource.later`."""
+    reads_uploads: ClassVar[bool] = False
     kind: Literal["measured-steps"] = "measured-steps"  # pyright: ignore[reportIncompatibleVariableOverride]
     distance: Positive | None = None
     """Public guess of how far the minimum is from the start. Steps grow where it is too small."""

@@ -80,6 +80,10 @@ class Payload:
         """Size of the tensors in bytes."""
         return sum([tensor.nbytes for tensor in vars(self).values()])
 
+    def bytes_each(self) -> int:
+        """Returns the bytes of one client's row of a stacked payload, which may have no row."""
+        return sum([t.shape[1:].numel() * t.itemsize for t in vars(self).values()])
+
     def bytes_to(self, clients: int) -> int:
         """Returns the bytes that are sent to so many clients."""
         return self.num_bytes() * clients

@@ -16,7 +16,7 @@ an average of the iterates (manifed/algorithms/averaging.py); ``momentum`` moves
 heavy-ball momentum carried between tangent spaces; m^(t) state["momentum"], kept at x^(t+1).
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import model_validator
@@ -32,6 +32,7 @@ from manifed.manifolds.base import DRIFT, Manifold, MapChoice
 class TangentMean(ServerUpdate):
     """A step along the tangent mean of the uploads (PriRFed, Algorithm 1, (3.2))."""
 
+    reads_uploads: ClassVar[bool] = False
     kind: Literal["tangent-mean"] = "tangent-mean"
     server_step_size: Positive = 1.0
     """Server step size."""

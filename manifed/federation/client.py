@@ -244,6 +244,8 @@ class ClientSide:
     """What is kept out of each shard."""
     rate: float = 1.0
     """The share of all clients that a round asks, as expected."""
+    is_summed: bool = False
+    """Whether the server needs nothing of the uploads but their weighted mean."""
     unit: PrivacyUnit = "example"
     """Who is protected. Where it is a client, each is a stack of its own: what pads a shard, and
     how many are in a stack, moves last bits, of which many local steps may make any difference."""

@@ -1,12 +1,13 @@
 """One exchange: what is asked, the replies, and when a round goes on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.payloads import Down, Payload
@@ -73,6 +74,9 @@ class Replies(NamedTuple):
     """Where the keys of the clients' noise came from, as their replies say (flower/records.py)."""
     nodes: Mapping[int, int] = MappingProxyType({})
     """Which node answers for a client, where there are nodes: failures name it."""
+    mean: Mapping[str, Tensor] | None = None
+    """The weighted mean of every field, where uploads were judged and added up as they came: then
+    ``uploads`` has no row."""
 
     def of_rows(self, rows: Sequence[int]) -> "Replies":
         """Returns the replies in the given ``rows``, ascending."""
@@ -109,6 +113,9 @@ class Asked(NamedTuple):
     last_accepted: Mapping[int, int]
     """In which round the server last used a client's reply: a client whose memory is of another
     round starts from its initial one."""
+    sums: Callable[[], Any] = lambda: None
+    """Makes `manifed.federation.rounds.Sums` for a transport that does not keep uploads; None
+    where somebody looks at each of them."""
 
     def gathered(self, parts: Sequence[Payload]) -> Payload:
         """Joins stacked uploads; without any, fields have their shapes after a leading 0."""

@@ -80,6 +80,13 @@ class Plan:
                     account.charge(r, attempt, cohort, len(cohort))
 
     @property
+    def is_summed(self) -> bool:
+        """Whether the server needs nothing of the uploads but their weighted mean."""
+        update = self.server_update
+        is_plain = not (self.mechanism or update.reads_uploads or update.judges_uploads)
+        return is_plain and all(one.aggregation == "mean" for one in self.phases)
+
+    @property
     def matrices_up(self) -> int:
         """The number of arrays of the model's shape that a client sends in one round."""
         return sum(len(phase.up.names()) for phase in self.phases)

@@ -10,8 +10,9 @@ strategies (manifed/flower/strategy.py), which give control away between two exc
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -125,22 +126,82 @@ class Mean(NamedTuple):
     """The adapted clip norm, where a mechanism noised the mean."""
 
 
-def weighted_mean(
-    uploads: Payload, weights: Tensor, asked: Tensor | None = None
-) -> dict[str, Tensor]:
-    """Computes sum_i w_i u_i of every field, with weights normalised to one.
+_NUMBERS_AT_ONCE = 2**18
+"""Entries of uploads that are added up in one call: 2 MiB of them."""
 
-    Sums are divided by the weight of all that were ``asked``, and scaled where not all replied.
+
+class Sums:
+    """Weighted means of uploads, which are added as they come and need not be kept.
+
+    Rows are added up in blocks, whose sizes follow from the shape of an upload alone: no bit of a
+    sum depends on how many came together.
     """
-    total = weights.sum()
-    asked = total if asked is None else asked
-    share = weights / asked
-    found = dict[str, Tensor]()
-    for name, u in vars(uploads).items():
-        mean = torch.mv(u.flatten(1).to(share.dtype).contiguous().t(), share)
-        mean = mean if bool(total == asked) else mean * (asked / total)
-        found[name] = mean.view(u.shape[1:]).to(u.dtype)
-    return found
+
+    def __init__(self, now: Attempt, expected: Expectation | None = None) -> None:
+        """Adds up the uploads of one exchange; with ``expected``, those that look so."""
+        self._weights = now.plan.weights
+        self._asked = self._weights[list(now.asked)].sum()
+        self._expected = expected
+        self._who, self._summed = list[int](), 0
+        self._waiting = list[Payload]()
+        self._sums = dict[str, Tensor]()
+
+    def add(self, uploads: Payload, partitions: Sequence[int]) -> dict[int, str]:
+        """Adds stacked uploads, and returns a reason for each client whose upload is unusable."""
+        flaws = self._expected.flaws(uploads, partitions) if self._expected else {}
+        if flaws:
+            uploads = uploads.take(torch.tensor([i not in flaws for i in partitions]))
+            partitions = [i for i in partitions if i not in flaws]
+        self._who += partitions
+        self._waiting.append(uploads)
+        first, *_ = vars(uploads).values()
+        size = max(64, _NUMBERS_AT_ONCE // max(1, first.shape[1:].numel()))
+        while len(self._who) - self._summed > size:
+            self._take(size)
+        return flaws
+
+    def mean(self) -> dict[str, Tensor]:
+        """Returns sum_i w_i u_i of every field, with weights normalised to one.
+
+        Sums are divided by the weight of all that were asked, and scaled where not all came.
+        """
+        found = dict[str, Tensor]()
+        if not self._who:
+            return found
+        rows = self._take(len(self._who) - self._summed)
+        total = self._weights[self._who].sum()
+        for name, u in vars(rows).items():
+            mean = self._sums[name]
+            mean = mean if bool(total == self._asked) else mean * (self._asked / total)
+            found[name] = mean.view(u.shape[1:]).to(u.dtype)
+        return found
+
+    def _take(self, count: int) -> Payload:
+        """Add up the first rows that wait, and return the others."""
+        rows, *more = self._waiting
+        rows = type(rows).stack(self._waiting, torch.cat) if more else rows
+        share = self._weights[self._who[self._summed : self._summed + count]] / self._asked
+        for name, u in vars(rows).items():
+            first = u[:count].flatten(1).to(share.dtype).contiguous()
+            found = torch.mv(first.t(), share)
+            self._sums[name] = self._sums[name] + found if name in self._sums else found
+        self._summed += count
+        self._waiting = [rows if self._summed == len(self._who) else rows.take(slice(count, None))]
+        return rows
+
+
+def _expected(now: Attempt, names: Collection[str]) -> Expectation:
+    """What the uploads of this exchange, with these fields, must look like."""
+    update = now.plan.server_update
+    places = now.phase.uploads or (update.space,) * len(names)
+    base = update.base(now.state, now.plan.manifold)
+    return Expectation(base, dict(zip(names, places, strict=True)), now.plan.manifold)
+
+
+def _judged_sums(now: Attempt) -> Sums | None:
+    """What adds up uploads as they come; None where somebody looks at each of them."""
+    is_summed = now.plan.is_summed and now.phase is not EVALUATE
+    return Sums(now, _expected(now, now.phase.up.names())) if is_summed else None
 
 
 def aggregated(now: Attempt, replies: Replies) -> Mean:
@@ -152,9 +213,11 @@ def aggregated(now: Attempt, replies: Replies) -> Mean:
 
 def averaged(now: Attempt, replies: Replies) -> Mean:
     """Computes the mean of every field with the server update's weights."""
-    weights = now.plan.weights
-    asked = None if replies.partitions == now.asked else weights[list(now.asked)].sum()
-    return Mean(weighted_mean(replies.uploads, weights[list(replies.partitions)], asked))
+    if replies.mean is not None:
+        return Mean(replies.mean)
+    sums = Sums(now)
+    sums.add(replies.uploads, replies.partitions)
+    return Mean(sums.mean())
 
 
 def noised(now: Attempt, replies: Replies) -> Mean:
@@ -272,7 +335,8 @@ def _culprits(now: Attempt, replies: Replies, aggregate: _Aggregate) -> dict[int
     anything.
     """
     found: dict[int, str] = {}
-    if now.plan.mechanism is not None or now.phase.aggregation != "mean":
+    is_kept = now.plan.mechanism is None and replies.mean is None
+    if not is_kept or now.phase.aggregation != "mean":
         return found
     for row, client in enumerate(replies.partitions):
         alone = replies.of_rows([row])
@@ -422,7 +486,8 @@ class Course:
         assert now is not None
         down = sent(now) if now.phase is EVALUATE else down
         header = Header(now.plan.config_sha256, now.server_round, now.attempt, now.phase.name, -1)
-        return Asked(header, now.phase, down, now.asked, self.accepted)
+        sums = partial(_judged_sums, now)
+        return Asked(header, now.phase, down, now.asked, self.accepted, sums)
 
     def judged(self, replies: Replies) -> Replies:
         """Drops the uploads that no step could use, and logs whose they were."""
@@ -430,28 +495,29 @@ class Course:
         seen = self._seen
         assert now is not None
         plan = now.plan
-        phase = now.phase
         update = plan.server_update
-        names = vars(replies.uploads)
-        places = dict(zip(names, phase.uploads or (update.space,) * len(names), strict=True))
-        base = update.base(now.state, plan.manifold)
-        flaws = Expectation(base, places, plan.manifold).flaws(replies.uploads, replies.partitions)
-        found = replies.without(flaws) if flaws else replies
+        found = replies
+        if replies.mean is None:
+            expected = _expected(now, vars(replies.uploads))
+            if flaws := expected.flaws(replies.uploads, replies.partitions):
+                found = replies.without(flaws)
         totals = found.uploads
         who = found.partitions
         why: Mapping[int, str] = {}
         if isinstance(totals, Totals) and plan.evaluation is not None:
             why = plan.evaluation.refused(plan.client_mechanism, plan.num_examples, totals.u, who)
         elif update.judges_uploads:
-            why = update.refused(now.state, phase.name, totals, who)
-        if why or found.failures:
-            found = found.without(why).told()
+            why = update.refused(now.state, now.phase.name, totals, who)
+        if why:
+            found = found.without(why)
+        if found.failures:
+            found = found.told()
             _tell_who_was_dropped(now, found)
         # with a mechanism of the server its noise is all that protects
         clients = found.noise_origins if plan.mechanism is None else frozenset[str]()
         self._seen = seen._replace(
             bytes_down=seen.bytes_down + found.bytes_down,
-            bytes_up=seen.bytes_up + found.uploads.num_bytes(),
+            bytes_up=seen.bytes_up + len(found.partitions) * found.uploads.bytes_each(),
             failures={**seen.failures, **found.failures},
             noise_origins=seen.noise_origins | clients | {plan.source.origin},
         )

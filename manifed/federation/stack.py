@@ -32,30 +32,40 @@ class Chunking:
     num_clients: int
     in_a_stack: int
     at_once: int
+    is_streamed: bool = False
+    """Whether shards are stacked anew for each call, and uploads are added up as they come."""
 
     @staticmethod
     def of(
-        side: ClientSide, device: str, memory_budget_mb: int | None, at_once: int | None
+        side: ClientSide,
+        device: str,
+        memory_budget_mb: int | None,
+        at_once: int | None,
+        *,
+        may_stream: bool = False,
     ) -> "Chunking":
         """Puts as many clients in a call as ``at_once``, the memory budget and the cache allow.
 
         Sizes are the public N_i: how many examples there really are is a client's secret. Where
         few of the clients are asked in a round, a stack holds as many more. Where a client is the
-        unit of privacy, or has keys of its own, there are stacks of one alone.
+        unit of privacy, or has keys of its own, there are stacks of one alone. What does not fit in
+        the budget as a whole is streamed, where it may be.
 
         Raises:
             ConfigError: the budget cannot hold one client's update beside what is kept of all.
         """
         clients = len(side.shards)
         most = clients
+        is_streamed = False
         if memory_budget_mb is not None:
-            most = min(clients, _clients_at_once(side, device, memory_budget_mb))
+            fits, is_streamed = _clients_at_once(side, device, memory_budget_mb, may_stream)
+            most = min(clients, fits)
         is_alone = side.unit == "client" or side.setup.training.memory_is_required
         if is_alone or at_once == 1:
-            return Chunking(clients, 1, 1)
+            return Chunking(clients, 1, 1, is_streamed)
         most = min(most, at_once or most)
-        stacks = math.ceil(clients * side.rate / most)
-        return Chunking(clients, math.ceil(clients / max(1, stacks)), most)
+        stacks = math.ceil(clients * (1.0 if is_streamed else side.rate) / most)
+        return Chunking(clients, math.ceil(clients / max(1, stacks)), most, is_streamed)
 
     @property
     def stacks(self) -> list[range]:
@@ -88,8 +98,13 @@ class Chunking:
         return [range(begin, end) for begin, end in pairwise(ends)]
 
 
-def _clients_at_once(side: ClientSide, device: str, memory_budget_mb: int) -> int:
-    """How many clients one stacked call takes: as many as fit, and stay in a processor's cache."""
+def _clients_at_once(
+    side: ClientSide, device: str, memory_budget_mb: int, may_stream: bool
+) -> tuple[int, bool]:
+    """How many clients one stacked call takes: as many as fit, and stay in a processor's cache.
+
+    And whether their shards and uploads must be streamed for it.
+    """
     training = side.setup.training
     clients = len(side.shards)
     like = side.shards[0]
@@ -129,6 +144,9 @@ def _clients_at_once(side: ClientSide, device: str, memory_budget_mb: int) -> in
     # Gradients, noise, a kept iterate and their temporaries: sixteen sizes of a point.
     needed = shard + working + 16 * upload
     budget = memory_budget_mb * 2**20
+    is_streamed = may_stream and kept + needed > budget
+    if is_streamed:
+        kept = clients * remembered
     if kept + needed > budget:
         raise ConfigError(
             f"Expected engine.memory_budget_mb >= {math.ceil((kept + needed) / 2**20)} for the "
@@ -137,7 +155,8 @@ def _clients_at_once(side: ClientSide, device: str, memory_budget_mb: int) -> in
         )
     fits = int((budget - kept) / needed)
     # What the local steps of a chunk read again and again stays in 8 MiB of a processor's cache.
-    return min(fits, max(1, int(8 * 2**20 / working))) if device == "cpu" else fits
+    fits = min(fits, max(1, int(8 * 2**20 / working))) if device == "cpu" else fits
+    return fits, is_streamed
 
 
 class _Stack:
@@ -146,21 +165,30 @@ class _Stack:
     Where all stacks are of one client, it is computed without a leading dimension, as by a node.
     """
 
-    def __init__(self, side: ClientSide, members: range, device: str, *, is_alone: bool) -> None:
+    def __init__(
+        self, side: ClientSide, members: range, device: str, *, is_alone: bool, is_streamed: bool
+    ) -> None:
         """``side`` is that of ``members`` alone, in their order."""
         self._setup = side.setup
+        self._shards = side.shards, side.hold_outs
         self._like = torch.zeros(side.point_shape, dtype=side.dtype)
         self._device = device
         self._members = members
         self._is_alone = is_alone
-        self.examples, self._held = (
-            (shards[0] if is_alone else Examples.stack(shards)).to(device) if shards else None
-            for shards in (side.shards, side.hold_outs)
-        )
+        self._kept = None if is_streamed else self._stacked()
         self._sizes = [side.public_size(i) for i in range(len(members))]
         self.memory: Memory | None = None
         self.tags: dict[int, tuple[int, int]] = {}
         """The round and attempt that wrote a client's memory."""
+
+    def _stacked(self) -> list[Examples | None]:
+        """The examples of all members, and what is kept out of them."""
+        return [
+            (shards[0] if self._is_alone else Examples.stack(shards)).to(self._device)
+            if shards
+            else None
+            for shards in self._shards
+        ]
 
     def run(
         self, asked: Asked, at: list[int], chunk: tuple[int, ...], source: NoiseSource
@@ -169,7 +197,8 @@ class _Stack:
         header = asked.header
         down = asked.down
         rows = self._rows(chunk)
-        examples = self._held if asked.phase is EVALUATE else self.examples
+        examples, held_out = self._kept or self._stacked()
+        examples = held_out if asked.phase is EVALUATE else examples
         assert examples is not None
         if len(chunk) < len(self._members):
             examples = examples.of_clients(rows)
@@ -270,7 +299,9 @@ class StackTransport:
         Raises:
             ConfigError: the budget cannot hold one client's update beside what is kept of all.
         """
-        self.chunking = chunking or Chunking.of(side, device, memory_budget_mb, at_once)
+        self.chunking = chunking or Chunking.of(
+            side, device, memory_budget_mb, at_once, may_stream=side.is_summed
+        )
         stacks = self.chunking.stacks
         is_alone = self.chunking.in_a_stack == 1
         owned = range(len(stacks)) if owned is None else owned
@@ -278,7 +309,13 @@ class StackTransport:
         self.stacks: dict[int, _Stack] = {}
         for i in owned:
             place = range(stacks[i].start - first, stacks[i].stop - first)
-            self.stacks[i] = _Stack(side.of(place), stacks[i], device, is_alone=is_alone)
+            self.stacks[i] = _Stack(
+                side.of(place),
+                stacks[i],
+                device,
+                is_alone=is_alone,
+                is_streamed=self.chunking.is_streamed,
+            )
         self._source = side.source
         self._manifold = side.setup.problem.manifold
 
@@ -290,25 +327,33 @@ class StackTransport:
         rows = [row for row, i in enumerate(partitions) if i not in failures]
         done = list[int]()
         parts = list[Payload]()
+        sums = asked.sums() if self.chunking.is_streamed else None
         for chunk in self.chunking.cut(partitions, rows):
             shares = [chunk]
             stack = self.stacks[partitions[chunk[0]] // self.chunking.in_a_stack]
             for share in shares:
                 who = tuple(partitions[row] for row in share)
                 try:
-                    parts.append(stack.run(asked, share, who, source))
-                    done += who
+                    up = stack.run(asked, share, who, source)
                 except Exception as error:
                     if len(share) > 1:
                         shares += [[row] for row in share]
                     else:
                         failures[who[0]] = Failure("absent", f"{type(error).__name__}: {error}")
+                    continue
+                if sums is None:
+                    parts.append(up)
+                else:
+                    flaws = sums.add(up, who)
+                    failures |= {i: Failure("unusable", why) for i, why in flaws.items()}
+                done += [i for i in who if i not in failures]
         return Replies(
             tuple(done),
             asked.gathered(parts),
             failures,
             asked.down.bytes_to(len(partitions)),
             frozenset({source.origin} if done else ()),
+            mean=sums and sums.mean(),
         )
 
     def _refusals(self, asked: Asked) -> dict[int, Failure]:

@@ -211,7 +211,7 @@ class RayTransport:
 
     def exchange(self, asked: Asked) -> Replies:
         """Exchanges as `Transport.exchange`, with the clients in ascending order."""
-        header, phase, down, partitions, last_accepted = asked
+        header, phase, down, partitions, last_accepted = asked[:5]
         is_own = isinstance(down, PerClient)
         sent = _arrays((down.rows if is_own else down).tensors())
         shared = None if is_own else self._ray.put(sent)

@@ -118,6 +118,8 @@ class Examples:
         Padding must be given weight zero by whoever draws minibatches (oracles/minibatch.py). That
         of an empty shard repeats example 0 of the longest.
         """
+        if isinstance(shards, Mapped):
+            return shards.stacked()
         longest = max(shards, key=len)
         each = shards if longest.stream else [_padded(shard, longest) for shard in shards]
         padded = {key: torch.stack([one[key] for one in each]) for key in longest.tensors}
@@ -139,6 +141,41 @@ class Examples:
             },
             first.feature_ndim,
         )
+
+
+@dataclass(frozen=True)
+class Mapped(Sequence[Examples]):
+    """Shards of one size that lie behind one another in arrays, of which none is kept.
+
+    Arrays have shape (clients, n, *feature) and may be memory maps: a shard is read, and turned
+    into what a problem computes with, whenever it is asked for.
+    """
+
+    arrays: Mapping[str, Any]
+    """Tensors or numpy arrays."""
+    made: Callable[[Mapping[str, Any], Mapping[str, int]], Examples]
+    """Makes examples of some clients' numbers, given how many dimensions belong to one example."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def __getitem__(self, i: Any) -> Any:
+        part = {key: array[i] for key, array in self.arrays.items()}
+        return replace(self, arrays=part) if isinstance(i, slice) else self.made(part, {})
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many examples each client has."""
+        return (next(iter(self.arrays.values())).shape[1],) * len(self)
+
+    def stacked(self) -> Examples:
+        """Returns all shards as `Examples.stack` does."""
+        whole = self.made(self.arrays, {k: a.ndim - 2 for k, a in self.arrays.items()})
+        return replace(whole, counts=torch.tensor(self.sizes))
+
+    def joined(self) -> Examples:
+        """Returns all shards as one client's."""
+        return self.made({k: a.reshape(-1, *a.shape[2:]) for k, a in self.arrays.items()}, {})
 
 
 def _gather(tensor: Tensor, indices: Tensor, feature_ndim: int) -> Tensor:

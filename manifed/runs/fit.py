@@ -29,7 +29,7 @@ from manifed.federation.rounds import run_rounds
 from manifed.federation.stack import StackTransport
 from manifed.plan import plan
 from manifed.privacy.charging import Account, opened
-from manifed.problems.examples import Examples, check_apart
+from manifed.problems.examples import Examples, Mapped, check_apart
 from manifed.problems.module_problem import Loss, ModuleProblem
 from manifed.problems.own_arrays import tensor_of
 from manifed.problems.problem import Problem
@@ -39,6 +39,7 @@ from manifed.runs.folder import RunFolder, encode, is_fresh, with_label
 from manifed.runs.handed import (
     Connect,
     Evaluate,
+    Shards,
     computing,
     connected,
     evaluated,
@@ -148,7 +149,7 @@ class Result:
 
 def federate(
     problem: Problem | nn.Module,
-    shards: Sequence[Any],
+    shards: Shards,
     algorithm: Algorithm | None = None,
     *,
     rounds: int,
@@ -204,7 +205,12 @@ def federate(
         federation, client, problem.manifold, server, privacy or NoPrivacy(),
         held_out or Evaluation(is_enabled=False), engine, problem,
     )  # fmt: skip
-    made = plan(setting, tuple(map(len, examples)))
+    if isinstance(examples, Mapped):
+        stack = partial(StackTransport, at_once=None, memory_budget_mb=1024)
+        sizes = examples.sizes
+    else:
+        sizes = tuple(map(len, examples))
+    made = plan(setting, sizes)
     check_apart(examples, setting.privacy)
     with computing(problem, examples[0].shapes):
         shape = tuple(problem.point_shape(examples[0]))
@@ -332,7 +338,7 @@ class _Rounds(Iterator[Round]):
 
 def fit(
     problem: Problem,
-    shards: Sequence[Any],
+    shards: Shards,
     algorithm: Algorithm,
     *,
     rounds: int,
@@ -360,7 +366,9 @@ def fit(
             ``FrechetMean(Sphere())``.
         shards: one entry a client: a tensor, an array, a list or a frame with a row an example,
             which the problem knows as "z"; a dict of these by the names that the problem reads
-            ("feature" and "label", for example); or Examples. All become float64.
+            ("feature" and "label", for example); or Examples. All become float64. Or one array, or
+            a dict of arrays, with the clients as first axis: they may be memory maps, larger than
+            the memory.
         algorithm: one of `manifed.algorithms`, for example ``RSGD(step_size=0.1)``, or a pair of a
             client update and a server update. A client update alone is paired with `TangentMean`.
         rounds: the number of rounds.

@@ -23,7 +23,7 @@ from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.exchange import Transport
 from manifed.federation.plan import Plan
 from manifed.manifolds.linalg import Shape
-from manifed.problems.examples import PERSON, Examples, codes
+from manifed.problems.examples import PERSON, Examples, Mapped, codes
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_problem import ModuleProblem
 from manifed.problems.own_arrays import columns_of, tensor_of
@@ -32,6 +32,8 @@ from manifed.setting import Setting
 
 Connect = Callable[..., Transport]
 """Connects to the clients of one side."""
+Shards = Sequence[Any] | Mapping[str, Any] | Tensor | np.ndarray[Any, Any]
+"""One entry a client, or arrays with the clients as first axis."""
 Evaluate = Callable[[Tensor], Mapping[str, float]]
 """Named numbers of a model."""
 
@@ -78,41 +80,79 @@ def computing(
         ) from None
 
 
-def examples_of(problem: Problem, shards: Sequence[Any]) -> tuple[Examples, ...]:
+_ARRAYS = (Tensor, np.ndarray)
+_AT_ONCE = 4096
+"""Clients of an array whose records are checked together."""
+
+
+def examples_of(problem: Problem, shards: Shards) -> Sequence[Examples]:
     """Each client's examples: of one kind, and such that ``problem`` can be computed for them.
 
     Raises:
         ConfigError: naming client and record, or the columns.
         NotPrivate: a module lets examples meet.
     """
-    is_array = isinstance(shards, Tensor | np.ndarray) and shards.ndim > 0
+    mapped = _mapped(problem, shards)
+    if mapped is not None:
+        for begin in range(0, len(mapped), _AT_ONCE):
+            some = mapped[begin : begin + _AT_ONCE]
+            try:
+                _check(problem, some.joined())
+            except Exception:  # which client's record it is, each by itself says
+                each = [{k: a[i] for k, a in some.arrays.items()} for i in range(len(some))]
+                _listed(problem, each, begin)
+        return mapped
+    is_array = isinstance(shards, _ARRAYS) and shards.ndim > 0
     if not is_array and (not isinstance(shards, Sequence) or isinstance(shards, str)):
         raise ConfigError(
             f"shards: expected a list with one entry a client, got {type(shards).__name__}"
         )
-    read = tuple(_examples(f"shards: client {i}", shard) for i, shard in enumerate(shards))
+    return _listed(problem, shards)
+
+
+def _mapped(problem: Problem, shards: Any) -> Mapped | None:
+    """Shards of which the first axis of an array, or of each in a dict, is the client's."""
+    arrays: Mapping[str, Any] = shards if isinstance(shards, Mapping) else {"z": shards}
+    each = [one for key, one in arrays.items() if key != PERSON and isinstance(one, _ARRAYS)]
+    sizes = {tuple(one.shape[:2]) for one in each if one.ndim > 1 and one.dtype != object}
+    if not each or len(each) < len(arrays) or len(sizes) != 1 or 0 in min(sizes):
+        return None
+
+    def made(part: Mapping[str, Any], feature_ndim: Mapping[str, int]) -> Examples:
+        tensors = {key: tensor_of(one, f"shards, {key!r}") for key, one in part.items()}
+        return problem.widened(Examples(tensors, feature_ndim))
+
+    return Mapped(arrays, made)
+
+
+def _check(problem: Problem, wide: Examples) -> None:
+    """Refuses records that are not finite, or none of the problem."""
+    for name, tensor in wide.tensors.items() if wide.stream is None else ():
+        rows = tensor.reshape(len(wide), -1)
+        require(rows.sum(-1), torch.isfinite(rows).all(-1), f"finite entries of {name!r}")
+    problem.check_records(wide)
+
+
+def _listed(problem: Problem, shards: Any, first: int = 0) -> tuple[Examples, ...]:
+    """Shards of a list, whose clients have the numbers from ``first`` on; errors as above."""
+    read = tuple(_examples(f"shards: client {i}", shard) for i, shard in enumerate(shards, first))
     sizes = [*map(len, read)]
     if not sizes or not all(sizes):
         raise ConfigError(f"shards: expected at least one example a client, got sizes {sizes}")
     found = list[Examples]()
-    for i, shard in enumerate(read):
-        for what, one, first in (
+    for i, shard in enumerate(read, first):
+        for what, one, like in (
             ("examples of", shard.shapes, read[0].shapes),
-            ("a frame with columns", columns_of(shards[i]), columns_of(shards[0])),
+            ("a frame with columns", columns_of(shards[i - first]), columns_of(shards[0])),
         ):
-            if one != first:
+            if one != like:
                 raise ConfigError(
-                    f"shards: client {i}: expected {what} {first} like client 0's, got {one}"
+                    f"shards: client {i}: expected {what} {like} like client 0's, got {one}"
                 )
         try:
             with computing(problem, shard.shapes):
                 wide = problem.widened(shard)
-                for name, tensor in wide.tensors.items() if wide.stream is None else ():
-                    rows = tensor.reshape(len(wide), -1)
-                    require(
-                        rows.sum(-1), torch.isfinite(rows).all(-1), f"finite entries of {name!r}"
-                    )
-                problem.check_records(wide)
+                _check(problem, wide)
         except (InvalidRecord, ArithmeticError) as error:
             raise ConfigError(f"shards: client {i}, {error}; mend or remove the record") from None
         found.append(wide)
@@ -170,13 +210,14 @@ def start_of(problem: Problem, x: Any, shape: Shape, seed: int) -> Tensor:
 
 def hashes_of(setting: Setting, examples: Sequence[Examples], x: Tensor) -> dict[str, str]:
     """Hashes each part of what decides a fit but for the numbers in its examples, by name."""
+    some = examples[:1] if isinstance(examples, Mapped) else examples
     parts = {
         **dict(setting.federation),
         "problem": (setting.problem, setting.manifold.name),
         "algorithm": (setting.training, setting.server_update),
         "privacy": setting.privacy,
         "held_out": setting.evaluation,
-        "shards": ([(len(one), one.shapes) for one in examples], x.shape, x.dtype),
+        "shards": ([(len(one), one.shapes) for one in some], x.shape, x.dtype),
     }
     texts = {  # without addresses of objects
         name.removeprefix("num_"): re.sub(r" at 0x[0-9a-f]+", "", repr(part))
@@ -189,7 +230,7 @@ def side_of(
     setting: Setting,
     problem: Problem,
     plan: Plan,
-    examples: tuple[Examples, ...],
+    examples: Sequence[Examples],
     shape: Shape,
     dtype: torch.dtype,
 ) -> ClientSide:
@@ -209,6 +250,7 @@ def side_of(
         hold_outs=outs,
         rate=plan.cohort.expected_size(clients) / clients,
         unit=setting.privacy.unit,
+        is_summed=plan.is_summed,
     )
 
 

@@ -1,11 +1,13 @@
 """Algorithm 1's server update: reductions to what it must be."""
 
+from types import SimpleNamespace
+
 import torch
 
 from manifed.algorithms.algorithm import Collected
 from manifed.algorithms.payloads import Displacement
 from manifed.algorithms.tangent_mean import TangentMean
-from manifed.federation.rounds import weighted_mean
+from manifed.federation.rounds import Sums
 from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.sphere import Sphere
 from tests.conformance.manifold_cases import float64, generator, normals
@@ -21,6 +23,15 @@ def points(count, dim=5, spread=0.3, seed=0):
 def moved(x, mean, manifold):
     seen = Collected({"u": mean}, None, (), 1, lambda: 0.5)
     return step(TangentMean(), {"x": x}, "train", seen, 1, manifold)["x"]
+
+
+def weighted_mean(uploads, weights, asked=None):
+    """As the server takes it; of clients that did not reply, one has the weight that lacks."""
+    lacking = [] if asked is None else [float(asked - weights.sum())]
+    plan = SimpleNamespace(weights=torch.cat([weights, float64(lacking)]))
+    sums = Sums(SimpleNamespace(plan=plan, asked=range(len(plan.weights))))
+    sums.add(uploads, range(len(weights)))
+    return sums.mean()
 
 
 def test_on_flat_space_it_is_the_weighted_mean():
