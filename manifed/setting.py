@@ -377,17 +377,22 @@ class Engine(Frozen):
     chunk_clients: PositiveCount | None = None
     """Most clients of one stacked call. None: as many as fit."""
     workers: PositiveCount | None = None
-    """Ray processes of a stacked cohort. None: this process only."""
-    address: str | None = Field(default=None, pattern=r"^(local|auto|ray://\S+)$")
-    """Where workers run: "local" (None), "auto" (the cluster of this machine), or
-    "ray://HOST:PORT"."""
+    """Ray processes, or threads, of a stacked cohort. None: one thread of this process."""
+    address: str | None = Field(default=None, pattern=r"^(local|auto|threads|ray://\S+)$")
+    """Where workers run: "local" (None), "auto" (the cluster of this machine), "ray://HOST:PORT",
+    or "threads" of this process."""
     timeout: Positive = 3600.0
     """Seconds that a whole run on Ray or a deployment may take."""
 
     @property
     def server_device(self) -> str:
-        """The device of the server's part: the CPU where workers have the device."""
-        return "cpu" if self.workers else self.device
+        """The device of the server's part: the CPU where processes have the device."""
+        return "cpu" if self.processes else self.device
+
+    @property
+    def processes(self) -> int | None:
+        """How many processes of Ray there are; None: none."""
+        return None if self.address == "threads" else self.workers
 
     def check_device(self, field: str) -> None:
         """Refuses a device that this machine has not.

@@ -180,7 +180,7 @@ def _inline(config: Experiment) -> None:
             run(
                 config,
                 rounds_over(transport),
-                is_elsewhere=bool(config.engine.workers),
+                is_elsewhere=bool(config.engine.processes),
             )
         return
     with optional():

@@ -158,7 +158,9 @@ def facts_of(config: Experiment) -> Facts:
     data = config.data
     # who plays the clients, or judges by their data, keeps them; a stream is computed when read
     is_read_here = (
-        config.engine.workers is None or isinstance(data, StreamData) or config.setting.has_oracle()
+        config.engine.processes is None
+        or isinstance(data, StreamData)
+        or config.setting.has_oracle()
     )
     if isinstance(data, SiteData):
         sizes = config.federation.num_examples
@@ -289,7 +291,7 @@ def simulated_paths(config: Experiment) -> tuple[Path, ...]:
 
 def check_shards(config: Experiment) -> None:
     """Reads every client's examples where this process plays them; workers check their own."""
-    if config.setting.has_all_data and config.engine.workers is None:
+    if config.setting.has_all_data and config.engine.processes is None:
         for partition in range(config.federation.num_clients):
             own_examples(config, partition)
 

@@ -140,7 +140,8 @@ class Sums:
     def __init__(self, now: Attempt, expected: Expectation | None = None) -> None:
         """Adds up the uploads of one exchange; with ``expected``, those that look so."""
         self._weights = now.plan.weights
-        self._asked = self._weights[list(now.asked)].sum()
+        self._all = list(now.asked)
+        self._asked = self._weights[self._all].sum()
         self._expected = expected
         self._who, self._summed = list[int](), 0
         self._waiting = list[Payload]()
@@ -169,7 +170,7 @@ class Sums:
         if not self._who:
             return found
         rows = self._take(len(self._who) - self._summed)
-        total = self._weights[self._who].sum()
+        total = self._asked if self._who == self._all else self._weights[self._who].sum()
         for name, u in vars(rows).items():
             mean = self._sums[name]
             mean = mean if bool(total == self._asked) else mean * (self._asked / total)

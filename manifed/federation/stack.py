@@ -8,9 +8,13 @@ than fit. Who computes a stack, in this process or in another, changes no bit of
 """
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from threading import Lock
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +27,8 @@ from manifed.federation.held_out import EVALUATE
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
 from manifed.problems.problem import Problem
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Chunking:
         at_once: int | None,
         *,
         may_stream: bool = False,
+        threads: int = 1,
     ) -> "Chunking":
         """Puts as many clients in a call as ``at_once``, the memory budget and the cache allow.
 
@@ -58,7 +65,8 @@ class Chunking:
         most = clients
         is_streamed = False
         if memory_budget_mb is not None:
-            fits, is_streamed = _clients_at_once(side, device, memory_budget_mb, may_stream)
+            budget = (memory_budget_mb, threads)
+            fits, is_streamed = _clients_at_once(side, device, budget, may_stream)
             most = min(clients, fits)
         is_alone = side.unit == "client" or side.setup.training.memory_is_required
         if is_alone or at_once == 1:
@@ -99,12 +107,14 @@ class Chunking:
 
 
 def _clients_at_once(
-    side: ClientSide, device: str, memory_budget_mb: int, may_stream: bool
+    side: ClientSide, device: str, memory: tuple[int, int], may_stream: bool
 ) -> tuple[int, bool]:
     """How many clients one stacked call takes: as many as fit, and stay in a processor's cache.
 
-    And whether their shards and uploads must be streamed for it.
+    And whether their shards and uploads must be streamed for it. ``memory`` is MiB, and how many
+    calls are in it.
     """
+    memory_budget_mb, calls = memory
     training = side.setup.training
     clients = len(side.shards)
     like = side.shards[0]
@@ -142,7 +152,7 @@ def _clients_at_once(
         rows = [each * longest]
     working = shard + point * max(rows, default=0.0)
     # Gradients, noise, a kept iterate and their temporaries: sixteen sizes of a point.
-    needed = shard + working + 16 * upload
+    needed = calls * (shard + working + 16 * upload)
     budget = memory_budget_mb * 2**20
     is_streamed = may_stream and kept + needed > budget
     if is_streamed:
@@ -178,6 +188,7 @@ class _Stack:
         self._kept = None if is_streamed else self._stacked()
         self._sizes = [side.public_size(i) for i in range(len(members))]
         self.memory: Memory | None = None
+        self._writing = Lock()
         self.tags: dict[int, tuple[int, int]] = {}
         """The round and attempt that wrote a client's memory."""
 
@@ -219,7 +230,8 @@ class _Stack:
             self._device,
         )
         if memory is not None:
-            self._write(memory, rows)
+            with self._writing:
+                self._write(memory, rows)
             self.tags |= dict.fromkeys(chunk, (header.server_round, header.attempt))
         return type(up).stack([up]) if self._is_alone else up
 
@@ -285,6 +297,7 @@ class StackTransport:
         memory_budget_mb: int | None = None,
         chunking: Chunking | None = None,
         owned: range | None = None,
+        threads: int = 1,
     ) -> None:
         """One client after the other, or stacks of at most ``at_once``; None: as many as fit.
 
@@ -295,12 +308,21 @@ class StackTransport:
             memory_budget_mb: bounds the stacked shards, memory, uploads and temporaries.
             chunking: what is computed together, where that is decided already.
             owned: the stacks that are run here.
+            threads: how many calls run beside each other.
 
         Raises:
-            ConfigError: the budget cannot hold one client's update beside what is kept of all.
+            ConfigError: the budget cannot hold one client's update beside what is kept of all, or
+                the problem is computed by one thread alone.
         """
+        problem, training = side.setup.problem, side.setup.training
+        if threads > 1 and (not problem.allows_threads or training.memory_is_required):
+            raise ConfigError(
+                f"engine.address: expected none with {type(problem).__name__} and training.kind = "
+                f"{training.kind!r}, which are computed by one thread, got 'threads'; remove it"
+            )
+        self._threads = threads
         self.chunking = chunking or Chunking.of(
-            side, device, memory_budget_mb, at_once, may_stream=side.is_summed
+            side, device, memory_budget_mb, at_once, may_stream=side.is_summed, threads=threads
         )
         stacks = self.chunking.stacks
         is_alone = self.chunking.in_a_stack == 1
@@ -328,19 +350,23 @@ class StackTransport:
         done = list[int]()
         parts = list[Payload]()
         sums = asked.sums() if self.chunking.is_streamed else None
-        for chunk in self.chunking.cut(partitions, rows):
-            shares = [chunk]
+
+        def tried(chunk: list[int]) -> list[tuple[tuple[int, ...], Payload]]:
+            shares, found = [chunk], []
             stack = self.stacks[partitions[chunk[0]] // self.chunking.in_a_stack]
             for share in shares:
                 who = tuple(partitions[row] for row in share)
                 try:
-                    up = stack.run(asked, share, who, source)
+                    found.append((who, stack.run(asked, share, who, source)))
                 except Exception as error:
                     if len(share) > 1:
                         shares += [[row] for row in share]
                     else:
                         failures[who[0]] = Failure("absent", f"{type(error).__name__}: {error}")
-                    continue
+            return found
+
+        for found in self._each(tried, self.chunking.cut(partitions, rows)):
+            for who, up in found:
                 if sums is None:
                     parts.append(up)
                 else:
@@ -355,6 +381,19 @@ class StackTransport:
             frozenset({source.origin} if done else ()),
             mean=sums and sums.mean(),
         )
+
+    def _each(self, made: Callable[[Any], _T], items: Sequence[Any]) -> Iterator[_T]:
+        """Makes something of each item, on all threads and in order; few wait to be taken."""
+        if self._threads == 1:
+            yield from map(made, items)
+            return
+        with ThreadPoolExecutor(self._threads) as pool:
+            waiting = deque[Future[_T]]()
+            for item in items:
+                waiting.append(pool.submit(made, item))
+                if len(waiting) > 2 * self._threads:
+                    yield waiting.popleft().result()
+            yield from (one.result() for one in waiting)
 
     def _refusals(self, asked: Asked) -> dict[int, Failure]:
         """Why clients refuse what comes down; one look is enough where it is the same for all.

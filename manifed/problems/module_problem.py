@@ -97,6 +97,7 @@ class ModuleProblem(Problem):
     """
 
     has_optimum = False
+    allows_threads = False
     manifold: Product
 
     def __init__(

@@ -109,6 +109,8 @@ class Problem:
 
     An iteration that ends when the last of a stack has converged is such a thing. Each example is
     then computed alone."""
+    allows_threads: ClassVar[bool] = True
+    """Whether several threads may compute with it at once: its methods change nothing."""
     has_optimum: ClassVar[bool] = True
     """Whether there is a reference to compare with."""
     reference_tolerance: ClassVar[float] = 1e-10

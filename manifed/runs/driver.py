@@ -433,8 +433,8 @@ def cohort_transport(config: Experiment) -> Generator[Transport]:
         "device": engine.device,
         "memory_budget_mb": engine.memory_budget_mb,
     }
-    if engine.workers is None:
-        yield StackTransport(client_side(config), **common)
+    if engine.processes is None:
+        yield StackTransport(client_side(config), threads=engine.workers or 1, **common)
         return
     from manifed.federation.workers import RayTransport
 
@@ -442,7 +442,7 @@ def cohort_transport(config: Experiment) -> Generator[Transport]:
     with RayTransport(
         partial(_share, to_toml(config), facts.sizes, facts.point_shape),
         outlined_side(config),
-        workers=engine.workers,
+        workers=engine.processes,
         address=engine.address or "local",
         timeout=config.federation.replies.timeout,
         **common,

@@ -7,12 +7,14 @@ from benchmarks.common.cases import CASES
 from manifed.algorithms.payloads import Point
 from manifed.algorithms.rsgd import RSGD
 from manifed.cli.launch import Request, launch
+from manifed.errors import ConfigError
 from manifed.experiment.assembly import client_side
-from manifed.experiment.load import parse, save
+from manifed.experiment.load import load, parse, save
 from manifed.federation.exchange import Asked, Header
 from manifed.flower.records import tensors_from_record, tensors_to_record
 from tests.conformance.federated_loop import stacked
 from tests.fresh import ROOT
+from tests.golden.house import record
 from tests.tensors import assert_near
 
 SETS = ("federation.num_rounds=3", "evaluation.is_enabled=false")
@@ -68,6 +70,30 @@ def test_a_sum_that_nobody_opens_runs_alike_on_both_paths(tmp_path, source):
 def test_a_number_in_a_sum_s_memory_stays_one_in_a_record():
     found = tensors_from_record(tensors_to_record({"one": torch.tensor(1.0)}))
     assert found["one"].shape == ()
+
+
+FEW = ("quickstart", "rsvrg-poisson", "decor-ring", "growing-samples", "spd-frechet")
+THREADS = ("engine.workers=3", "engine.address=threads")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in sorted(record.CONFIGS)],
+)
+def test_threads_change_no_bit(tmp_path, name):
+    config, models = load(record.CONFIGS[name]), []
+    sets = ("evaluation.is_enabled=false", "engine.execution=cohort", "engine.chunk_clients=2")
+    if "evaluation" in name:
+        sets = sets[1:]
+    is_alone = not config.setting.problem.allows_threads or config.training.memory_is_required
+    for place, more in (("one", ()), ("three", THREADS)):
+        request = Request(str(record.CONFIGS[name]), (*sets, *more), out=tmp_path / place)
+        if more and is_alone:
+            with pytest.raises(ConfigError, match=r"engine\.address: expected none with"):
+                launch(request)
+            return
+        models.append(launch(request).load_tensors("model")["x"])
+    assert torch.equal(*models)
 
 
 @pytest.mark.gpu
