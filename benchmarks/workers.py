@@ -1,41 +1,34 @@
-"""The stacked cohort over Ray workers: the same bits, what a round costs more, how much faster.
+"""What several workers or threads gain for a stacked cohort, and what the machine has to give.
 
-    python benchmarks/workers.py [--repeats 5] [--only NAME ...] [--json] [--out benchmarks/results]
+    python -m benchmarks.workers [--repeats 15] [--json] [--out benchmarks/results]
 
-Wall time of a round, one thread a process, medians of interleaved repeats:
+Wall time of a round, one thread of torch a process, medians of interleaved repeats.
 
+* two of a kind: a round of all clients in one process over the same round on two threads of this
+  process, on two Ray workers, and by two independent processes, each with half of the clients;
 * overhead: a round over one worker less the same round in this process, least squares d = 10;
-* two workers beside two independent processes, each of which runs half of the clients in memory at
-  the same time: kPCA 784 x 5 and Fréchet means of SPD(50);
 * 100 000 least-squares clients on two workers, with the memory that each worker took;
-* clients a second of gossip, DECOR and a torch module: one by one, stacked, over two workers;
-* sizes: stacked rounds of gossip and DECOR by graph and number of nodes;
-* owners: 10 000 nodes over one and two workers, mixed in the driver ("server") and in the workers.
+* clients a second of gossip and of a torch module: one by one, stacked, over two workers.
 
 No ledger is written here; what it costs is in engines.md.
 """
 
-import argparse
-import json
-import math
 import resource
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from functools import partial
+from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
 import ray
-import torch
 from torch import nn
 
 from benchmarks.common.cases import CASES
 from benchmarks.common.page import Page
-from benchmarks.common.stopwatch import circumstances, table
+from benchmarks.common.stopwatch import circumstances, prepare, table
 from manifed.experiment.assembly import client_side, initial_point, plan_of
 from manifed.experiment.load import parse
 from manifed.experiment.schema import Experiment
@@ -45,7 +38,7 @@ from manifed.federation.stack import StackTransport
 from manifed.federation.workers import RayTransport
 from manifed.runs.driver import cohort_transport
 
-ROOT = Path(__file__).resolve().parents[1]
+Table = dict[str, Any]
 Step = Callable[[], object]
 
 
@@ -54,12 +47,12 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
 
 
-def kpca(clients: int) -> dict[str, Any]:
+def kpca(clients: int) -> Table:
     """784 x 5, a hundred rows a client, all of them summed in chunks of four clients."""
     return CASES["kpca_784x5"](clients, 10**6) | {"engine": {"chunk_clients": 4}}
 
 
-def spd(clients: int) -> dict[str, Any]:
+def spd(clients: int) -> Table:
     """The Fréchet mean of 50 x 50 matrices, four a client, in chunks of four clients."""
     given = CASES["spd_10"](clients, 10**6)
     given["data"] |= {"dimension": 50, "num_examples": 4 * clients}
@@ -67,36 +60,32 @@ def spd(clients: int) -> dict[str, Any]:
     return given | {"engine": {"chunk_clients": 4}}
 
 
-def lines(clients: int, chunk: int) -> dict[str, Any]:
-    """Least squares in ten dimensions."""
-    return CASES["least_squares_d10"](clients, 10**6) | {"engine": {"chunk_clients": chunk}}
+def lines(clients: int, chunk: int | None = None, *, d: int = 10, private: bool = False) -> Table:
+    """Least squares in d dimensions, ten steps."""
+    given = CASES["least_squares_d10"](clients, 10**6)
+    given["data"] |= {"dimension": d}
+    noise = {"kind": "multiplier", "noise_multiplier": 1.0}
+    level = {"kind": "example-level", "l2_norm_clip": 1.0, "delta": 1e-9, "noise": noise}
+    engine = {"chunk_clients": chunk} if chunk else {}
+    return given | ({"privacy": level} if private else {}) | {"engine": engine}
 
 
-RING: dict[str, Any] = {"kind": "ring"}
-
-
-def gossip(kind: str, nodes: int = 64, graph: dict[str, Any] = RING) -> dict[str, Any]:
-    """Nodes on a graph, least squares in ten dimensions, node i's curvature at most i + 1."""
-    masked = {
-        "kind": "correlated", "l2_norm_clip": 1.0, "noise_stddev": 3.0, "mask_stddev": 20.0,
-        "delta": 1e-3,
-    }  # fmt: skip
+def gossip(nodes: int = 64) -> Table:
+    """Nodes on a ring, least squares in ten dimensions."""
     return {
-        "name": kind,
+        "name": "gossip",
         "problem": {"kind": "least-squares", "scaling": "sum"},
         "data": {"kind": "scaled-identities", "num_clients": nodes, "dimension": 10},
         "federation": {
             "num_clients": nodes, "num_rounds": 10**6, "partition": {"kind": "natural"},
         },
-        "training": {
-            "kind": kind, "graph": graph, "step_size": 1 / max(1000, nodes),
-        },
-        "privacy": masked if kind == "decor" else {"kind": "none"},
+        "training": {"kind": "gossip", "graph": {"kind": "ring"}, "step_size": 1e-3},
+        "privacy": {"kind": "none"},
         "engine": {"chunk_clients": max(1, nodes // 2)},
     }  # fmt: skip
 
 
-def module() -> dict[str, Any]:
+def module() -> Table:
     """A small network, ten clients' digits, clipped and noised."""
     return {
         "name": "module",
@@ -108,17 +97,18 @@ def module() -> dict[str, Any]:
             "minibatch": {"kind": "poisson", "batch_size": 8},
         },
         "privacy": {
-            "kind": "example-level", "l2_norm_clip": 1.0, "delta": 1e-3,
+            "kind": "example-level", "l2_norm_clip": 1.0, "delta": 1e-4,
             "noise": {"kind": "multiplier", "noise_multiplier": 1.0},
         },
         "engine": {"chunk_clients": 25},
     }  # fmt: skip
 
 
-def with_engine(given: dict[str, Any], workers: int | None) -> Experiment:
+def with_engine(given: Table, workers: int | None, address: str | None = None) -> Experiment:
     """The experiment of a table, in this process (None) or over workers."""
     engine = {**given["engine"], "execution": "cohort", "memory_budget_mb": 4096}
-    return parse(given | {"engine": engine | ({"workers": workers} if workers else {})})
+    more = {"workers": workers} | ({"address": address} if address else {}) if workers else {}
+    return parse(given | {"engine": engine | more})
 
 
 def steps(config: Experiment, transport: Transport) -> Step:
@@ -137,8 +127,8 @@ def steps(config: Experiment, transport: Transport) -> Step:
 
 
 @contextmanager
-def stepping(given: dict[str, Any], workers: int | None) -> Iterator[Step]:
-    config = with_engine(given, workers)
+def stepping(given: Table, workers: int | None, address: str | None = None) -> Iterator[Step]:
+    config = with_engine(given, workers, address)
     with cohort_transport(config) as transport:
         yield steps(config, transport)
 
@@ -168,64 +158,56 @@ def overhead(repeats: int) -> dict[str, float]:
     return {**both, "overhead ms": both["one worker ms"] - both["here ms"]}
 
 
-# -- two workers beside two processes ----------------------------------------------------------
-def half(path: str) -> None:
-    """One of two independent processes: a round in memory for every line that it reads."""
-    torch.set_num_threads(1)
-    with stepping(json.loads(Path(path).read_text()), None) as step:
-        print("ready", flush=True)
-        for _ in sys.stdin:
-            step()
-            print("done", flush=True)
+# -- two of a kind -------------------------------------------------------------------------------
+_half = list[Step]()
+"""The rounds of an independent process."""
 
 
-class Independent:
-    """Two processes that know nothing of each other, each with half of the clients."""
-
-    def __init__(self, given: dict[str, Any], path: Path) -> None:
-        path.write_text(json.dumps(given))
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.workers", "--half", str(path)]
-        pipe = subprocess.PIPE
-        self.both = [
-            subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
-            for _ in range(2)
-        ]
-        self._hear("ready")
-
-    def _hear(self, word: str) -> None:
-        for process in self.both:
-            if (said := process.stdout.readline().strip()) != word:
-                raise RuntimeError(f"Expected {word!r} of an independent process, got {said!r}")
-
-    def __call__(self) -> None:
-        """A round of both."""
-        for process in self.both:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        self._hear("done")
-
-    def close(self) -> None:
-        """End both."""
-        for process in self.both:
-            process.stdin.close()
-            process.wait()
+def _begin(given: Table) -> None:
+    prepare("")
+    config = with_engine(given, None)
+    _half.append(steps(config, StackTransport(client_side(config), at_once=None)))
+    _half[0]()
 
 
-def speed_up(make: Callable[[int], dict[str, Any]], clients: int, repeats: int) -> dict[str, float]:
-    with ExitStack() as held, tempfile.TemporaryDirectory() as folder:
-        here = held.enter_context(stepping(make(clients), None))
-        two = held.enter_context(stepping(make(clients), 2))
-        apart = Independent(make(clients // 2), Path(folder) / "half.json")
-        held.callback(apart.close)
-        found = interleaved({"here": here, "two": two, "apart": apart}, repeats)
-    return {
-        "clients": clients,
-        "one process s": found["here"],
-        "two workers s": found["two"],
-        "two processes s": found["apart"],
-        "of two processes": found["apart"] / found["two"],
-        "speed-up": found["here"] / found["two"],
-    }
+def _step(_: int) -> None:
+    _half[0]()
+
+
+def two_of_a_kind(make: Callable[[int], Table], clients: int, repeats: int) -> Table:
+    """How much quicker than one process each way is that has two."""
+    with ExitStack() as held:
+        ways = {
+            name: held.enter_context(stepping(make(clients), *where))
+            for name, where in (
+                ("one", (None,)), ("threads", (2, "threads")), ("Ray workers", (2, "local")),
+            )
+        }  # fmt: skip
+        apart = held.enter_context(
+            ProcessPoolExecutor(
+                2,
+                mp_context=get_context("spawn"),
+                initializer=_begin,
+                initargs=(make(clients // 2),),
+            )
+        )
+        list(apart.map(time.sleep, (5, 5)))  # both have begun
+        ways["processes"] = lambda: list(apart.map(_step, range(2)))
+        found = interleaved(ways, repeats)
+    one = found.pop("one")
+    return {"one process s": one} | {f"two {name}": one / spent for name, spent in found.items()}
+
+
+def twos(repeats: int) -> Table:
+    """A row for each case."""
+    cases: dict[str, tuple[Callable[[int], Table], int]] = {
+        "kpca_784x5": (kpca, 64), "spd_50": (spd, 32),
+    }  # fmt: skip
+    for d, clients in ((10, 40_000), (200, 5000), (2000, 600)):
+        for private in (False, True):
+            name = f"least squares, d = {d}, {clients} clients" + ", private" * private
+            cases[name] = partial(lines, d=d, private=private), clients
+    return {name: two_of_a_kind(make, count, repeats) for name, (make, count) in cases.items()}
 
 
 def many(repeats: int) -> dict[str, float]:
@@ -244,7 +226,7 @@ def peak_mb(_: object) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def per_second(given: dict[str, Any], repeats: int, inner: int) -> dict[str, float]:
+def per_second(given: Table, repeats: int, inner: int) -> dict[str, float]:
     clients = given["federation"]["num_clients"]
     config = with_engine(given, None)
     one = steps(config, StackTransport(client_side(config)))
@@ -254,62 +236,16 @@ def per_second(given: dict[str, Any], repeats: int, inner: int) -> dict[str, flo
     return {name: clients / spent for name, spent in found.items()}
 
 
-def graphs(nodes: int) -> dict[str, dict[str, Any]]:
-    """A ring, a grid, and a random graph with twice as many edges as connect one."""
-    likely = 2 * math.log(nodes) / nodes
-    return {
-        "ring": RING,
-        "torus": {"kind": "torus", "rows": {64: 8, 1000: 25, 10_000: 100}[nodes]},
-        "erdos-renyi": {"kind": "erdos-renyi", "probability": likely},
-    }
-
-
-def sizes(repeats: int) -> dict[str, Any]:
-    """Rounds a second and clients a second of a stacked round."""
-    found = {}
-    for nodes in (64, 1000, 10_000):
-        for name, graph in graphs(nodes).items():
-            if nodes == 10_000 and name == "erdos-renyi":
-                continue  # more pairs of nodes to draw from than a config may ask for
-            with ExitStack() as held:
-                both = {
-                    kind: held.enter_context(stepping(gossip(kind, nodes, graph), None))
-                    for kind in ("gossip", "decor")
-                }
-                rounds = interleaved(both, repeats, 20)
-            found[f"{name}, {nodes}"] = {
-                f"{kind} {what}/s": count / rounds[kind]
-                for kind in both
-                for what, count in (("rounds", 1), ("clients", nodes))
-            }
-    return found
-
-
-def owners(repeats: int) -> dict[str, Any]:
-    """10 000 nodes on a ring over workers: mixed in the driver, and by those who own the nodes."""
-    found = {}
-    for workers in (1, 2):
-        for name, kind in (("server", "gossip"), ("decor", "decor")):
-            with stepping(gossip(kind, 10_000), workers) as step:
-                spent = interleaved({"round": step}, repeats, 5)["round"]
-            found[f"{name}, {workers}"] = {"round ms": spent * 1e3, "clients/s": 10_000 / spent}
-    return found
-
-
-RUNS: dict[str, Callable[[int], dict[str, Any]]] = {
+RUNS: dict[str, Callable[[int], Table]] = {
+    "two of a kind": twos,
     "overhead": overhead,
-    "kpca_784x5": lambda repeats: speed_up(kpca, 64, repeats),
-    "spd_50": lambda repeats: speed_up(spd, 32, repeats),
     "many": many,
-    "gossip": lambda repeats: per_second(gossip("gossip"), repeats, 10),
-    "decor": lambda repeats: per_second(gossip("decor"), repeats, 10),
+    "gossip": lambda repeats: per_second(gossip(), repeats, 10),
     "module": lambda repeats: per_second(module(), repeats, 1),
-    "sizes": sizes,
-    "owners": owners,
 }
 
 
-def shown(numbers: dict[str, Any]) -> str:
+def shown(numbers: Table) -> str:
     """A table of one row, or of a row for each case."""
     first = next(iter(numbers.values()))
     if not isinstance(first, dict):
@@ -322,30 +258,15 @@ def shown(numbers: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    page = Page(__doc__, "workers.md", repeats=5)
-    page.parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
-    page.parser.add_argument("--half", help=argparse.SUPPRESS)
+    page = Page(__doc__, "workers.md", repeats=15)
     given = page.parser.parse_args()
-    if given.half:
-        half(given.half)
-        return
-    torch.set_num_threads(1)
+    prepare("")
+    page.say(f"# Several workers or threads\n\n{circumstances()}")
+    page.explain()
     found = {}
-    if given.out:
-        given.out.mkdir(parents=True, exist_ok=True)
-        kept = given.out / "workers.json"
-        found = json.loads(kept.read_text()) if kept.exists() else {}
-    for name in given.only:
-        said = circumstances().splitlines()[-1]
-        found[name] = {**RUNS[name](given.repeats), "on": said}
-        if given.out:
-            kept.write_text(json.dumps(found, indent=1) + "\n")
-    page.say("# The stacked cohort over Ray workers\n\n`python benchmarks/workers.py`\n")
-    page.say("Wall time, one thread a process, medians of interleaved repeats.")
-    for name in RUNS:
-        if name in found:
-            numbers = {k: v for k, v in found[name].items() if k != "on"}
-            page.say(f"\n**{name}**: {found[name]['on']}\n\n{shown(numbers)}")
+    for name, run in RUNS.items():
+        found[name] = run(given.repeats)
+        page.say(f"\n**{name}**\n\n{shown(found[name])}")
     page.save(given, found)
 
 
