@@ -107,6 +107,8 @@ class _Rule:
     """The clip of a secure sum, whose integers have one, over the bound of a gradient."""
     caution: float = 4.0
     """The target of a clip is the quantile 1 - ``caution`` kappa."""
+    ease: float = math.inf
+    """That target may grow to 1 - ``ease`` kappa, at most 0.95, where noise is short."""
 
 
 _SPANS = _Rule(rounds=30, fall=0.2, least_fall=0.0, caution=16.0, fixed=0.05)
@@ -139,6 +141,8 @@ _RULES: Mapping[str, _Rule] = {
         settles=15,
         pace=0.6,
         fixed=0.03,
+        caution=16.0,
+        ease=35.0,
     ),
     "frechet-mean": _MEANS,
     "nearest-mean": _MEANS,
@@ -366,7 +370,7 @@ def _descent(
     bound = config.privacy.l2_norm_clip or 1.0
     rule = _RULES.get(config.problem.kind, _Rule())
     if auto.residuals is not None:
-        rule = replace(rule, quantile=0.5)
+        rule = replace(rule, quantile=0.5, ease=math.inf)
     price, spread, kappa = _descent_noise(config, facts, bound)
     if kappa > _LATE:
         rule = replace(rule, tail=min(rule.tail, _LATE_TAIL))
@@ -457,9 +461,10 @@ def _rising(
     share = RisingClip.model_fields["budget_share"].default
     deviation = spread * math.sqrt(count) / (2 * math.sqrt(share))
     assert rule.quantile is not None
+    most = max(rule.quantile, min(1 - rule.ease * kappa, 0.95))
     return RisingClip(
         start=float(f"{start:.4g}"),
-        target_quantile=float(f"{min(max(1 - rule.caution * kappa, 0.3), rule.quantile):.4g}"),
+        target_quantile=float(f"{min(max(1 - rule.caution * kappa, 0.3), most):.4g}"),
         learning_rate=float(f"{rule.pace / max(1.0, 4 * deviation):.4g}"),
     )
 
