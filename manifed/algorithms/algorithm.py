@@ -345,8 +345,9 @@ class ServerUpdate(Frozen):
     def __pydantic_init_subclass__(cls, **settings: Any) -> None:
         super().__pydantic_init_subclass__(**settings)
         cls.judges_uploads = cls.refused is not ServerUpdate.refused
-        if "server" in vars(cls) and "reads_uploads" not in vars(cls):
-            cls.reads_uploads = True
+        if "reads_uploads" not in vars(cls):  # it says so of the method that is inherited with it
+            owner = next(one for one in cls.__mro__ if "server" in vars(one))
+            cls.reads_uploads = vars(owner).get("reads_uploads", True)
 
     @property
     def weighting(self) -> Weighting:

@@ -108,7 +108,8 @@ class _Rule:
     caution: float = 4.0
     """The target of a clip is the quantile 1 - ``caution`` kappa."""
     ease: float = math.inf
-    """That target may grow to 1 - ``ease`` kappa, at most 0.95, where noise is short."""
+    """That target may grow to 1 - ``ease`` kappa, at most 0.95, where noise is short. Momentum then
+    grows to 0.9 - 20 kappa, from 0.5 to 0.8, by which steps go on along a flat valley."""
 
 
 _SPANS = _Rule(rounds=30, fall=0.2, least_fall=0.0, caution=16.0, fixed=0.05)
@@ -369,11 +370,13 @@ def _descent(
     manifold, shape = facts.problem.manifold, facts.point_shape
     bound = config.privacy.l2_norm_clip or 1.0
     rule = _RULES.get(config.problem.kind, _Rule())
-    if auto.residuals is not None:
-        rule = replace(rule, quantile=0.5, ease=math.inf)
     price, spread, kappa = _descent_noise(config, facts, bound)
     if kappa > _LATE:
         rule = replace(rule, tail=min(rule.tail, _LATE_TAIL))
+    if rule.ease < math.inf and config.privacy.trust is None:
+        rule = replace(rule, momentum=round(min(0.8, max(0.9 - 20 * kappa, 0.5)), 4))
+    if auto.residuals is not None:
+        rule = replace(rule, quantile=0.5, ease=math.inf)
     fall = min(1.0, max(rule.fall, rule.least_fall * kappa))
     share = LEAST if rule.quantile is None else 1.0
     if config.privacy.trust is not None and rule.quantile is not None:

@@ -79,7 +79,13 @@ class Replies(NamedTuple):
     ``uploads`` has no row."""
 
     def of_rows(self, rows: Sequence[int]) -> "Replies":
-        """Returns the replies in the given ``rows``, ascending."""
+        """Returns the replies in the given ``rows``, ascending.
+
+        Raises:
+            ValueError: the uploads were added up, and none is kept.
+        """
+        if self.mean is not None:
+            raise ValueError("Expected uploads to choose from, got their mean alone")
         device = self.uploads.point.device
         return self._replace(
             partitions=tuple(self.partitions[i] for i in rows),

@@ -126,8 +126,9 @@ class Mean(NamedTuple):
     """The adapted clip norm, where a mechanism noised the mean."""
 
 
-_NUMBERS_AT_ONCE = 2**18
-"""Entries of uploads that are added up in one call: 2 MiB of them."""
+def rows_at_once(entries: int) -> int:
+    """Returns how many uploads of so many entries are added up in one call: 2 MiB, at least 64."""
+    return max(64, 2**18 // max(1, entries))
 
 
 class Sums:
@@ -156,7 +157,7 @@ class Sums:
         self._who += partitions
         self._waiting.append(uploads)
         first, *_ = vars(uploads).values()
-        size = max(64, _NUMBERS_AT_ONCE // max(1, first.shape[1:].numel()))
+        size = rows_at_once(first.shape[1:].numel())
         while len(self._who) - self._summed > size:
             self._take(size)
         return flaws

@@ -24,8 +24,9 @@ from manifed.errors import ConfigError
 from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.exchange import Asked, Failure, Replies
 from manifed.federation.held_out import EVALUATE
+from manifed.federation.rounds import rows_at_once
 from manifed.privacy.random_numbers import NoiseSource
-from manifed.problems.examples import Examples
+from manifed.problems.examples import Examples, Mapped
 from manifed.problems.problem import Problem
 
 _T = TypeVar("_T")
@@ -65,8 +66,9 @@ class Chunking:
         most = clients
         is_streamed = False
         if memory_budget_mb is not None:
-            budget = (memory_budget_mb, threads)
-            fits, is_streamed = _clients_at_once(side, device, budget, may_stream)
+            fits, is_streamed = _clients_at_once(
+                side, device, memory_budget_mb, threads, may_stream=may_stream
+            )
             most = min(clients, fits)
         is_alone = side.unit == "client" or side.setup.training.memory_is_required
         if is_alone or at_once == 1:
@@ -107,14 +109,12 @@ class Chunking:
 
 
 def _clients_at_once(
-    side: ClientSide, device: str, memory: tuple[int, int], may_stream: bool
+    side: ClientSide, device: str, memory_budget_mb: int, threads: int, *, may_stream: bool
 ) -> tuple[int, bool]:
-    """How many clients one stacked call takes: as many as fit, and stay in a processor's cache.
+    """How many clients one stacked call takes, and whether shards and uploads must be streamed.
 
-    And whether their shards and uploads must be streamed for it. ``memory`` is MiB, and how many
-    calls are in it.
+    As many as fit, so many threads beside each other, and stay in a processor's cache.
     """
-    memory_budget_mb, calls = memory
     training = side.setup.training
     clients = len(side.shards)
     like = side.shards[0]
@@ -152,11 +152,11 @@ def _clients_at_once(
         rows = [each * longest]
     working = shard + point * max(rows, default=0.0)
     # Gradients, noise, a kept iterate and their temporaries: sixteen sizes of a point.
-    needed = calls * (shard + working + 16 * upload)
+    needed = threads * (shard + working + 16 * upload)
     budget = memory_budget_mb * 2**20
     is_streamed = may_stream and kept + needed > budget
     if is_streamed:
-        kept = clients * remembered
+        kept = clients * remembered + 2 * upload * rows_at_once(math.prod(shape))
     if kept + needed > budget:
         raise ConfigError(
             f"Expected engine.memory_budget_mb >= {math.ceil((kept + needed) / 2**20)} for the "
@@ -185,21 +185,17 @@ class _Stack:
         self._device = device
         self._members = members
         self._is_alone = is_alone
-        self._kept = None if is_streamed else self._stacked()
+        self._kept = None if is_streamed else [self._stacked(one) for one in self._shards]
         self._sizes = [side.public_size(i) for i in range(len(members))]
         self.memory: Memory | None = None
         self._writing = Lock()
         self.tags: dict[int, tuple[int, int]] = {}
         """The round and attempt that wrote a client's memory."""
 
-    def _stacked(self) -> list[Examples | None]:
-        """The examples of all members, and what is kept out of them."""
-        return [
-            (shards[0] if self._is_alone else Examples.stack(shards)).to(self._device)
-            if shards
-            else None
-            for shards in self._shards
-        ]
+    def _stacked(self, shards: Sequence[Examples]) -> Examples | None:
+        if not shards:
+            return None
+        return (shards[0] if self._is_alone else Examples.stack(shards)).to(self._device)
 
     def run(
         self, asked: Asked, at: list[int], chunk: tuple[int, ...], source: NoiseSource
@@ -208,10 +204,13 @@ class _Stack:
         header = asked.header
         down = asked.down
         rows = self._rows(chunk)
-        examples, held_out = self._kept or self._stacked()
-        examples = held_out if asked.phase is EVALUATE else examples
+        place = int(asked.phase is EVALUATE)
+        shards, members = self._shards[place], len(self._members)
+        if self._kept is None and isinstance(shards, Mapped):  # of one size: nothing is padded
+            shards, members = shards[rows], len(chunk)
+        examples = self._kept[place] if self._kept else self._stacked(shards)
         assert examples is not None
-        if len(chunk) < len(self._members):
+        if len(chunk) < members:
             examples = examples.of_clients(rows)
         if isinstance(down, PerClient):
             down = down.rows.take(at[0] if self._is_alone else torch.tensor(at))
@@ -318,7 +317,7 @@ class StackTransport:
         if threads > 1 and (not problem.allows_threads or training.memory_is_required):
             raise ConfigError(
                 f"engine.address: expected none with {type(problem).__name__} and training.kind = "
-                f"{training.kind!r}, which are computed by one thread, got 'threads'; remove it"
+                f"{training.kind!r}, which one thread computes, got {threads} threads; remove it"
             )
         self._threads = threads
         self.chunking = chunking or Chunking.of(

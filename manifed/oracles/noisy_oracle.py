@@ -477,7 +477,8 @@ def _rows(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) 
     lead = () if isinstance(draws.partition, int) else (len(draws.partition),)
     rows = torch.tensor(examples.size) if examples.counts is None else examples.counts
     rows = rows.to(draws.device).expand(lead)
-    is_exact = any(query.needs_exact_size for query in queries[0])
+    some = dict(zip(map(id, queries), queries, strict=True)).values()
+    is_exact = any(query.needs_exact_size for each in some for query in each)
     for each, found in zip(queries, rows.reshape(-1).tolist(), strict=True) if is_exact else ():
         if any(query.needs_exact_size and query.num_examples != found for query in each):
             raise WrongSize(

@@ -153,15 +153,15 @@ class Mapped(Sequence[Examples]):
 
     arrays: Mapping[str, Any]
     """Tensors or numpy arrays."""
-    made: Callable[[Mapping[str, Any], Mapping[str, int]], Examples]
-    """Makes examples of some clients' numbers, given how many dimensions belong to one example."""
+    made: Callable[[Mapping[str, Any]], Examples]
+    """Makes examples of numbers (n, *feature)."""
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
 
     def __getitem__(self, i: Any) -> Any:
         part = {key: array[i] for key, array in self.arrays.items()}
-        return replace(self, arrays=part) if isinstance(i, slice) else self.made(part, {})
+        return self.made(part) if isinstance(i, int) else replace(self, arrays=part)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -170,12 +170,13 @@ class Mapped(Sequence[Examples]):
 
     def stacked(self) -> Examples:
         """Returns all shards as `Examples.stack` does."""
-        whole = self.made(self.arrays, {k: a.ndim - 2 for k, a in self.arrays.items()})
-        return replace(whole, counts=torch.tensor(self.sizes))
+        each, sizes = self.joined(), self.sizes
+        whole = {k: t.unflatten(0, (len(sizes), sizes[0])) for k, t in each.tensors.items()}
+        return Examples(whole, each.feature_ndim, torch.tensor(sizes))
 
     def joined(self) -> Examples:
         """Returns all shards as one client's."""
-        return self.made({k: a.reshape(-1, *a.shape[2:]) for k, a in self.arrays.items()}, {})
+        return self.made({k: a.reshape(-1, *a.shape[2:]) for k, a in self.arrays.items()})
 
 
 def _gather(tensor: Tensor, indices: Tensor, feature_ndim: int) -> Tensor:

@@ -97,7 +97,6 @@ class ModuleProblem(Problem):
     """
 
     has_optimum = False
-    allows_threads = False
     manifold: Product
 
     def __init__(
@@ -160,6 +159,11 @@ class ModuleProblem(Problem):
         return self._over_examples(lambda x, one: self._output(x, one)[0], x, examples)
 
     # -- the problem -----------------------------------------------------------------------------
+    @property
+    def allows_threads(self) -> bool:
+        """False: all that is computed goes through one module."""
+        return False
+
     def point_shape(self, examples: Examples) -> Shape:
         """(P,), after the model was tried on examples of this shape.
 

@@ -81,6 +81,11 @@ class Persons(Problem):
         return self.problem.looks_at_all_rows
 
     @property
+    def allows_threads(self) -> bool:
+        """Whether several threads may compute with it at once."""
+        return self.problem.allows_threads
+
+    @property
     def has_optimum(self) -> bool:
         """Whether there is a reference to compare with."""
         return self.problem.has_optimum

@@ -368,7 +368,7 @@ def fit(
             which the problem knows as "z"; a dict of these by the names that the problem reads
             ("feature" and "label", for example); or Examples. All become float64. Or one array, or
             a dict of arrays, with the clients as first axis: they may be memory maps, larger than
-            the memory.
+            the memory, unless ``held_out`` divides them. Do not write to them during the fit.
         algorithm: one of `manifed.algorithms`, for example ``RSGD(step_size=0.1)``, or a pair of a
             client update and a server update. A client update alone is paired with `TangentMean`.
         rounds: the number of rounds.

@@ -5,6 +5,7 @@ the argument.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,8 +82,8 @@ def computing(
 
 
 _ARRAYS = (Tensor, np.ndarray)
-_AT_ONCE = 4096
-"""Clients of an array whose records are checked together."""
+_AT_ONCE = 4096, 2**20
+"""Most clients of an array, and entries, whose records are checked together."""
 
 
 def examples_of(problem: Problem, shards: Shards) -> Sequence[Examples]:
@@ -94,13 +95,17 @@ def examples_of(problem: Problem, shards: Shards) -> Sequence[Examples]:
     """
     mapped = _mapped(problem, shards)
     if mapped is not None:
-        for begin in range(0, len(mapped), _AT_ONCE):
-            some = mapped[begin : begin + _AT_ONCE]
+        clients, entries = _AT_ONCE
+        own = sum(math.prod(array.shape[1:]) for array in mapped.arrays.values())
+        at_once = min(clients, max(1, entries // max(1, own)))
+        for begin in range(0, len(mapped), at_once):
+            some = mapped[begin : begin + at_once]
             try:
                 _check(problem, some.joined())
             except Exception:  # which client's record it is, each by itself says
                 each = [{k: a[i] for k, a in some.arrays.items()} for i in range(len(some))]
                 _listed(problem, each, begin)
+                raise
         return mapped
     is_array = isinstance(shards, _ARRAYS) and shards.ndim > 0
     if not is_array and (not isinstance(shards, Sequence) or isinstance(shards, str)):
@@ -112,17 +117,32 @@ def examples_of(problem: Problem, shards: Shards) -> Sequence[Examples]:
 
 def _mapped(problem: Problem, shards: Any) -> Mapped | None:
     """Shards of which the first axis of an array, or of each in a dict, is the client's."""
-    arrays: Mapping[str, Any] = shards if isinstance(shards, Mapping) else {"z": shards}
-    each = [one for key, one in arrays.items() if key != PERSON and isinstance(one, _ARRAYS)]
-    sizes = {tuple(one.shape[:2]) for one in each if one.ndim > 1 and one.dtype != object}
-    if not each or len(each) < len(arrays) or len(sizes) != 1 or 0 in min(sizes):
+    is_dict = isinstance(shards, Mapping)
+    arrays: Mapping[str, Any] = shards if is_dict else {"z": shards}
+    sizes = {_size(one) for one in arrays.values()}
+    if PERSON in arrays or len(sizes) != 1 or 0 in min(sizes):
+        if is_dict:
+            shapes = {key: tuple(getattr(one, "shape", ())) for key, one in arrays.items()}
+            raise ConfigError(
+                "shards: expected a list with one entry a client, or a dict of arrays of numbers "
+                f"(clients, examples, ...) without {PERSON!r}, got a dict of shapes {shapes}"
+            )
         return None
 
-    def made(part: Mapping[str, Any], feature_ndim: Mapping[str, int]) -> Examples:
+    def made(part: Mapping[str, Any]) -> Examples:
         tensors = {key: tensor_of(one, f"shards, {key!r}") for key, one in part.items()}
-        return problem.widened(Examples(tensors, feature_ndim))
+        return problem.widened(Examples(tensors))
 
     return Mapped(arrays, made)
+
+
+def _size(array: Any) -> tuple[int, ...]:
+    """How many clients an array has, and examples each; (0,) of what is no array of both."""
+    is_dense = isinstance(array, np.ndarray) and array.dtype != object
+    if isinstance(array, Tensor):
+        is_dense = array.layout == torch.strided and not array.is_nested
+    is_dense = is_dense and not isinstance(array, np.matrix) and array.ndim > 1
+    return tuple(array.shape[:2]) if is_dense else (0,)
 
 
 def _check(problem: Problem, wide: Examples) -> None:

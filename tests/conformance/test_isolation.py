@@ -296,7 +296,7 @@ def test_an_upload_has_the_same_length_whoever_else_sends_one(manifold, shape):
 
 
 def test_where_a_client_is_the_unit_each_is_computed_alone(monkeypatch):
-    monkeypatch.setattr(stack, "_clients_at_once", lambda *_: (9, False))
+    monkeypatch.setattr(stack, "_clients_at_once", lambda *_, **__: (9, False))
     side = SimpleNamespace(unit="client", shards=[None] * 9, rate=1.0)
     made = stack.Chunking.of(side, "cpu", 64, None)
     assert (made.in_a_stack, made.at_once) == (1, 1)

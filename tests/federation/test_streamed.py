@@ -15,12 +15,15 @@ from manifed.federation import rounds
 from manifed.federation.cohorts import PoissonCohort
 from manifed.federation.exchange import ReplyPolicy
 from manifed.federation.stack import StackTransport
+from manifed.manifolds.sphere import Sphere
 from manifed.oracles.minibatch import Full
+from manifed.problems.frechet import FrechetMean
 from manifed.problems.linear import LeastSquares
+from manifed.runs import handed
 from manifed.runs.fit import federate
 
-CLIENTS, ROWS, WIDTH = 3000, 2, 50
-SMALL = 2
+CLIENTS, ROWS, WIDTH = 8000, 2, 50
+SMALL = 8
 """MiB, in which the shards do not fit."""
 
 
@@ -54,7 +57,7 @@ def trained(shards, transport, server=None, **given):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Sums of several blocks, which end within chunks."""
-    monkeypatch.setattr(rounds, "_NUMBERS_AT_ONCE", 64 * WIDTH)
+    monkeypatch.setattr(rounds, "rows_at_once", lambda _: 64)
 
 
 PRIVATE = ExampleLevel(
@@ -178,7 +181,7 @@ def test_too_small_a_budget_for_one_client_is_refused():
 @pytest.mark.parametrize(
     ("spoiled", "says"),
     [
-        (("feature", (2999, 1, 3), np.nan), "shards: client 2999, .*feature"),
+        (("feature", (7999, 1, 3), np.nan), "shards: client 7999, .*feature"),
         (("target", (0, 1), np.inf), "shards: client 0, .*target"),
     ],
 )
@@ -190,10 +193,67 @@ def test_a_record_that_is_no_number_is_named_by_its_client(spoiled, says):
         trained(arrays, stacks(SMALL))
 
 
-@pytest.mark.parametrize("change", [{"target": np.zeros((4, ROWS))}, {"target": [0.0]}, {"x": "y"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target": np.zeros((4, ROWS))},
+        {"target": np.zeros(5)},
+        {"target": np.zeros((7, ROWS), object)},
+        {"target": [0.0]},
+        {"x": "y"},
+        {"person": np.zeros((5, ROWS))},
+    ],
+)
 def test_arrays_that_are_not_of_the_same_clients_are_no_shards(change):
-    with pytest.raises(ConfigError, match="shards: expected a list with one entry a client"):
+    with pytest.raises(ConfigError, match="shards: expected a list with one entry a client, or a"):
         trained(numbers(5) | change, stacks(SMALL))
+
+
+def test_points_in_float32_are_put_on_the_manifold_as_those_of_a_list():
+    points = np.random.default_rng(1).standard_normal((6, 4, 3))
+    points = (points / np.linalg.norm(points, axis=-1, keepdims=True)).astype(np.float32)
+    way = partial(StackTransport, at_once=None, memory_budget_mb=100)
+    training = RSGD(step_size=0.2, minibatch=Full())
+    listed, whole = (
+        fit(FrechetMean(Sphere()), shards, training, rounds=2, transport=way)
+        for shards in (list(points), points)
+    )
+    assert torch.equal(listed.model, whole.model)
+
+
+def test_a_map_is_checked_by_pieces_of_the_same_size_whatever_a_client_holds(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(handed, "_check", lambda problem, wide: sizes.append(len(wide)))
+    handed.examples_of(
+        LeastSquares(), {"feature": np.zeros((40, 500, 60)), "target": np.zeros((40, 500))}
+    )
+    assert len(sizes) > 1
+    assert max(sizes) * 61 <= 2**20
+
+
+def test_a_mixture_of_servers_reads_uploads_where_its_method_does():
+    class Median:
+        def server(self, state, mean, here):
+            return {"x": state["x"] + here.collected.rows.median(0).values}
+
+    class Mixed(Median, TangentMean):
+        pass
+
+    assert Mixed.reads_uploads
+
+
+def test_replies_that_were_added_up_have_no_rows():
+    kept = []
+
+    class Watched(StackTransport):
+        def exchange(self, asked):
+            kept.append(super().exchange(asked))
+            return kept[-1]
+
+    way = partial(Watched, at_once=None, memory_budget_mb=SMALL)
+    trained(numbers(), way, rounds=1)
+    with pytest.raises(ValueError, match="their mean alone"):
+        kept[0].without({3: "why"})
 
 
 def test_a_fit_of_arrays_goes_on_where_it_stopped(tmp_path):
