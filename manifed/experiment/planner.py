@@ -114,7 +114,7 @@ class _Rule:
 
 _SPANS = _Rule(rounds=30, fall=0.2, least_fall=0.0, caution=16.0, fixed=0.05)
 _MEANS = _Rule(
-    rounds=30, fall=0.5, least_fall=0.0, tail=0.0, curvature=2.0, pace=0.5, caution=8.0, fixed=0.1
+    rounds=30, fall=0.5, least_fall=0.0, tail=0.0, curvature=2.0, pace=0.5, caution=8.0, fixed=0.3
 )
 _RULES: Mapping[str, _Rule] = {
     "principal-eigenvector": _SPANS,
@@ -381,7 +381,7 @@ def _descent(
     share = LEAST if rule.quantile is None else 1.0
     if config.privacy.trust is not None and rule.quantile is not None:
         # integers of a sum have one clip, and what it cuts of a curvature is not counted
-        distance = rule.distance if rule.curvature is None else lambda bound: bound / 6
+        distance = rule.distance if rule.curvature is None else lambda bound: bound / 60
         rule = replace(rule, quantile=None, curvature=None, distance=distance, settles=0)
         share = rule.fixed
     # exact logarithms of frames do not converge where the noise of a step is long
