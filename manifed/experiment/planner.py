@@ -109,7 +109,7 @@ class _Rule:
     """The target of a clip is the quantile 1 - ``caution`` kappa."""
     ease: float = math.inf
     """That target may grow to 1 - ``ease`` kappa, at most 0.95, where noise is short. Momentum then
-    grows to 0.9 - 20 kappa, from 0.5 to 0.8, by which steps go on along a flat valley."""
+    grows to 0.9 - 50 kappa, from 0.5 to 0.8, by which steps go on along a flat valley."""
 
 
 _SPANS = _Rule(rounds=30, fall=0.2, least_fall=0.0, caution=16.0, fixed=0.05)
@@ -374,7 +374,7 @@ def _descent(
     if kappa > _LATE:
         rule = replace(rule, tail=min(rule.tail, _LATE_TAIL))
     if rule.ease < math.inf and config.privacy.trust is None:
-        rule = replace(rule, momentum=round(min(0.8, max(0.9 - 20 * kappa, 0.5)), 4))
+        rule = replace(rule, momentum=round(min(0.8, max(0.9 - 50 * kappa, 0.5)), 4))
     if auto.residuals is not None:
         rule = replace(rule, quantile=0.5, ease=math.inf)
     fall = min(1.0, max(rule.fall, rule.least_fall * kappa))

@@ -106,14 +106,21 @@ def test_the_target_of_the_clip_falls_with_the_noise():
 
 
 @pytest.mark.parametrize(("kind", "least"), [("logistic", 0.4), ("least-squares", 0.1)])
-def test_noise_falls_to_ten_times_its_length_and_steps_with_momentum_add_up_to_one(kind, least):
+def test_noise_falls_to_ten_times_its_length_and_momentum_grows_where_it_is_short(kind, least):
     falls = set()
     for epsilon in (0.1, 1.0, 4.0, 100.0):
         plan, *_ = options(*KINDS[kind][0], f"privacy.noise.epsilon={epsilon}")
         ratio = plan.training.noise_multipliers.ratio
         fall = min(1.0, max(least, 10 * plan.relative_noise))
         assert ratio ** (plan.num_rounds - 1) == pytest.approx(fall, rel=0.01)
-        assert plan.strategy.factor + plan.strategy.momentum == 1
+        noise = plan.relative_noise
+        grown = min(0.8, 0.9 - 50 * noise) if kind == "least-squares" else 0.5
+        assert plan.strategy.factor == 0.5
+        assert plan.strategy.momentum == pytest.approx(max(0.5, grown), abs=1e-4)
+        if kind == "least-squares":
+            most = max(0.7, min(0.95, 1 - 35 * noise))
+            target = min(max(0.3, 1 - 16 * noise), most)
+            assert plan.adaptive.target_quantile == pytest.approx(target, rel=1e-3)
         falls.add(fall)
     assert {least, 1.0} <= falls
 
