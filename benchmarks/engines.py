@@ -201,7 +201,7 @@ def grow(given: tuple[str, int, int]) -> dict[str, float]:
     if replies.failures:
         raise RuntimeError(f"Expected no failures, got {replies.failures}")
     stacks = many.stacks.values()
-    shards = [t for stack in stacks for t in stack.examples.tensors.values()]
+    shards = [t for stack in stacks for t in stack.kept[0].tensors.values()]
     return {
         "shards_mb": sum(t.nbytes for t in shards) / 2**20,
         "growth_mb": _status("VmHWM") - before,

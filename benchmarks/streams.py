@@ -48,7 +48,7 @@ def main() -> None:
     page = Page(__doc__, "streams.md", clients=1_000_000, width=1000, budget=2048, rounds=10)
     page.parser.add_argument("--folder", type=Path)
     given = page.parser.parse_args()
-    page.say(circumstances())
+    page.say(f"# A million clients in a memory map\n\n{circumstances()}")
     training = RSGD(step_size=0.1, local_steps=1, minibatch=Full(), maps="retraction")
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         path = Path(folder) / "rows.npy"

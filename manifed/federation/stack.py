@@ -185,7 +185,7 @@ class _Stack:
         self._device = device
         self._members = members
         self._is_alone = is_alone
-        self._kept = None if is_streamed else [self._stacked(one) for one in self._shards]
+        self.kept = None if is_streamed else [self._stacked(one) for one in self._shards]
         self._sizes = [side.public_size(i) for i in range(len(members))]
         self.memory: Memory | None = None
         self._writing = Lock()
@@ -206,9 +206,9 @@ class _Stack:
         rows = self._rows(chunk)
         place = int(asked.phase is EVALUATE)
         shards, members = self._shards[place], len(self._members)
-        if self._kept is None and isinstance(shards, Mapped):  # of one size: nothing is padded
+        if self.kept is None and isinstance(shards, Mapped):  # of one size: nothing is padded
             shards, members = shards[rows], len(chunk)
-        examples = self._kept[place] if self._kept else self._stacked(shards)
+        examples = self.kept[place] if self.kept else self._stacked(shards)
         assert examples is not None
         if len(chunk) < members:
             examples = examples.of_clients(rows)
