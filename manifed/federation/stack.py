@@ -180,12 +180,13 @@ class _Stack:
     ) -> None:
         """``side`` is that of ``members`` alone, in their order."""
         self._setup = side.setup
-        self._shards = side.shards, side.hold_outs
         self._like = torch.zeros(side.point_shape, dtype=side.dtype)
         self._device = device
         self._members = members
         self._is_alone = is_alone
-        self.kept = None if is_streamed else [self._stacked(one) for one in self._shards]
+        shards = side.shards, side.hold_outs
+        self.kept = None if is_streamed else [self._stacked(one) for one in shards]
+        self._shards = shards if is_streamed else ((), ())  # those of a stack are not held twice
         self._sizes = [side.public_size(i) for i in range(len(members))]
         self.memory: Memory | None = None
         self._writing = Lock()
