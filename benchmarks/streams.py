@@ -27,14 +27,13 @@ from manifed.problems.linear import LeastSquares
 from manifed.runs.fit import federate
 
 
-def written(path: Path, clients: int, width: int) -> np.ndarray:
-    """A memory map of rows of length about one."""
+def write(path: Path, clients: int, width: int) -> None:
+    """Writes rows of length about one, one a client."""
     shape = (clients, 1, width)
     rows = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
     generator = np.random.default_rng(0)
     for part in np.array_split(rows, max(1, clients // 10_000)):
         part[:] = generator.standard_normal(part.shape, dtype=np.float32) / width**0.5
-    return rows
 
 
 def written_to() -> float:
@@ -44,7 +43,7 @@ def written_to() -> float:
 
 
 def main() -> None:
-    """Prints seconds of each round and the peak of the resident set."""
+    """Prints seconds of each round and the memory after it."""
     page = Page(__doc__, "streams.md", clients=1_000_000, width=1000, budget=2048, rounds=10)
     page.parser.add_argument("--folder", type=Path)
     given = page.parser.parse_args()
@@ -52,7 +51,7 @@ def main() -> None:
     training = RSGD(step_size=0.1, local_steps=1, minibatch=Full(), maps="retraction")
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         path = Path(folder) / "rows.npy"
-        written(path, given.clients, given.width)
+        write(path, given.clients, given.width)
         shards = {
             "feature": np.load(path, mmap_mode="r"),
             "target": np.zeros((given.clients, 1), np.float32),

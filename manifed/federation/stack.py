@@ -48,8 +48,6 @@ class Chunking:
         device: str,
         memory_budget_mb: int | None,
         at_once: int | None,
-        *,
-        may_stream: bool = False,
         threads: int = 1,
     ) -> "Chunking":
         """Puts as many clients in a call as ``at_once``, the memory budget and the cache allow.
@@ -66,9 +64,7 @@ class Chunking:
         most = clients
         is_streamed = False
         if memory_budget_mb is not None:
-            fits, is_streamed = _clients_at_once(
-                side, device, memory_budget_mb, threads, may_stream=may_stream
-            )
+            fits, is_streamed = _clients_at_once(side, device, memory_budget_mb, threads)
             most = min(clients, fits)
         is_alone = side.unit == "client" or side.setup.training.memory_is_required
         if is_alone or at_once == 1:
@@ -109,7 +105,7 @@ class Chunking:
 
 
 def _clients_at_once(
-    side: ClientSide, device: str, memory_budget_mb: int, threads: int, *, may_stream: bool
+    side: ClientSide, device: str, memory_budget_mb: int, threads: int
 ) -> tuple[int, bool]:
     """How many clients one stacked call takes, and whether shards and uploads must be streamed.
 
@@ -154,7 +150,7 @@ def _clients_at_once(
     # Gradients, noise, a kept iterate and their temporaries: sixteen sizes of a point.
     needed = threads * (shard + working + 16 * upload)
     budget = memory_budget_mb * 2**20
-    is_streamed = may_stream and kept + needed > budget
+    is_streamed = side.is_summed and kept + needed > budget
     if is_streamed:
         kept = clients * remembered + 2 * upload * rows_at_once(math.prod(shape))
     if kept + needed > budget:
@@ -175,18 +171,16 @@ class _Stack:
     Where all stacks are of one client, it is computed without a leading dimension, as by a node.
     """
 
-    def __init__(
-        self, side: ClientSide, members: range, device: str, *, is_alone: bool, is_streamed: bool
-    ) -> None:
+    def __init__(self, side: ClientSide, members: range, device: str, chunking: Chunking) -> None:
         """``side`` is that of ``members`` alone, in their order."""
         self._setup = side.setup
         self._like = torch.zeros(side.point_shape, dtype=side.dtype)
         self._device = device
         self._members = members
-        self._is_alone = is_alone
+        self._is_alone = chunking.in_a_stack == 1
         shards = side.shards, side.hold_outs
-        self.kept = None if is_streamed else [self._stacked(one) for one in shards]
-        self._shards = shards if is_streamed else ((), ())  # those of a stack are not held twice
+        self.kept = None if chunking.is_streamed else [self._stacked(one) for one in shards]
+        self._shards = ((), ()) if self.kept else shards  # those of a stack are not held twice
         self._sizes = [side.public_size(i) for i in range(len(members))]
         self.memory: Memory | None = None
         self._writing = Lock()
@@ -321,23 +315,14 @@ class StackTransport:
                 f"{training.kind!r}, which one thread computes, got {threads} threads; remove it"
             )
         self._threads = threads
-        self.chunking = chunking or Chunking.of(
-            side, device, memory_budget_mb, at_once, may_stream=side.is_summed, threads=threads
-        )
+        self.chunking = chunking or Chunking.of(side, device, memory_budget_mb, at_once, threads)
         stacks = self.chunking.stacks
-        is_alone = self.chunking.in_a_stack == 1
         owned = range(len(stacks)) if owned is None else owned
         first = stacks[owned.start].start
         self.stacks: dict[int, _Stack] = {}
         for i in owned:
             place = range(stacks[i].start - first, stacks[i].stop - first)
-            self.stacks[i] = _Stack(
-                side.of(place),
-                stacks[i],
-                device,
-                is_alone=is_alone,
-                is_streamed=self.chunking.is_streamed,
-            )
+            self.stacks[i] = _Stack(side.of(place), stacks[i], device, self.chunking)
         self._source = side.source
         self._manifold = side.setup.problem.manifold
 

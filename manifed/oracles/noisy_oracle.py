@@ -188,11 +188,12 @@ class Oracle:
         self._examples = examples
         self._draws = draws
         self._step = 0
-        self._rows = _rows(examples, queries, draws)
-        alike = queries[:1] if len(set(map(id, queries))) == 1 else queries
-        self._asked = {
-            one[0].label: Asked.of(one, draws.device) for one in zip(*alike, strict=True)
-        }
+        unlike = [*dict(zip(map(id, queries), queries, strict=True)).values()]
+        self._rows = _rows(examples, draws)
+        if any(query.needs_exact_size for each in unlike for query in each):
+            _check_exact(queries, self._rows)
+        columns = zip(*(unlike if len(unlike) == 1 else queries), strict=True)
+        self._asked = {one[0].label: Asked.of(one, draws.device) for one in columns}
 
     def answer(
         self,
@@ -472,18 +473,19 @@ def _places(longest: int, device: torch.device) -> Tensor:
     return torch.arange(longest, device=device)
 
 
-def _rows(examples: Examples, queries: Sequence[Sequence[Query]], draws: Draws) -> Tensor:
+def _rows(examples: Examples, draws: Draws) -> Tensor:
     """How many rows are no padding, shape (...)."""
     lead = () if isinstance(draws.partition, int) else (len(draws.partition),)
     rows = torch.tensor(examples.size) if examples.counts is None else examples.counts
-    rows = rows.to(draws.device).expand(lead)
-    some = dict(zip(map(id, queries), queries, strict=True)).values()
-    is_exact = any(query.needs_exact_size for each in some for query in each)
-    for each, found in zip(queries, rows.reshape(-1).tolist(), strict=True) if is_exact else ():
+    return rows.to(draws.device).expand(lead)
+
+
+def _check_exact(queries: Sequence[Sequence[Query]], rows: Tensor) -> None:
+    """Refuses a client that has another number of rows than a query of its is priced for."""
+    for each, found in zip(queries, rows.reshape(-1).tolist(), strict=True):
         if any(query.needs_exact_size and query.num_examples != found for query in each):
             raise WrongSize(
                 f"num_examples: expected the declared {each[0].num_examples} rows, got {found}; "
                 "'replace-one' and batches without replacement need the exact number; declare "
                 f"{found}"
             )
-    return rows

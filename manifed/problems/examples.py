@@ -153,15 +153,15 @@ class Mapped(Sequence[Examples]):
 
     arrays: Mapping[str, Any]
     """Tensors or numpy arrays."""
-    made: Callable[[Mapping[str, Any]], Examples]
-    """Makes examples of numbers (n, *feature)."""
+    convert: Callable[[Mapping[str, Any]], Examples]
+    """Turns arrays (n, *feature) into the examples that a problem computes with."""
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
 
     def __getitem__(self, i: Any) -> Any:
         part = {key: array[i] for key, array in self.arrays.items()}
-        return self.made(part) if isinstance(i, int) else replace(self, arrays=part)
+        return self.convert(part) if isinstance(i, int) else replace(self, arrays=part)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -176,7 +176,7 @@ class Mapped(Sequence[Examples]):
 
     def joined(self) -> Examples:
         """Returns all shards as one client's."""
-        return self.made({k: a.reshape(-1, *a.shape[2:]) for k, a in self.arrays.items()})
+        return self.convert({k: a.reshape(-1, *a.shape[2:]) for k, a in self.arrays.items()})
 
 
 def _gather(tensor: Tensor, indices: Tensor, feature_ndim: int) -> Tensor:

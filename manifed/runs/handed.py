@@ -81,7 +81,6 @@ def computing(
         ) from None
 
 
-_ARRAYS = (Tensor, np.ndarray)
 _AT_ONCE = 4096, 2**20
 """Most clients of an array, and entries, whose records are checked together."""
 
@@ -107,7 +106,7 @@ def examples_of(problem: Problem, shards: Shards) -> Sequence[Examples]:
                 _listed(problem, each, begin)
                 raise
         return mapped
-    is_array = isinstance(shards, _ARRAYS) and shards.ndim > 0
+    is_array = isinstance(shards, Tensor | np.ndarray) and shards.ndim > 0
     if not is_array and (not isinstance(shards, Sequence) or isinstance(shards, str)):
         raise ConfigError(
             f"shards: expected a list with one entry a client, got {type(shards).__name__}"
@@ -129,11 +128,11 @@ def _mapped(problem: Problem, shards: Any) -> Mapped | None:
             )
         return None
 
-    def made(part: Mapping[str, Any]) -> Examples:
+    def convert(part: Mapping[str, Any]) -> Examples:
         tensors = {key: tensor_of(one, f"shards, {key!r}") for key, one in part.items()}
         return problem.widened(Examples(tensors))
 
-    return Mapped(arrays, made)
+    return Mapped(arrays, convert)
 
 
 def _size(array: Any) -> tuple[int, ...]:
