@@ -6,7 +6,14 @@ public distance D in place of a tiny one. With u_t the mean of round t over its 
     x_{t+1} = Exp_x( factor r_t u_t / sqrt(|u_1|^2 + ... + |u_t|^2) ),
     r_t = max(D, dist(x_1, x_i), i <= t).
 
-It does not depend on the scale of the cost, of its gradients or of ``training.step_size``.
+It does not depend on the scale of the cost, of its gradients or of ``training.step_size``. With
+``scaling = "matrix"``, for vectors of R^d, every direction has squares of its own, as in AdaGrad
+with a full matrix (Duchi, Hazan, Singer 2011):
+
+    x_{t+1} = x - factor r_t / sqrt(d) G_t^{-1/2} u_t,   G_t = u_1 u_1^T + ... + u_t u_t^T.
+
+Where u is as long in every direction, both steps are. Where columns fill a small part of their
+ranges, long gradients along their mean shorten no step along the directions in which they vary.
 
 ``curvature``: for costs whose Hessian is a known multiple h of the identity where nothing is
 clipped, as means of points have h = 2. Each round gives an estimate x - g_t / h of the minimum, and
@@ -31,15 +38,18 @@ from manifed.algorithms.payloads import State
 from manifed.algorithms.tangent_mean import TangentMean
 from manifed.fields import Positive, WholeNumber
 from manifed.manifolds.base import Manifold
+from manifed.manifolds.euclidean import Euclidean
 
 _LEAST_LEFT = 0.25
 """The least e_t: a share that noise makes small must not make a step long."""
+_LEAST_SQUARES = 1e-9
+"""The least eigenvalue of G_t that a step is divided by, over the largest."""
 
 
 class MeasuredSteps(TangentMean):
     """A tangent mean whose step length follows from the uploads, by a distance or a curvature."""
 
-    later: ClassVar = ("radius", "settles")
+    later: ClassVar = ("radius", "settles", "scaling")
     """As `manifed.problems.data.DataSource.later`."""
     reads_uploads: ClassVar[bool] = False
     kind: Literal["measured-steps"] = "measured-steps"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -50,6 +60,8 @@ class MeasuredSteps(TangentMean):
     then in units of the clip: it is multiplied by the share c_t that is reached."""
     factor: Positive = 1.0
     """Factor of steps by distance."""
+    scaling: Literal["norm", "matrix"] = "norm"
+    """What a step by distance is divided by: one number for all directions, or a matrix."""
     curvature: Positive | None = None
     """Curvature of the cost where nothing is clipped, times ``training.step_size``."""
     radius: Positive | None = None
@@ -67,15 +79,18 @@ class MeasuredSteps(TangentMean):
             )
         if self.settles and self.distance is None:
             raise ValueError("strategy.settles: expected strategy.distance beside it, got none")
+        if self.scaling == "matrix" and self.distance is None:
+            raise ValueError("strategy.scaling: expected strategy.distance beside it, got none")
         return self
 
     def start(self, x: Tensor) -> State:
         """Returns the state before round 1, with what steps are measured by."""
-        nothing = torch.zeros((), dtype=torch.float64, device=x.device)
+        shape = (*x.shape, *x.shape) if self.scaling == "matrix" else ()
+        nothing = torch.zeros(shape, dtype=torch.float64, device=x.device)
         state = super().start(x) | {"measured": nothing}
         if self.radius is not None or self.distance is not None:
             state |= {"origin": x}
-        return state if self.distance is None else state | {"reach": nothing}
+        return state if self.distance is None else state | {"reach": nothing.sum()}
 
     def check_server(self, setting: Any) -> None:
         """Refuses a radius where a step cannot be held to it."""
@@ -86,12 +101,17 @@ class MeasuredSteps(TangentMean):
                 "strategy.radius: expected neither momentum nor server_step_size beside it, and a "
                 "manifold with logarithms"
             )
+        if self.scaling == "matrix" and setting.manifold != Euclidean():
+            raise ValueError(
+                "strategy.scaling: expected points that are vectors beside 'matrix', got those of "
+                f"{setting.manifold}"
+            )
 
     def server(self, state: State, mean: Tensor, here: There) -> State:
         """Takes a step of measured length along the mean, as `TangentMean.server` does."""
         rule = self._by_curvature if self.distance is None else self._by_distance
-        length, kept = rule(state, mean, here)
-        step = self._held(state, length * mean, here.manifold)
+        step, kept = rule(state, mean, here)
+        step = self._held(state, step, here.manifold)
         return super().server(state, step, here) | kept
 
     def _held(self, state: State, step: Tensor, on: Manifold) -> Tensor:
@@ -105,30 +125,42 @@ class MeasuredSteps(TangentMean):
         far = float(on.norm(origin, way))
         return step if far <= radius else on.logmap(x, on.expmap(origin, way * (radius / far)))
 
-    def _by_distance(self, state: State, mean: Tensor, here: There) -> tuple[float, State]:
-        """The multiple of the mean that is the step, and the squares and reach that are kept."""
+    def _by_distance(self, state: State, mean: Tensor, here: There) -> tuple[Tensor, State]:
+        """The step, and the squares and reach that are kept."""
         assert self.distance is not None
         x, clip = state["x"], float(state[CLIP]) if CLIP in state else 1.0
         manifold = here.manifold
         if here.round <= self.settles:
-            return 0.0, {"reach": torch.full_like(state["reach"], self.distance * clip)}
-        squares = state["measured"] + (manifold.norm(x, mean).double() / clip) ** 2
+            reach = torch.full_like(state["reach"], self.distance * clip)
+            return torch.zeros_like(mean), {"reach": reach}
         if manifold.has_logmap:
             moved = manifold.dist(state["origin"], x)
         else:
             moved = torch.linalg.vector_norm(x - state["origin"])
         reach = torch.maximum(state["reach"], moved.double())
-        kept = {"measured": squares, "reach": reach}
-        if not float(squares) > 0:  # nothing was uploaded but zeros
-            return 0.0, kept
-        least = 0.0 if self.settles else self.distance
-        return self.factor * max(least, float(reach)) / (clip * sqrt(squares)), kept
+        length = self.factor * max(0.0 if self.settles else self.distance, float(reach))
+        if self.scaling == "matrix":
+            u = mean.double() / clip
+            squares = state["measured"] + torch.outer(u, u)
+            step = (length * _divided(u, squares)).to(mean.dtype)
+        else:
+            squares = state["measured"] + (manifold.norm(x, mean).double() / clip) ** 2
+            # nothing may have been uploaded but zeros
+            step = length / (clip * sqrt(squares)) * mean if float(squares) > 0 else 0.0 * mean
+        return step, {"measured": squares, "reach": reach}
 
-    def _by_curvature(self, state: State, mean: Tensor, here: There) -> tuple[float, State]:
-        """The multiple of the mean that is the step, and the sum of weights that is kept."""
+    def _by_curvature(self, state: State, mean: Tensor, here: There) -> tuple[Tensor, State]:
+        """The step, and the sum of weights that is kept."""
         assert self.curvature is not None
         share: Any = here.collected.mean.get("share")
         left = 1.0 if share is None else min(max((1 + float(share)) / 2, _LEAST_LEFT), 1.0)
         weight = (left * self.noise_ratio ** (1 - here.round)) ** 2
         total = state["measured"] + weight
-        return weight / float(total) / (self.curvature * left), {"measured": total}
+        return weight / float(total) / (self.curvature * left) * mean, {"measured": total}
+
+
+def _divided(u: Tensor, squares: Tensor) -> Tensor:
+    """(d G)^{-1/2} u for G = ``squares``, shape (d, d), which u u^T is a part of."""
+    values, axes = torch.linalg.eigh(squares)
+    values = values.clamp_min(_LEAST_SQUARES * float(values[-1]) or 1.0)
+    return axes @ (axes.mT @ u / (len(u) * values).sqrt())

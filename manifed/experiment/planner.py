@@ -41,6 +41,7 @@ from manifed.experiment.paths import fault, part
 from manifed.experiment.schema import Experiment
 from manifed.fields import Document, Frozen, Positive, PositiveCount, Values
 from manifed.manifolds.grassmann import Grassmann
+from manifed.manifolds.spd import SPD
 from manifed.manifolds.sphere import Sphere
 from manifed.manifolds.stiefel import Stiefel
 from manifed.oracles.minibatch import Full
@@ -58,6 +59,10 @@ of the iterates is averaged."""
 _OF_CLIP = 12.0
 """Where the clip settles before the first step, a distance is so many times that of the rule, times
 the share of the bound that the clip has then: 0.6 of the rule's for a clip that stayed at 0.05."""
+_MATRIX_DIM, _MATRIX_NOISE = 25, 0.02
+"""Up to this dimension, and this kappa, steps of linear models have a matrix of squares: rows that
+lie far from 0 make some directions much flatter than others. A hundred rounds say little of more
+directions, and long noise little of any."""
 _STEP = 0.01
 """Length of a client's step over the largest that a gradient moves it: no retraction bends it."""
 
@@ -109,7 +114,9 @@ class _Rule:
     """The target of a clip is the quantile 1 - ``caution`` kappa."""
     ease: float = math.inf
     """That target may grow to 1 - ``ease`` kappa, at most 0.95, where noise is short. Momentum then
-    grows to 0.9 - 50 kappa, from 0.5 to 0.8, by which steps go on along a flat valley."""
+    grows to 0.9 - 30 kappa, from 0.5 to 0.7, by which steps go on along a flat valley."""
+    has_matrix: bool = False
+    """Whether steps by distance have a matrix of squares, where `_MATRIX_DIM` says so."""
 
 
 _SPANS = _Rule(rounds=30, fall=0.2, least_fall=0.0, caution=16.0, fixed=0.05)
@@ -130,20 +137,27 @@ _RULES: Mapping[str, _Rule] = {
     ),
     # scores of about 12 tell classes apart, and a row is at most as long as its gradient may be
     "logistic": _Rule(
-        fall=0.4, tail=0.2, factor=0.5, momentum=0.5, distance=lambda bound: 12 / bound, fixed=0.5
+        fall=0.4,
+        tail=0.2,
+        factor=0.5,
+        momentum=0.5,
+        distance=lambda bound: 12 / bound,
+        fixed=0.5,
+        has_matrix=True,
     ),
     # in the unit of the target, as the bound of a gradient is; steps grow where it is too small
     "least-squares": _Rule(
-        quantile=0.7,
-        fall=0.1,
+        quantile=0.6,
+        fall=0.15,
         factor=0.5,
         momentum=0.5,
         distance=lambda bound: bound / 40,
-        settles=15,
+        settles=10,
         pace=0.6,
         fixed=0.03,
-        caution=16.0,
-        ease=35.0,
+        caution=20.0,
+        ease=45.0,
+        has_matrix=True,
     ),
     "frechet-mean": _MEANS,
     "nearest-mean": _MEANS,
@@ -374,9 +388,14 @@ def _descent(
     if kappa > _LATE:
         rule = replace(rule, tail=min(rule.tail, _LATE_TAIL))
     if rule.ease < math.inf and config.privacy.trust is None:
-        rule = replace(rule, momentum=round(min(0.8, max(0.9 - 50 * kappa, 0.5)), 4))
+        rule = replace(rule, momentum=round(min(0.7, max(0.9 - 30 * kappa, 0.5)), 4))
     if auto.residuals is not None:
         rule = replace(rule, quantile=0.5, ease=math.inf)
+    if isinstance(manifold, SPD) and rule is _MEANS and config.privacy.trust is None:
+        # curvature grows with distance, so what early rounds estimate is far off
+        rule = replace(rule, rounds=100, fall=0.3, caution=5.0)
+    if kappa > _MATRIX_NOISE or math.prod(shape) > _MATRIX_DIM:
+        rule = replace(rule, has_matrix=False)
     fall = min(1.0, max(rule.fall, rule.least_fall * kappa))
     share = LEAST if rule.quantile is None else 1.0
     if config.privacy.trust is not None and rule.quantile is not None:
@@ -450,6 +469,7 @@ def _steps(
         distance=float(f"{distance:.6g}"),
         settles=rule.settles,
         factor=rule.factor,
+        scaling="matrix" if rule.has_matrix else "norm",
         momentum=rule.momentum,
         average=average,
     )
