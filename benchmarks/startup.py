@@ -41,16 +41,16 @@ def words_of(kind: str, folder: Path) -> list[str]:
 def processor_seconds(process: int) -> float:
     """What a process of this machine has used, user and system, all its threads."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(kind: str, folder: Path) -> tuple[float, float]:
     """Wall and processor seconds until the line is there."""
     began = time.perf_counter()
     command = [sys.executable, "-W", "ignore", *words_of(kind, folder)]
-    pipe = subprocess.PIPE
-    null = subprocess.DEVNULL
-    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=null, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if LAST[kind] and line.startswith(LAST[kind]):
@@ -71,11 +71,12 @@ def main() -> None:
     given = page.parser.parse_args()
     found = {kind: [] for kind in LAST}
     page.say(circumstances())
+    os.environ["PYTHONDONTWRITEBYTECODE"] = ""  # else each process would compile this library anew
     with tempfile.TemporaryDirectory(prefix="manifed-bench-") as root:
         for number in range(given.runs + 1):
             for kind in LAST:
                 seconds = measure(kind, Path(root) / str(number))
-                if number:  # the first reads the files from the disk
+                if number:  # the first reads the files from the disk and compiles them
                     found[kind].append(seconds)
     rows = []
     flat = {}

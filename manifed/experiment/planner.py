@@ -115,11 +115,12 @@ class _Rule:
     ease: float = math.inf
     """That target may grow to 1 - ``ease`` kappa, at most 0.95, where noise is short. Momentum then
     grows to 0.9 - 30 kappa, from 0.5 to 0.7, by which steps go on along a flat valley."""
-    has_matrix: bool = False
-    """Whether steps by distance have a matrix of squares, where `_MATRIX_DIM` says so."""
+    by_matrix: float | None = None
+    """Steps by distance have a matrix of squares where `_MATRIX_DIM` says so, and this times the
+    distance; None: they never have."""
 
 
-_SPANS = _Rule(rounds=30, fall=0.2, least_fall=0.0, caution=16.0, fixed=0.05)
+_SPANS = _Rule(rounds=45, fall=0.12, least_fall=0.0, factor=1.3, caution=16.0, fixed=0.05)
 _MEANS = _Rule(
     rounds=30, fall=0.5, least_fall=0.0, tail=0.0, curvature=2.0, pace=0.5, caution=8.0, fixed=0.3
 )
@@ -143,7 +144,7 @@ _RULES: Mapping[str, _Rule] = {
         momentum=0.5,
         distance=lambda bound: 12 / bound,
         fixed=0.5,
-        has_matrix=True,
+        by_matrix=0.25,
     ),
     # in the unit of the target, as the bound of a gradient is; steps grow where it is too small
     "least-squares": _Rule(
@@ -157,7 +158,7 @@ _RULES: Mapping[str, _Rule] = {
         fixed=0.03,
         caution=20.0,
         ease=45.0,
-        has_matrix=True,
+        by_matrix=1.0,
     ),
     "frechet-mean": _MEANS,
     "nearest-mean": _MEANS,
@@ -395,7 +396,7 @@ def _descent(
         # curvature grows with distance, so what early rounds estimate is far off
         rule = replace(rule, rounds=100, fall=0.3, caution=5.0)
     if kappa > _MATRIX_NOISE or math.prod(shape) > _MATRIX_DIM:
-        rule = replace(rule, has_matrix=False)
+        rule = replace(rule, by_matrix=None)
     fall = min(1.0, max(rule.fall, rule.least_fall * kappa))
     share = LEAST if rule.quantile is None else 1.0
     if config.privacy.trust is not None and rule.quantile is not None:
@@ -465,11 +466,12 @@ def _steps(
         distance = math.pi / 2 * math.sqrt(shape[1] if len(shape) == 2 else 1)
     if rule.settles:
         distance *= _OF_CLIP
+    distance *= rule.by_matrix or 1.0
     return MeasuredSteps(
         distance=float(f"{distance:.6g}"),
         settles=rule.settles,
         factor=rule.factor,
-        scaling="matrix" if rule.has_matrix else "norm",
+        scaling="norm" if rule.by_matrix is None else "matrix",
         momentum=rule.momentum,
         average=average,
     )

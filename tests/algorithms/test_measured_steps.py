@@ -51,6 +51,44 @@ def test_steps_by_distance_are_those_of_the_paper():
         np.testing.assert_allclose(found.numpy(), x, rtol=1e-12)
 
 
+def test_steps_by_a_matrix_are_those_of_adagrad_with_that_distance():
+    """Duchi, Hazan, Singer (2011) with the full matrix, in plain numpy."""
+    uploads, clips = draws(), [0.1, 0.2, 0.2, 0.4, 0.3, 0.3, 0.2, 0.1]
+    rule = MeasuredSteps(distance=0.7, factor=0.5, scaling="matrix")
+    path, state = steps(rule, uploads, clip=clips)
+    x, squares, reach = np.zeros(2), np.zeros((2, 2)), 0.7
+    for t, (u, c) in enumerate(zip(uploads, clips, strict=True)):
+        scaled = u.numpy() / c
+        squares += np.outer(scaled, scaled)
+        reach = max(reach, np.linalg.norm(x))
+        values, axes = np.linalg.eigh(squares)
+        if t == 0:  # one direction alone
+            root = scaled / np.linalg.norm(scaled)
+        else:
+            root = axes @ ((axes.T @ scaled) / np.sqrt(values))
+        x = x + 0.5 * reach * root / math.sqrt(2)
+        np.testing.assert_allclose(path[t + 1].numpy(), x, rtol=1e-9)
+    np.testing.assert_allclose(state["measured"].numpy(), squares, rtol=1e-12)
+
+
+def test_a_matrix_keeps_long_gradients_of_one_direction_from_shortening_steps_of_another():
+    one = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    other = torch.tensor([0.0, 1e-3], dtype=torch.float64)
+    lengths = []
+    for scaling in ("norm", "matrix"):
+        path, _ = steps(MeasuredSteps(distance=1.0, scaling=scaling), [one] * 8 + [other])
+        lengths.append(float(path[-1][1]))
+    assert lengths[0] < 0.01 * lengths[1]
+
+
+def test_a_matrix_is_refused_where_points_are_no_vectors():
+    more = ["strategy.scaling=matrix", "strategy.distance=1.0", "strategy.kind=measured-steps"]
+    with pytest.raises(ConfigError, match=r"strategy\.scaling: expected points that are vectors"):
+        load(QUICKSTART, more)
+    with pytest.raises(ValueError, match=r"scaling: expected strategy\.distance"):
+        MeasuredSteps(curvature=1.0, scaling="matrix")
+
+
 def test_nothing_moves_until_the_clip_has_settled_and_then_a_distance_goes_by_it():
     uploads, clips = draws(), [0.1, 0.2, 0.3, 0.4, 0.4, 0.3, 0.4, 0.4]
     path, _ = steps(MeasuredSteps(distance=2.0, settles=3), uploads, clip=clips)
@@ -83,9 +121,11 @@ def test_steps_by_distance_do_not_depend_on_the_scale_of_uploads(scale, manifold
 
 
 def test_a_round_without_a_signal_moves_nothing():
-    path, state = steps(MeasuredSteps(distance=1.0), [torch.zeros(2, dtype=torch.float64)] * 3)
-    assert all(torch.equal(x, path[0]) for x in path)
-    assert float(state["measured"]) == 0.0
+    for scaling in ("norm", "matrix"):
+        rule = MeasuredSteps(distance=1.0, scaling=scaling)
+        path, state = steps(rule, [torch.zeros(2, dtype=torch.float64)] * 3)
+        assert all(torch.equal(x, path[0]) for x in path)
+        assert not state["measured"].any()
 
 
 def test_steps_by_curvature_take_the_mean_of_all_estimates_by_inverse_variances():
