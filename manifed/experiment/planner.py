@@ -59,10 +59,6 @@ of the iterates is averaged."""
 _OF_CLIP = 12.0
 """Where the clip settles before the first step, a distance is so many times that of the rule, times
 the share of the bound that the clip has then: 0.6 of the rule's for a clip that stayed at 0.05."""
-_MATRIX_DIM, _MATRIX_NOISE = 25, 0.02
-"""Up to this dimension, and this kappa, steps of linear models have a matrix of squares: rows that
-lie far from 0 make some directions much flatter than others. A hundred rounds say little of more
-directions, and long noise little of any."""
 _STEP = 0.01
 """Length of a client's step over the largest that a gradient moves it: no retraction bends it."""
 
@@ -116,8 +112,9 @@ class _Rule:
     """That target may grow to 1 - ``ease`` kappa, at most 0.95, where noise is short. Momentum then
     grows to 0.9 - 30 kappa, from 0.5 to 0.7, by which steps go on along a flat valley."""
     by_matrix: float | None = None
-    """Steps by distance have a matrix of squares where `_MATRIX_DIM` says so, and this times the
-    distance; None: they never have."""
+    """Steps by distance have a matrix of squares, and this times the distance, where noise is short
+    and directions are few: rows that lie far from 0 make some directions much flatter than others.
+    None: they never have."""
 
 
 _SPANS = _Rule(rounds=45, fall=0.12, least_fall=0.0, factor=1.3, caution=16.0, fixed=0.05)
@@ -395,7 +392,10 @@ def _descent(
     if isinstance(manifold, SPD) and rule is _MEANS and config.privacy.trust is None:
         # curvature grows with distance, so what early rounds estimate is far off
         rule = replace(rule, rounds=100, fall=0.3, caution=5.0)
-    if kappa > _MATRIX_NOISE or math.prod(shape) > _MATRIX_DIM:
+    if rule is _SPANS and kappa <= 0.02 and config.privacy.trust is None:
+        rule = replace(rule, momentum=0.5)  # steps that turn back and forth cancel
+    # a hundred rounds say little of more directions, and long noise little of any
+    if kappa > 0.02 or math.prod(shape) > 25:
         rule = replace(rule, by_matrix=None)
     fall = min(1.0, max(rule.fall, rule.least_fall * kappa))
     share = LEAST if rule.quantile is None else 1.0

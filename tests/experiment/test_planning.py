@@ -125,6 +125,12 @@ def test_noise_falls_to_ten_times_its_length_and_momentum_grows_where_it_is_shor
     assert {least, 1.0} <= falls
 
 
+def test_steps_of_a_component_have_momentum_where_noise_is_short():
+    for epsilon in (0.5, 2.0, 10.0):
+        plan, *_ = options(f"privacy.noise.epsilon={epsilon}")
+        assert (plan.strategy.momentum == 0.5) == (plan.relative_noise <= 0.02)
+
+
 def test_loud_noise_leaves_a_quarter_of_the_iterates_to_average():
     shares = set()
     for epsilon in (0.1, 0.3, 1.0, 4.0):
@@ -213,7 +219,8 @@ def test_a_row_for_each_trust_says_how_long_its_noise_is_and_what_it_asks():
     # one of ten clients may tell what it added: nine shares are sized for the whole noise
     assert summed["relative_noise"] == pytest.approx(local["relative_noise"] / 3, rel=1e-3)
     multiplier = example_mechanism(load(BEST).setting, (180,) * 10).noise.multiplier
-    once = multiplier * sum(0.2 ** (-2 * r / 29) for r in range(30)) ** -0.5
+    count = options()[0].num_rounds
+    once = multiplier * sum(0.12 ** (-2 * r / (count - 1)) for r in range(count)) ** -0.5
     assert client["relative_noise"] == pytest.approx(once * math.sqrt(63) / 10, rel=1e-2)
     assert table == table_of(BEST)  # a plan changes no trust
     alone = table_of(BEST, ["federation.num_clients=1"])
