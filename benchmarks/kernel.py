@@ -3,9 +3,11 @@
     python -m benchmarks.kernel [--turns 7] [--chunks] [--out benchmarks/results] [--json]
 
 Clients of 20 rows, full batches, one thread. Processor time of all clients' steps, medians of
-interleaved turns: "kernel" with numba, "torch" without it, both in the chunks of
-`federation.stack`, and "floor", a plain numpy loop over clients of the two products that a step
-needs, whose shard stays in the cache, and, with noise, the draws of the same normals.
+interleaved turns: "kernel" with numba and "torch" without it, both in the chunks of
+`federation.stack`; "loop", the whole steps written plainly in numpy, client by client, whose shard
+stays in the cache; "stack", the same by torch's batched products over all clients; both with
+normals of their own library; and "floor", of the loop the two products that a step needs alone,
+with, where there is noise, the draws of this library's normals.
 --chunks: the times of chunks of other sizes over those of the chunks of `federation.stack`.
 """
 
@@ -17,12 +19,12 @@ from functools import partial
 from time import process_time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.common import stopwatch
 from benchmarks.common.page import Page
-from benchmarks.common.stopwatch import prepare
-from benchmarks.common.stopwatch import table as markdown
 from manifed.oracles import fused
 from manifed.oracles.minibatch import Ask, Query
 from manifed.oracles.noisy_oracle import Draws, Oracle
@@ -35,6 +37,8 @@ SHAPES = ((1000, 10, 20), (1000, 50, 20), (1000, 200, 1), (1000, 200, 20), (300,
           (300, 2000, 5))  # fmt: skip
 """Clients, dimension and local steps."""
 ROWS = 20
+CLIP = 1.0
+MULTIPLIER = 2.0
 SIZES = (0.25, 1, 2, 4, 8, 16, 32, 64)
 CACHE = 8 * 2**20
 """Bytes of a chunk, as `federation.stack` cuts them."""
@@ -49,11 +53,12 @@ class Case:
         labels = torch.randn(clients, ROWS, generator=generator, dtype=torch.float64).sign()
         self.examples = Examples({"feature": rows, "label": labels}, {"feature": 1, "label": 0})
         mechanism = ExampleMechanism(
-            l2_norm_clip=1.0 if is_private else None,
-            noise=Noise(multiplier=2.0 if is_private else 0.0),
+            l2_norm_clip=CLIP if is_private else None,
+            noise=Noise(multiplier=MULTIPLIER if is_private else 0.0),
         )
         self.query = Query.of(mechanism, Ask(), ROWS)
         self.source = NoiseSource.from_os()
+        self.stddev = MULTIPLIER * CLIP / ROWS
         self.d, self.steps, self.is_private = d, steps, is_private
         self.cut(CACHE)
 
@@ -63,30 +68,58 @@ class Case:
         at_once = max(1, min(clients, int(most) // (ROWS * self.d * 8)))
         self.chunks = torch.arange(clients).split(at_once)
 
-    def in_chunks(self, name: str, mib: float) -> None:
-        """One of the ways, in chunks of another size."""
+    def in_chunks(self, mib: float) -> None:
+        """All steps, in chunks of another size."""
         self.cut(mib * 2**20)
-        self.way(name)()
+        self.descend()
 
     def draws(self, chunk: Tensor) -> Draws:
         """The randomness of some clients."""
         return Draws(self.source, tuple(chunk.tolist()), 1)
 
-    def way(self, name: str) -> Callable[[], None]:
+    def descend(self) -> None:
         """The steps of all clients, by the kernel or by torch."""
+        for chunk in self.chunks:
+            own = self.examples.of_clients(slice(int(chunk[0]), int(chunk[-1]) + 1))
+            oracle = Oracle(Logistic(), own, [(self.query,)] * len(chunk), self.draws(chunk))
+            x = torch.zeros(len(chunk), self.d, dtype=torch.float64)
+            if oracle.descent(x, self.steps, 0.5) is None:
+                for _ in range(self.steps):
+                    x = x - 0.5 * oracle.gradient(x)
 
-        def run() -> None:
-            os.environ[fused.VARIABLE] = name
-            fused.kernel.cache_clear()
-            for chunk in self.chunks:
-                own = self.examples.of_clients(slice(int(chunk[0]), int(chunk[-1]) + 1))
-                oracle = Oracle(Logistic(), own, [(self.query,)] * len(chunk), self.draws(chunk))
-                x = torch.zeros(len(chunk), self.d, dtype=torch.float64)
-                if oracle.descent(x, self.steps, 0.5) is None:
-                    for _ in range(self.steps):
-                        x = x - 0.5 * oracle.gradient(x)
+    def loop(self) -> None:
+        """Steps as one would write them for one client after the other."""
+        generator = np.random.default_rng(0)
+        examples = zip(
+            self.examples["feature"].numpy(), self.examples["label"].numpy(), strict=True
+        )
+        for rows, labels in examples:
+            lengths = np.sqrt((rows * rows).sum(1)) if self.is_private else None
+            x = np.zeros(self.d)
+            for _ in range(self.steps):
+                slopes = -labels / (1 + np.exp(labels * (rows @ x)))
+                if lengths is not None:
+                    slopes *= np.minimum(1, CLIP / (abs(slopes) * lengths))
+                mean = slopes @ rows / ROWS
+                if self.is_private:
+                    mean += self.stddev * generator.standard_normal(self.d)
+                x -= 0.5 * mean
 
-        return run
+    def stack(self) -> None:
+        """The same for all clients at once."""
+        generator = torch.Generator().manual_seed(0)
+        rows, labels = self.examples["feature"], self.examples["label"]
+        lengths = rows.norm(dim=2) if self.is_private else None
+        x = torch.zeros(len(rows), self.d, dtype=torch.float64)
+        for _ in range(self.steps):
+            slopes = -labels * torch.sigmoid(-labels * torch.bmm(rows, x[..., None])[..., 0])
+            if lengths is not None:
+                slopes *= (CLIP / (slopes.abs() * lengths)).clamp(max=1)
+            mean = torch.bmm(slopes[:, None], rows)[:, 0] / ROWS
+            if self.is_private:
+                noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
+                mean += self.stddev * noise
+            x -= 0.5 * mean
 
     def floor(self) -> None:
         """Two products a step, client by client, and the normals."""
@@ -102,11 +135,21 @@ class Case:
                     (own @ x) @ own
 
 
-def race(ways: dict[str, Callable[[], None]], turns: int) -> dict[str, float]:
+def compute_by(name: str) -> None:
+    """Has the answers of linear models computed by torch, or by the kernel for any other name."""
+    os.environ[fused.VARIABLE] = "torch" if name == "torch" else "numba"
+    fused.kernel.cache_clear()
+    fused.kernel()
+
+
+def race(
+    ways: dict[str, Callable[[], None]], turns: int, prepare: Callable[[str], None] = compute_by
+) -> dict[str, float]:
     """Median milliseconds of interleaved turns after a first one."""
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(turns + 1):
         for name, run in ways.items():
+            prepare(name)
             begin = process_time()
             run()
             if turn:
@@ -120,9 +163,10 @@ def chunk_table(turns: int) -> str:
     for clients, d, steps in ((4000, 10, 20), (2000, 50, 20), (1000, 200, 20), (300, 2000, 5)):
         case = Case(clients, d, steps, is_private=True)
         for name in ("numba", "torch"):
-            ms = race({str(mib): partial(case.in_chunks, name, mib) for mib in SIZES}, turns)
+            compute_by(name)
+            ms = race({str(mib): partial(case.in_chunks, mib) for mib in SIZES}, turns, str)
             rows.append([str(d), name, *(f"{one / ms['8']:.2f}" for one in ms.values())])
-    return markdown(["d", "way", *(f"{mib} MiB" for mib in SIZES)], rows)
+    return stopwatch.table(["d", "way", *(f"{mib} MiB" for mib in SIZES)], rows)
 
 
 def main() -> int:
@@ -130,7 +174,7 @@ def main() -> int:
     page = Page(__doc__, "kernel.md", turns=7)
     page.parser.add_argument("--chunks", action="store_true", help="sizes of chunks instead")
     given = page.parser.parse_args()
-    page.say(prepare("The compiled kernel"))
+    page.say(stopwatch.prepare("The compiled kernel"))
     page.explain()
     if given.chunks:
         print(chunk_table(given.turns))
@@ -139,17 +183,18 @@ def main() -> int:
     for clients, d, steps in SHAPES:
         for is_private in (False, True):
             case = Case(clients, d, steps, is_private=is_private)
-            ways = {"kernel": case.way("numba"), "torch": case.way("torch"), "floor": case.floor}
+            ways = {"kernel": case.descend, "torch": case.descend, "loop": case.loop,
+                    "stack": case.stack, "floor": case.floor}  # fmt: skip
             ms = race(ways, given.turns)
             found.append(
                 {"clients": clients, "d": d, "steps": steps, "is_private": is_private, **ms}
             )
+            ratios = [f"{ms['kernel'] / ms[name]:.2f}" for name in list(ways)[1:]]
             rows.append([str(clients), str(d), str(steps), "yes" if is_private else "no",
-                         *(f"{ms[name]:.1f}" for name in ways), f"{ms['torch'] / ms['kernel']:.2f}",
-                         f"{ms['kernel'] / ms['floor']:.2f}"])  # fmt: skip
+                         *(f"{one:.1f}" for one in ms.values()), *ratios])  # fmt: skip
     page.say("\nMilliseconds of processor time:\n")
-    page.say(markdown(["clients", "d", "steps", "private", *ways, "torch / kernel",
-                       "kernel / floor"], rows))  # fmt: skip
+    over = [f"kernel / {name}" for name in list(ways)[1:]]
+    page.say(stopwatch.table(["clients", "d", "steps", "private", *ways, *over], rows))
     page.save(given, found)
     return 0
 

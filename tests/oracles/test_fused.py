@@ -101,6 +101,27 @@ def test_a_record_adds_the_same_bits_whatever_is_computed_with_it(name, way):
 HOSTILE = (np.nan, np.inf, -np.inf, 1e308, -1e200, 1e155, 1e-300, 5e-324, 0.0)
 
 
+@pytest.mark.parametrize("d", [1, 2, 7, 8, 13, 64, 1001])
+@pytest.mark.parametrize("count", [1, 4, 7, 9])
+def test_a_row_has_the_same_bits_at_every_place(count, d):
+    """Four scores are computed together; the last row of a client is then beside its copies."""
+    row = torch.randn(d, generator=generator(3), dtype=torch.float64)
+    x = torch.randn(1, d, generator=generator(4), dtype=torch.float64)
+    found = []
+    for place in range(count):
+        rows = torch.zeros(1, count, d, dtype=torch.float64)
+        rows[0, place] = row
+        examples = Examples({"feature": rows, "target": torch.zeros(1, count, dtype=torch.float64)},
+                            {"feature": 1, "target": 0})  # fmt: skip
+        query = Query.of(ExampleMechanism(l2_norm_clip=0.3, noise=Noise()), Ask(), count)
+        asked = Oracle(
+            LeastSquares(), examples, [(query,)], Draws(NoiseSource.from_seed(3), (0,), 1)
+        )
+        found.append(asked.gradient(x))
+    assert bool(found[0].any())
+    assert all(torch.equal(found[0], each) for each in found)
+
+
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 @pytest.mark.parametrize("response", [1.0, -1e300, np.nan, np.inf])
 @pytest.mark.parametrize("value", HOSTILE)
