@@ -29,6 +29,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import torch
@@ -47,6 +48,7 @@ from manifed.manifolds.base import Manifold
 from manifed.oracles.minibatch import Full
 from manifed.oracles.noisy_oracle import Draws
 from manifed.privacy import epsilon_bounds
+from manifed.privacy.events import Release
 from manifed.privacy.mechanism import ClientMechanism, ExampleMechanism, Noise
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import (
@@ -85,11 +87,23 @@ class ExampleAttack(Attack):
     num_rounds: int = 1
     canaries: tuple[_Record, ...] = ()
     """What stands there, or is replaced by; none: they are searched for."""
+    order: tuple[int, ...] = ()
+    """The rounds of a run where they differ, of which the first are attacked; none: 1, 2, ..."""
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds that are attacked."""
+        return (self.order or tuple(range(1, self.num_rounds + 1)))[: self.num_rounds]
+
+    @cached_property
+    def _charged(self) -> list[tuple[Release, ...]]:
+        """What each attacked round is charged for."""
+        made = [self.training.in_round(r) for r in self.rounds]
+        return [one.releases(self.mechanism, len(self.shard)) for one in made]
 
     def claim(self, delta: float) -> float:
         """The epsilon that the accountant charges for all attacked rounds."""
-        of_one = self.training.releases(self.mechanism, len(self.shard))
-        return epsilon_bounds.epsilon(of_one * self.num_rounds, delta)
+        return epsilon_bounds.epsilon(tuple(chain.from_iterable(self._charged)), delta)
 
     @property
     def at_once(self) -> int:
@@ -105,8 +119,13 @@ class ExampleAttack(Attack):
         return scores.unflatten(0, (-1, sites)).sum(1)
 
     def score(self, uploads: list[Tensor]) -> Tensor:
-        """Sums the uploads of all rounds, (clients, *upload) each, along the canary's direction."""
-        return self._inner(torch.stack(uploads).sum(0), self.neighbours[2])
+        """Sums the uploads of all rounds, (clients, *upload) each, along the canary's direction.
+
+        Rounds count by the inverse of their variance.
+        """
+        noise = [one[0].noise_multiplier for one in self._charged]
+        weighted = [u * (noise[0] / z) ** 2 for u, z in zip(uploads, noise, strict=True)]
+        return self._inner(torch.stack(weighted).sum(0), self.neighbours[2])
 
     def uploads(self, examples: Examples, partitions: tuple[int, ...]) -> list[Tensor]:
         """Returns what these clients upload in each round, (clients, *upload)."""
@@ -118,7 +137,7 @@ class ExampleAttack(Attack):
         phase = self.training.phases[0]
         down = phase.down(*[x, 0 * x][: len(phase.down.names())])
         stacked = Examples.stack([examples] * count)
-        for server_round in range(1, self.num_rounds + 1):
+        for server_round in self.rounds:
             seat = Seat(partitions, server_round, 0, phase.name)
             done = run_update(
                 setup, seat, down, memory, stacked, [len(self.shard)] * count, self.source
@@ -194,6 +213,7 @@ def worst_case(
     size: int,
     source: NoiseSource,
     num_rounds: int = 1,
+    order: tuple[int, ...] = (),
 ) -> ExampleAttack:
     """A canary whose gradient is ten clip norms long (or its mirror image) among zero gradients.
 
@@ -211,6 +231,7 @@ def worst_case(
         source,
         num_rounds,
         tuple({"z": side * (pole + sign * pull)} for sign in (1.0, -1.0)),
+        order,
     )
 
 

@@ -33,6 +33,8 @@ from manifed.privacy.secldp import MOST_EXACT, Correlated, MaskedMechanism, wors
 _SEEN_AT = 0.05
 """So many rounds are attacked together that epsilon = 1 is claimed at this delta, or all there are:
 a claim of nearly nothing cannot be told from nothing by a few thousand runs."""
+_SMALL = 1e-9
+"""A delta at which every release costs more than nothing."""
 _Found = list[tuple[Attack, str]]
 """Attacks, each with what it does in words."""
 
@@ -40,7 +42,7 @@ _Found = list[tuple[Attack, str]]
 def attacks_of(config: Experiment, trials: int) -> list[Audited]:
     """Lists the attacks on a config: some rounds of a client, or one round of the server.
 
-    Where rounds differ, each attacked round is the costliest one.
+    Where rounds differ, the costliest ones are attacked.
 
     Client update, minibatch, clip norms, relation and noise are the config's. The first attack
     takes its problem, manifold, starting point and smallest shard too; the other replaces problem
@@ -62,13 +64,16 @@ def attacks_of(config: Experiment, trials: int) -> list[Audited]:
     return [Audited(config.name, one, trials, how) for one, how in ways[kind](config, source)]
 
 
-def costliest_round(
+def costliest_first(
     training: ClientUpdate, mechanism: ExampleMechanism, num_examples: int, num_rounds: int
-) -> int:
-    """Returns the first of the rounds in which a client's update releases most."""
-    made = [training.in_round(r + 1).releases(mechanism, num_examples) for r in range(num_rounds)]
-    costs = [epsilon_bounds.epsilon(releases, _SEEN_AT) for releases in made]
-    return 1 + costs.index(max(costs))
+) -> tuple[int, ...]:
+    """Returns the rounds of a run, those first in which a client's update releases most."""
+
+    def cost(server_round: int) -> float:
+        made = training.in_round(server_round).releases(mechanism, num_examples)
+        return epsilon_bounds.epsilon(made, _SMALL)
+
+    return tuple(sorted(range(1, num_rounds + 1), key=cost, reverse=True))
 
 
 def enough(attack: Any, most: int) -> Any:
@@ -104,13 +109,15 @@ def _of_examples(config: Experiment, source: NoiseSource) -> _Found:
     if adaptive is not None:  # attacked at the largest clip, where noise is as large
         mechanism = mechanism.scaled((1 - adaptive.budget_share) ** -0.5)
         beside = "; the count beside an answer is not attacked"
-    if training.is_scheduled:
-        training = training.in_round(costliest_round(training, mechanism, len(smallest), rounds))
-    own = ExampleAttack(facts.problem, training, mechanism, smallest, initial_point(config), source)
+    size = len(smallest)
+    order = costliest_first(training, mechanism, size, rounds) if training.is_scheduled else ()
+    own = ExampleAttack(
+        facts.problem, training, mechanism, smallest, initial_point(config), source, order=order
+    )
     how = f"own problem: the record that moves the upload most{beside}"
     if isinstance(training, OneShot):
         return [(own, how)]
-    extreme = enough(worst_case(training, mechanism, len(smallest), source), rounds)
+    extreme = enough(worst_case(training, mechanism, size, source, order=order), rounds)
     return [
         (replace(own, num_rounds=extreme.num_rounds), how),
         (extreme, f"worst case: canary gradient at the clip norm, all others zero{beside}"),

@@ -15,7 +15,7 @@ from manifed.algorithms.secure_mean import SecureMean
 from manifed.algorithms.secure_sum import packed
 from manifed.audit.attacks import ExampleAttack, worst_case
 from manifed.audit.bound import Attack, Audited, find_all
-from manifed.audit.of_config import costliest_round, enough
+from manifed.audit.of_config import costliest_first, enough
 from manifed.errors import ConfigError
 from manifed.experiment.assembly import plan_of
 from manifed.experiment.load import load
@@ -49,11 +49,19 @@ class SumAttack(Attack):
 
     def claim(self, delta: float) -> float:
         """The epsilon that this adversary is charged for all attacked rounds."""
-        found = self.training.releases(self.of.mechanism, len(self.of.shard))
+        made = [self.training.in_round(r) for r in self.rounds]
+        found = [
+            one for each in made for one in each.releases(self.of.mechanism, len(self.of.shard))
+        ]
         paid = tuple(
             one.model_copy(update={"noise_multiplier": getattr(one, self.knows)}) for one in found
         )
-        return epsilon_bounds.epsilon(paid * self.num_rounds, delta)
+        return epsilon_bounds.epsilon(paid, delta)
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds that are attacked."""
+        return replace(self.of, num_rounds=self.num_rounds).rounds
 
     @property
     def at_once(self) -> int:
@@ -70,9 +78,10 @@ class SumAttack(Attack):
         (phase,) = update.phases
         came = [x, packed(range(clients), clients), torch.zeros(0, BOX_BYTES, dtype=torch.uint8)]
         down = phase.down(*[t.expand(count, *t.shape) for t in came])
-        coding = update.numbers.of(clients, update.size_of(tuple(x.shape)))
-        total = torch.zeros(count, coding.size, dtype=torch.float64)
-        for server_round in range(1, self.num_rounds + 1):
+        length = update.size_of(tuple(x.shape))
+        total = torch.zeros(count, length, dtype=torch.float64)
+        for server_round in self.rounds:
+            coding = update.in_round(server_round).numbers.of(clients, length)
             seat = Seat(trials, server_round, 0, phase.name)
             done = run_update(setup, seat, down, None, stacked, [size] * count, self.of.source)
             others = Draws(self.of.source.derive(b"others"), trials[0], server_round)
@@ -106,9 +115,8 @@ def sums_of(config: Experiment, trials: int) -> list[Audited]:
         )
     rounds = config.federation.num_rounds
     size = min(training.sizes) if training.unit == "example" else 1
-    if training.is_scheduled:
-        training = training.in_round(costliest_round(training, mechanism, size, rounds))
-    worst = worst_case(training.client_update, mechanism, size, source)
+    order = costliest_first(training, mechanism, size, rounds) if training.is_scheduled else ()
+    worst = worst_case(training.client_update, mechanism, size, source, order=order)
     if training.unit == "client":  # the canary is a client, whose upload is longer than the clip
         longest = min(2 * mechanism.l2_norm_clip, 3.0) / (10 * mechanism.l2_norm_clip)
         update = training.client_update.model_copy(update={"step_size": longest, "local_steps": 1})

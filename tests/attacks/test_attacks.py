@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.audit.attacks import SHORT_STEP, ExampleAttack, worst_case
 from manifed.audit.bound import Audited, Verdict, _clopper_pearson, audit, find, find_all
+from manifed.audit.of_config import attacks_of, costliest_first
 from manifed.experiment.assembly import initial_point, load_shards
 from manifed.experiment.load import load
 from manifed.oracles.minibatch import Full, Poisson
 from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.mechanism import Noise
 from manifed.privacy.random_numbers import NoiseSource
+from manifed.schedules import Geometric
 from reproduction.figure_files import curve_path
 from tests.attacks.corrections import CorrectionAttack
 from tests.attacks.shipped import everything, measured_sha256, mechanism_of, planted_faults
@@ -89,6 +91,30 @@ def test_the_attack_is_as_strong_as_the_worst_case_of_the_accountant():
     distance = (present.mean() - absent.mean()) / absent.std()
     assert distance == pytest.approx(1 / 1.25, abs=5 * np.sqrt(2 / n))
     assert attack.claim(1e-5) == pytest.approx(gaussian_epsilon(1e-5, mu=1 / 1.25), rel=1e-9)
+
+
+def test_rounds_that_differ_are_attacked_as_they_are_charged():
+    """The last rounds have the least noise, and count by it: again nothing is lost."""
+    falling = ScheduledRSGD(
+        step_size=SHORT_STEP, minibatch=Full(), noise_multipliers=Geometric(scale=1.0, ratio=0.5)
+    )
+    mechanism = mechanism_of(8.0)
+    order = costliest_first(falling, mechanism, 20, 4)
+    attack = worst_case(falling, mechanism, 20, SOURCE, 2, order)
+    assert attack.rounds == (4, 3)
+    mu = np.hypot(1 / (8 * 0.125), 1 / (8 * 0.25))
+    n = 20000
+    present = attack.scores(n, is_present=True)
+    absent = attack.scores(n, is_present=False)
+    assert (present.mean() - absent.mean()) / absent.std() == pytest.approx(mu, abs=0.06)
+    assert attack.claim(1e-5) == pytest.approx(gaussian_epsilon(1e-5, mu=mu), rel=1e-9)
+
+
+def test_a_plan_is_attacked_in_its_costliest_rounds():
+    for found in attacks_of(load(CONFIGS / "best.toml"), 100):
+        rounds = load(CONFIGS / "best.toml").federation.num_rounds
+        assert found.attack.rounds[0] == rounds
+        assert len(set(found.attack.rounds)) == found.attack.num_rounds
 
 
 class Quiet(RSVRG):

@@ -11,7 +11,7 @@ import torch
 
 import manifed
 from manifed.algorithms.rsgd import RSGD
-from manifed.audit.of_config import costliest_round
+from manifed.audit.of_config import costliest_first
 from manifed.errors import BudgetExhausted, RoundFailed
 from manifed.experiment.assembly import plan_of
 from manifed.experiment.load import load
@@ -207,8 +207,8 @@ def test_a_target_that_a_round_made_again_passes_is_told():
 
 def test_the_audit_attacks_the_round_that_costs_most():
     noised = ExampleMechanism(l2_norm_clip=1.0, noise=Noise(multiplier=NOISE))
-    assert costliest_round(Growing(), noised, 40, 4) == 4
-    assert costliest_round(Growing(), noised, 24, 6) == 3  # the whole shard, from here on
+    assert costliest_first(Growing(), noised, 40, 4) == (4, 3, 2, 1)
+    assert costliest_first(Growing(), noised, 24, 6)[0] == 3  # the whole shard, from here on
 
 
 # -- runs that go on --------------------------------------------------------------------------
