@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.common.cases import rounds_of
 from benchmarks.common.stopwatch import table as markdown
-from benchmarks.leaderboard import rivals
+from benchmarks.leaderboard import convex, rivals
 from benchmarks.leaderboard.published_tables import SETS
 from benchmarks.leaderboard.tasks import TASKS, Task
 from manifed.audit.bound import find
@@ -131,21 +131,27 @@ def audited(config: Experiment) -> Cell | None:
 
 # -- rivals --------------------------------------------------------------------------------------
 def theirs(data: Any, epsilon: float) -> Cell:
-    """The cells of tuned descent and of the best one-shot release."""
+    """The cell of tuned descent."""
     best = rivals.tuned(data, epsilon)
-    found: Cell = {"descent": {
-        "shares": [float(rivals.run(data(s), epsilon, [best], s)) for s in SEEDS],
-        "setting": asdict(best),
-    }}  # fmt: skip
-    tried = []
-    for name, (release, numbers) in rivals.one_shots(data(rivals.TUNING[0])).items():
-        shares = [release(data(s), epsilon, *numbers, s) for s in rivals.CHOOSING]
-        tried.append((float(np.mean(shares)), name, release, numbers))
-    if tried:
+    shares = [float(rivals.run(data(s), epsilon, [best], s)) for s in SEEDS]
+    return {"descent": {"shares": shares, "setting": asdict(best)}}
+
+
+def released(data: Any, epsilon: float, kept: Cell) -> Cell:
+    """The cells of the best one-shot release and of other rivals without descent; some are kept."""
+    first = data(rivals.TUNING[0])
+    families = {"one-shot": rivals.one_shots(first), **convex.releases(first)}
+    for family, choices in families.items():
+        if not choices or family in kept:
+            continue
+        tried = []
+        for name, (release, numbers) in choices.items():
+            shares = [release(data(s), epsilon, *numbers, s) for s in rivals.CHOOSING]
+            tried.append((float(np.mean(shares)), name, release, numbers))
         _, name, release, numbers = min(tried, key=lambda one: one[0])
         shares = [release(data(s), epsilon, *numbers, s) for s in SEEDS]
-        found["one-shot"] = {"shares": shares, "setting": name}
-    return found
+        kept = {**kept, family: {"shares": shares, "setting": name}}
+    return kept
 
 
 def source_of(task: Task, clients: int, trust: str | None = None) -> Any:
@@ -282,6 +288,7 @@ def main() -> None:
                 "task": task.name, "clients": clients, "epsilon": epsilon, "asked": asked,
                 "lowest": pooled.lowest, "highest": pooled.highest, "rivals": theirs(data, epsilon),
             }  # fmt: skip
+        cell["rivals"] = released(data, epsilon, cell["rivals"])
         config = planned(task, clients, epsilon, 0, given.trust)
         if cell.get("auto", {}).get("config") != sha256(config):
             cell["auto"] = ours(task, clients, epsilon, data, given.trust)

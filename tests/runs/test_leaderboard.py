@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.leaderboard import __main__ as board
-from benchmarks.leaderboard import held_out, rivals
+from benchmarks.leaderboard import convex, held_out, rivals
 from benchmarks.leaderboard.published_tables import SETS
 from benchmarks.leaderboard.rivals import Pooled, Setting, sigma
 from benchmarks.leaderboard.tasks import TASKS
@@ -77,6 +77,14 @@ def test_a_rival_has_the_noise_of_the_target(epsilon):
     config = as_config(BY_NAME["pca-digits-1"], Setting(1.0, 0.1, 1, fall=1.0), epsilon, 0)
     mechanism = example_mechanism(config.setting, (180, 179))
     assert mechanism.noise.multiplier == pytest.approx(sigma(epsilon), rel=2e-3)
+
+
+def test_rivals_without_descent_find_the_minimum_where_nothing_is_noisy(monkeypatch):
+    data = Pooled(BY_NAME["logistic-breast-cancer"], 0, 10)
+    monkeypatch.setattr(data, "deviation", lambda epsilon: 0.0)
+    assert convex.newton(data, 1.0, 30, 1.0, 1.0, 0) < 1e-6
+    monkeypatch.setattr(data, "clients", 0)  # no random slope; a ridge remains, and classes part
+    assert convex.objective_perturbation(data, 1e7, 1.0, 1.0, 0) < 0.02
 
 
 def test_the_interval_holds_the_ratio_in_19_of_20_draws():
