@@ -45,9 +45,8 @@ from manifed.plan import mean_noise
 from manifed.problems.examples import PERSON, codes
 from manifed.problems.moments import LARGEST, SPREAD_SHARE, log_rows
 from manifed.problems.own_arrays import tensor_of
-from manifed.problems.persons import Persons
 from manifed.problems.problem import InvalidRecord
-from manifed.runs.fit import fit
+from manifed.runs.fit import fit_as_planned
 from manifed.runs.folder import FolderDamaged, RunFolder
 from manifed.runs.predict import config_of, model_in
 from manifed.runs.report import read
@@ -317,11 +316,7 @@ def release(
     plan = plan_of(sizes, rows[0].shape[1], row_norm, said, rows_per_person)
     named = [{PERSON: names} for names in persons] or [{}] * len(rows)
     shards = [{"z": one, **beside} for one, beside in zip(rows, named, strict=True)]
-    start = torch.zeros(plan.problem.point_shape(shards[0]), dtype=torch.float64)
-    problem = Persons(plan.problem, rows_per_person) if persons else plan.problem
-    found = fit(
-        problem, shards, plan.training, rounds=1, privacy=plan.privacy, start=start, progress=False
-    )
+    found = fit_as_planned(plan, shards)
     return _moments(found.model, plan, sizes, found.statement)
 
 

@@ -20,7 +20,6 @@ from manifed.experiment.assembly import (
 from manifed.experiment.load import dump, load
 from manifed.experiment.plugins import consent_to
 from manifed.experiment.schema import Experiment
-from manifed.fields import Document
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
 from manifed.plan import promise_of
 from manifed.runs.driver import cohort_transport, named_directory, rounds_over, run
@@ -215,8 +214,6 @@ def _networked(config: Experiment, request: Request) -> None:
     is_simulation = config.engine.kind == "ray"
     run_on = engine(config.engine.kind)
     consent_to(dump(config))
-    told: Document = {"is_insecure": request.is_insecure, "credentials": request.credentials,
-                            "data_paths": simulated_paths(config) or None}  # fmt: skip
     run_on(
         run_config=run_config_of(config, is_simulation=is_simulation),
         num_supernodes=config.federation.num_clients,
@@ -224,6 +221,7 @@ def _networked(config: Experiment, request: Request) -> None:
         timeout=config.engine.timeout,
         on_line=lambda line: sys.stderr.write(line + "\n"),
         is_simulation=is_simulation,
-        # nobody else is told of keys, and of the files of the nodes
-        **({} if is_simulation else told),
+        is_insecure=request.is_insecure,
+        credentials=request.credentials,
+        data_paths=simulated_paths(config) or None,
     )

@@ -342,9 +342,9 @@ def _check_same(folder: Path, path: Path) -> None:
     """
     if _file_sha256(path) != _digest_in(folder):
         raise ConfigError(
-            f"--data: {str(path)!r} is not the file that {str(folder)!r} accounts for; for "
-            "corrected or added rows of the same people set --accept-changed-data (spent budget "
-            "stays spent), for other people use another ledger folder"
+            f"--data: {str(path)!r} is not the file of {str(folder)!r}; for corrected or added "
+            "rows of the same people set --accept-changed-data (spent budget stays spent), for "
+            "other people use another ledger folder"
         )
 
 
