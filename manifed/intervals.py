@@ -339,7 +339,7 @@ def of_run(directory: str | Path) -> ReleasedMoments:
     if model.shape != plan.problem.point_shape({"z": model.new_zeros(size)}):
         path = folder.directory / "model.safetensors"
         raise FolderDamaged(path, "moments", f"a tensor of shape {tuple(model.shape)}")
-    return _moments(model, plan, sizes, run.manifest.get("privacy") or {"kind": "none"})
+    return _moments(model, plan, sizes, run.manifest["privacy"])
 
 
 def _moments(model: Tensor, plan: Any, sizes: Sequence[int], statement: Values) -> ReleasedMoments:

@@ -153,7 +153,7 @@ def evidence_of(
 
 def is_private(manifest: Values) -> bool:
     """Whether the run promises anything to anybody."""
-    return (manifest.get("privacy") or {"kind": "none"})["kind"] != "none"
+    return bool(manifest) and manifest["privacy"]["kind"] != "none"
 
 
 # -- the config ------------------------------------------------------------------------------------
@@ -215,14 +215,14 @@ def _check_names(
                 _agree(path, fact, manifest[fact], known, "the ledger")
             if saved:
                 _agree(folder.checkpoint_path, fact, getattr(saved.meta, fact), known, "the ledger")
-    if not config or manifest.get("config") is None:
+    if not config or not manifest:
         return
     try:
         own = sha256(parse(manifest["config"], packages_in(dump(config))))
     except ConfigError as error:
         raise FolderDamaged(path, "the config of the run", str(error)) from None
     _agree(path, "the hash of config", own, sha256(config), "experiment.toml")
-    told, privacy = manifest.get("privacy") or {"kind": "none"}, config.privacy
+    told, privacy = manifest["privacy"], config.privacy
     for name in ("kind",) if privacy.kind == "none" else ("kind", "noise_source"):
         _agree(path, f"privacy.{name}", told.get(name), getattr(privacy, name), "the config")
 
