@@ -57,9 +57,8 @@ class Evaluator:
             gap = cost - self.optimum.value
             row |= {"cost_gap": gap, "relative_cost_gap": gap / (abs(self.optimum.value) or 1.0)}
         row["gradient_norm"] = float(problem.gradient_norm(x, self.shards, self.weights))
-        right = [problem.correct(x, shard) for shard in self.shards]
-        if all(each is not None for each in right):
-            shares = [float(each.mean()) for each in right if each is not None]
+        each = (problem.correct(x, shard) for shard in self.shards)
+        if shares := [float(right.mean()) for right in each if right is not None]:
             row["accuracy"] = float(self.weights @ torch.tensor(shares).to(self.weights))
         if problem.has_optimum:
             row |= problem.metrics(x, self.optimum, self.meta)

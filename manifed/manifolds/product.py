@@ -44,9 +44,8 @@ class _Composed(Manifold):
         super().__init__()
         for part in parts:
             check_kind("manifold", part, Manifold, "a manifold of manifed")
-        self.has_logmap = all(m.has_logmap for m in parts)
-        self.is_transp_isometric = all(m.is_transp_isometric for m in parts)
-        self.is_transp_parallel = all(m.is_transp_parallel for m in parts)
+        for name in ("has_logmap", "is_transp_isometric", "is_transp_parallel"):
+            setattr(self, name, all(getattr(part, name) for part in parts))
         self.looks_at_all_pairs = any(m.looks_at_all_pairs for m in parts)
 
     @abstractmethod
