@@ -37,11 +37,10 @@ geoopt itself imports scipy's linalg and optimize.
 
 
 def write_run(directory, *, name="rsgd", seed=1, epsilon=2.0, rounds=5, is_finished=True, gap=1.0):
-    config = {"name": name, "federation": {"seed": seed, "num_rounds": rounds},
+    config = {"federation": {"seed": seed, "num_rounds": rounds},
               "output": {"directory": str(directory)}}  # fmt: skip
     folder = RunFolder.claim(directory)
-    privacy = {"kind": "none"}
-    folder.begin({"format": FORMAT, "name": name, "config": config, "privacy": privacy})
+    folder.begin({"format": FORMAT, "name": name, "config": config, "privacy": {"kind": "none"}})
     for server_round in range(rounds + 1):
         spent = None if epsilon is None else epsilon * server_round / rounds
         cost_gap = gap * seed * 0.5**server_round
@@ -57,10 +56,18 @@ def write_run(directory, *, name="rsgd", seed=1, epsilon=2.0, rounds=5, is_finis
             }
         )
     if is_finished:
-        final = {"label": None, "relative_cost_gap": cost_gap / 2, "gradient_norm": 2 * cost_gap,
-                 "epsilon": epsilon, "delta": None if epsilon is None else 1e-5,
-                 "rounds": rounds, "seconds": 1.5}  # fmt: skip
-        folder.finish(final, {})
+        folder.finish(
+            {
+                "label": None,
+                "relative_cost_gap": cost_gap / 2,
+                "gradient_norm": 2 * cost_gap,
+                "epsilon": epsilon,
+                "delta": None if epsilon is None else 1e-5,
+                "rounds": rounds,
+                "seconds": 1.5,
+            },
+            {},
+        )
     return directory
 
 
