@@ -126,7 +126,7 @@ def plan(
 
     The one to take is listed first. Nothing is run, and no budget is spent.
     """
-    from manifed.experiment.load import parse, table_of, to_toml
+    from manifed.experiment.load import parse, save, table_of
     from manifed.experiment.planner import planned, trusts, with_option
 
     table = table_of(config, sets or ())
@@ -150,7 +150,7 @@ def plan(
     ]
     best = parse(made[0])
     if out:
-        out.write_text(to_toml(best), encoding="utf-8")
+        save(best, out)
         lines.append(f"config: {out}")
     methods = [
         {**row, "training": one.get("training"), "strategy": one.get("strategy"),

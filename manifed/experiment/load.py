@@ -233,6 +233,11 @@ def without_paths(config: Experiment) -> Experiment:
     return config.model_copy(update={"data": data.model_copy(update={"paths": ()})})
 
 
+def save(config: Experiment, path: Path) -> None:
+    """Writes the resolved config as TOML; `load` reads it back to an equal object."""
+    path.write_text(to_toml(config), encoding="utf-8")
+
+
 def table_of_canonical(text: str) -> Document:
     """Returns the table, for `parse`, of the experiment in a `canonical` text.
 
