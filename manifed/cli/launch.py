@@ -12,9 +12,9 @@ from manifed.cli.options import outcome
 from manifed.errors import ConfigError, EngineFailed, RunEnded, check_linux, one_line, optional
 from manifed.experiment.assembly import (
     check_first_update,
-    check_shards,
     facts_of,
     initial_point,
+    own_examples,
     simulated_paths,
 )
 from manifed.experiment.load import dump, load
@@ -127,8 +127,10 @@ def check_parts(config: Experiment, *, is_to_run: bool = True) -> None:
     a client is opened then.
     """
     facts = facts_of(config)
-    if is_to_run or config.federation.num_examples is None:
-        check_shards(config)
+    is_played_here = config.setting.has_all_data and config.engine.processes is None
+    if is_played_here and (is_to_run or config.federation.num_examples is None):
+        for partition in range(config.federation.num_clients):  # workers check their own
+            own_examples(config, partition)
     initial_point(config)
     check_first_update(config)
     if facts.declared:
