@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, linalg
@@ -55,8 +55,7 @@ Statistic = Callable[[Tensor, Tensor], Tensor]
 """A smooth function of the mean (d,) and the second moment (d, d) of rows, of any shape."""
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """A statistic with its errors; all tensors have its shape."""
 
     estimate: Tensor

@@ -5,8 +5,8 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from manifed.cli.options import outcome
 from manifed.errors import ConfigError, EngineFailed, RunEnded, check_linux, one_line, optional
@@ -29,8 +29,7 @@ from manifed.runs.interrupt import Ended, ending_signals
 from manifed.runs.places import check_new, real
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A run that was requested on the command line: config, overrides, engine, folder."""
 
     config: str

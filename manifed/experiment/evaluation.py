@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,8 +87,7 @@ def node_row(models: Tensor, manifold: Manifold, oracle: Evaluator | None) -> di
     return row
 
 
-@dataclass(frozen=True)
-class PublicEvaluator:
+class PublicEvaluator(NamedTuple):
     """Evaluates models on a public file that the server has."""
 
     problem: Problem

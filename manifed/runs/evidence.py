@@ -21,9 +21,8 @@ import os
 import sys
 from collections.abc import Collection, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -53,8 +52,7 @@ _PRICED = 1e-2
 """Relative; another machine or version may calibrate a noise, and price it, so much otherwise."""
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """The facts that the files of a run folder state together without a contradiction."""
 
     manifest: Values
@@ -70,10 +68,10 @@ class Evidence:
 
     def stated_in(self, manifest: Values) -> Document:
         """Returns a private manifest with the epsilon proved, and what cannot be excluded."""
-        said = {key: value for key, value in manifest["privacy"].items() if key != "label"}
+        said = manifest["privacy"]
         origins = self.odometer.noise_origins or said.get("noise_origins", ())
-        said |= {"noise_origins": sorted(origins), "doubts": list(self.doubts)}
-        return {**manifest, "privacy": {"label": self.label, **said}}
+        proved = {"noise_origins": sorted(origins), "doubts": list(self.doubts)}
+        return {**manifest, "privacy": {**said, "label": self.label, **proved}}
 
 
 def evidence_of(

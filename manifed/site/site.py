@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -60,8 +61,7 @@ IDENTITY = "data.json"
 """In the site's own folder, for nobody else: the digest of the file is a membership test."""
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """The options of ``manifed site``, to which a site agreed when it was set up."""
 
     folder: Path
