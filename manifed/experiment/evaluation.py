@@ -6,7 +6,7 @@ they are computed, and the privacy statement says what they would do to a releas
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,8 +103,7 @@ class PublicEvaluator(NamedTuple):
         }
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """What evaluations have said so far, of records that no training step uses."""
 
     best_loss: float | None = None
@@ -118,7 +117,7 @@ class Judged:
             return self
         if not math.isnan(loss) and (self.best_loss is None or loss < self.best_loss):
             return Judged(loss, server_round)
-        return replace(self, since=self.since + 1)
+        return self._replace(since=self.since + 1)
 
 
 _SHOWN = ("round", "uploads", "consensus_distance")
