@@ -17,9 +17,8 @@ import re
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NamedTuple, NoReturn
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -41,8 +40,7 @@ _LOOPBACK_HOSTS = ("localhost", "127.0.0.1")
 _CURVE = ec.SECP384R1()
 
 
-@dataclass(frozen=True)
-class TLSFiles:
+class TLSFiles(NamedTuple):
     """The paths of a deployment's credentials; all are absolute.
 
     Attributes:

@@ -52,7 +52,7 @@ def run(
         ConfigError: a data path with a quotation mark, or ``credentials`` that are not fit for use.
         EngineFailed: the run did not end as finished:completed, or a process of it ended.
     """
-    configs = node_configs(num_supernodes, data_paths)
+    configs = [] if is_simulation else node_configs(num_supernodes, data_paths)
     with private_flower(project, {SIMULATION: "1"} if is_simulation else None) as flower:
         if is_simulation:
             link, address = start_superlink(

@@ -21,6 +21,7 @@ from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from app.process_tree import end_family, heir
 from manifed.errors import EngineFailed
@@ -79,8 +80,7 @@ def tail(log_file: Path, lines: int = 15) -> str:
     return "\n".join(log_file.read_text(errors="replace").splitlines()[-lines:])
 
 
-@dataclass(frozen=True)
-class Service:
+class Service(NamedTuple):
     """A long-running process of this run and the file that its output goes to."""
 
     name: str

@@ -195,9 +195,7 @@ def trackers_of(output: Output, folder: Path) -> list[Callback]:
     Raises:
         Missing: the package of one is not installed.
     """
-    makers: dict[str, Callable[[], Callback]] = {
-        "tensorboard": partial(tensorboard, folder / "tensorboard"), "mlflow": mlflow,
-        "wandb": wandb,
-    }  # fmt: skip
+    to_files = partial(tensorboard, folder / "tensorboard")
+    makers = {"tensorboard": to_files, "mlflow": mlflow, "wandb": wandb}
     made = [makers[name]() for name in output.trackers]
     return [*map(ServerView, made)] if output.is_server_view else made

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, linalg
@@ -45,9 +45,8 @@ from manifed.plan import mean_noise
 from manifed.problems.examples import PERSON, codes
 from manifed.problems.moments import LARGEST, SPREAD_SHARE, log_rows
 from manifed.problems.own_arrays import tensor_of
-from manifed.problems.persons import Persons
 from manifed.problems.problem import InvalidRecord
-from manifed.runs.fit import fit
+from manifed.runs.fit import fit_as_planned
 from manifed.runs.folder import FolderDamaged, RunFolder
 from manifed.runs.predict import config_of, model_in
 from manifed.runs.report import read
@@ -56,8 +55,7 @@ Statistic = Callable[[Tensor, Tensor], Tensor]
 """A smooth function of the mean (d,) and the second moment (d, d) of rows, of any shape."""
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """A statistic with its errors; all tensors have its shape."""
 
     estimate: Tensor
@@ -317,11 +315,7 @@ def release(
     plan = plan_of(sizes, rows[0].shape[1], row_norm, said, rows_per_person)
     named = [{PERSON: names} for names in persons] or [{}] * len(rows)
     shards = [{"z": one, **beside} for one, beside in zip(rows, named, strict=True)]
-    start = torch.zeros(plan.problem.point_shape(shards[0]), dtype=torch.float64)
-    problem = Persons(plan.problem, rows_per_person) if persons else plan.problem
-    found = fit(
-        problem, shards, plan.training, rounds=1, privacy=plan.privacy, start=start, progress=False
-    )
+    found = fit_as_planned(plan, shards)
     return _moments(found.model, plan, sizes, found.statement)
 
 
@@ -344,7 +338,7 @@ def of_run(directory: str | Path) -> ReleasedMoments:
     if model.shape != plan.problem.point_shape({"z": model.new_zeros(size)}):
         path = folder.directory / "model.safetensors"
         raise FolderDamaged(path, "moments", f"a tensor of shape {tuple(model.shape)}")
-    return _moments(model, plan, sizes, run.manifest.get("privacy") or {"kind": "none"})
+    return _moments(model, plan, sizes, run.manifest["privacy"])
 
 
 def _moments(model: Tensor, plan: Any, sizes: Sequence[int], statement: Values) -> ReleasedMoments:

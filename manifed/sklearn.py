@@ -26,7 +26,7 @@ from manifed.manifolds.linalg import LOG, expm, packed, sym_function
 from manifed.manifolds.spd import SPD
 from manifed.problems.class_means import ClassMeans
 from manifed.problems.file_points import directions
-from manifed.runs.fit import fit
+from manifed.runs.fit import fit_as_planned
 
 _Array = NDArray[Any]
 _named = dataclass(kw_only=True, eq=False, repr=False)
@@ -100,7 +100,7 @@ class _Private(BaseEstimator):
                 data["classes"] = [*range(problem.get("num_classes", 2))]
         if is_person:
             data |= {"person": "person", "rows_per_person": self.rows_per_person}
-        plan: Any = parse(
+        plan = parse(
             {
                 "name": "sklearn",
                 "problem": problem,
@@ -118,20 +118,7 @@ class _Private(BaseEstimator):
                 "evaluation": {"is_enabled": False},
             }
         )
-        start = None if examples == "rows" else torch.zeros(shape).double()
-        if examples == "spd-matrices":
-            start = torch.eye(*shape).double()
-            if "num_classes" in problem:
-                start = start.expand(problem["num_classes"], *shape)
-        found = fit(
-            plan.minimised,
-            shards,
-            plan.training if plan.strategy is None else (plan.training, plan.strategy),
-            rounds=plan.federation.num_rounds,
-            privacy=plan.privacy,
-            start=start,
-            progress=False,
-        )
+        found = fit_as_planned(plan, shards)
         self.statement_ = found.text
         self.epsilon_ = found.statement["adversaries"][0]["epsilon"]
         return found.model.numpy()
@@ -236,7 +223,7 @@ class PrivateRidge(RegressorMixin, _OfRows):
         x, y = self._read(X, y, y_numeric=True)
         bound = self.target_norm
         columns = {"feature": self._columns(x), "target": np.clip(y, -bound, bound) / bound}
-        problem = {"kind": "least-squares", "ridge": self.alpha}
+        problem = {"kind": "least-squares", "ridge": self.alpha, "start": {"kind": "origin"}}
         clip = 2 * math.sqrt(1.0 + self.fit_intercept)
         w = bound * self._train(problem, "regression", clip, columns, sites, persons)
         self.coef_ = w[: x.shape[1]] / self.row_norm
@@ -325,7 +312,7 @@ class PrivateTangentSpace(TransformerMixin, _OfMatrices):
             pairs = {*zip(persons, groups, strict=True)}
             if len(pairs) > len({person for person, _ in pairs}):
                 raise ValueError("groups: expected all rows of a person in one group")
-        problem = {"kind": "frechet-mean", "manifold": "spd"}
+        problem = {"kind": "frechet-mean", "manifold": "spd", "start": {"kind": "origin"}}
         means, spent, said = {}, [], []
         for group in np.unique(groups):
             is_in = groups == group

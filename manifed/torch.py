@@ -95,12 +95,11 @@ def task_of(
     ]
     if not shards:
         raise ConfigError("sites: expected the examples of at least one site, got none")
-    names = [*range(len(sites))]
-    for i in names:
-        if columns_of(sites[i]) != columns_of(sites[0]):
+    for i, columns in enumerate(map(columns_of, sites)):
+        if columns != columns_of(sites[0]):
             raise ConfigError(
                 f"sites[{i}]: expected a frame with columns {columns_of(sites[0])} like the first "
-                f"site's, got {columns_of(sites[i])}"
+                f"site's, got {columns}"
             )
     if algorithm is None:
         step: Any = {"step_size": 1.0, "local_steps": 1} | given

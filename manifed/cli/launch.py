@@ -5,22 +5,21 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from manifed.cli.options import outcome
 from manifed.errors import ConfigError, EngineFailed, RunEnded, check_linux, one_line, optional
 from manifed.experiment.assembly import (
     check_first_update,
-    check_shards,
     facts_of,
     initial_point,
+    own_examples,
     simulated_paths,
 )
 from manifed.experiment.load import dump, load
 from manifed.experiment.plugins import consent_to
 from manifed.experiment.schema import Experiment
-from manifed.fields import Document
 from manifed.flower.run_config import APP_FOLDER, find, run_config_of
 from manifed.plan import promise_of
 from manifed.runs.driver import cohort_transport, named_directory, rounds_over, run
@@ -30,8 +29,7 @@ from manifed.runs.interrupt import Ended, ending_signals
 from manifed.runs.places import check_new, real
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A run that was requested on the command line: config, overrides, engine, folder."""
 
     config: str
@@ -128,8 +126,10 @@ def check_parts(config: Experiment, *, is_to_run: bool = True) -> None:
     a client is opened then.
     """
     facts = facts_of(config)
-    if is_to_run or config.federation.num_examples is None:
-        check_shards(config)
+    is_played_here = config.setting.has_all_data and config.engine.processes is None
+    if is_played_here and (is_to_run or config.federation.num_examples is None):
+        for partition in range(config.federation.num_clients):  # workers check their own
+            own_examples(config, partition)
     initial_point(config)
     check_first_update(config)
     if facts.declared:
@@ -215,8 +215,6 @@ def _networked(config: Experiment, request: Request) -> None:
     is_simulation = config.engine.kind == "ray"
     run_on = engine(config.engine.kind)
     consent_to(dump(config))
-    told: Document = {"is_insecure": request.is_insecure, "credentials": request.credentials,
-                            "data_paths": simulated_paths(config) or None}  # fmt: skip
     run_on(
         run_config=run_config_of(config, is_simulation=is_simulation),
         num_supernodes=config.federation.num_clients,
@@ -224,6 +222,7 @@ def _networked(config: Experiment, request: Request) -> None:
         timeout=config.engine.timeout,
         on_line=lambda line: sys.stderr.write(line + "\n"),
         is_simulation=is_simulation,
-        # nobody else is told of keys, and of the files of the nodes
-        **({} if is_simulation else told),
+        is_insecure=request.is_insecure,
+        credentials=request.credentials,
+        data_paths=simulated_paths(config) or None,
     )

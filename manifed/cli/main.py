@@ -270,9 +270,7 @@ def report(
         write_atomically(path, content)
     print_table([row for _, row in rows_of(runs)])
     notes = dict.fromkeys(
-        f"note: {doubt}"
-        for run in runs
-        for doubt in (run.manifest.get("privacy") or {}).get("doubts", ())
+        f"note: {doubt}" for run in runs for doubt in run.manifest["privacy"].get("doubts", ())
     )
     echo("\n".join([*notes, *map(str, files)]))
     print_json({"files": list(files), "is_server_view": is_server_view})
@@ -292,7 +290,7 @@ def export(
     from manifed.runs.statement import label_in
 
     paths = write(directory, out)
-    privacy = json_object(RunFolder(out).manifest_path)["privacy"] or {"kind": "none"}
+    privacy = json_object(RunFolder(out).manifest_path)["privacy"]
     doubts = privacy.get("doubts", [])
     answer(
         {"doubts": doubts, "files": [path.name for path in paths]},

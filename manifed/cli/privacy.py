@@ -2,7 +2,6 @@
 
 import math
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -175,7 +174,7 @@ def reconcile(
         f"client {found.partition}: the ledgers {said}: {len(found.both)} rounds charged alike, "
         f"{len(found.differing)} otherwise, {by_one} alone (lost, refused or absent)"
     )
-    print_json(asdict(found) | {"is_whole": found.is_whole})
+    print_json(found._asdict() | {"is_whole": found.is_whole})
     if not found.is_whole:
         raise Exit(1)
 

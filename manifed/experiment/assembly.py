@@ -289,13 +289,6 @@ def simulated_paths(config: Experiment) -> tuple[Path, ...]:
     return tuple(map(Path, config.data.paths)) if isinstance(config.data, SiteData) else ()
 
 
-def check_shards(config: Experiment) -> None:
-    """Reads every client's examples where this process plays them; workers check their own."""
-    if config.setting.has_all_data and config.engine.processes is None:
-        for partition in range(config.federation.num_clients):
-            own_examples(config, partition)
-
-
 def _dtype_of(config: Experiment) -> torch.dtype:
     """The type of points, vectors and records."""
     return getattr(torch, config.engine.dtype)

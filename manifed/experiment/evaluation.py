@@ -6,10 +6,10 @@ they are computed, and the privacy statement says what they would do to a releas
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,9 +57,8 @@ class Evaluator:
             gap = cost - self.optimum.value
             row |= {"cost_gap": gap, "relative_cost_gap": gap / (abs(self.optimum.value) or 1.0)}
         row["gradient_norm"] = float(problem.gradient_norm(x, self.shards, self.weights))
-        right = [problem.correct(x, shard) for shard in self.shards]
-        if all(each is not None for each in right):
-            shares = [float(each.mean()) for each in right if each is not None]
+        each = (problem.correct(x, shard) for shard in self.shards)
+        if shares := [float(right.mean()) for right in each if right is not None]:
             row["accuracy"] = float(self.weights @ torch.tensor(shares).to(self.weights))
         if problem.has_optimum:
             row |= problem.metrics(x, self.optimum, self.meta)
@@ -88,8 +87,7 @@ def node_row(models: Tensor, manifold: Manifold, oracle: Evaluator | None) -> di
     return row
 
 
-@dataclass(frozen=True)
-class PublicEvaluator:
+class PublicEvaluator(NamedTuple):
     """Evaluates models on a public file that the server has."""
 
     problem: Problem
@@ -105,8 +103,7 @@ class PublicEvaluator:
         }
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """What evaluations have said so far, of records that no training step uses."""
 
     best_loss: float | None = None
@@ -120,7 +117,7 @@ class Judged:
             return self
         if not math.isnan(loss) and (self.best_loss is None or loss < self.best_loss):
             return Judged(loss, server_round)
-        return replace(self, since=self.since + 1)
+        return self._replace(since=self.since + 1)
 
 
 _SHOWN = ("round", "uploads", "consensus_distance")

@@ -510,8 +510,7 @@ def clip_factors(norms: Tensor, l2_norm_clip: float | Tensor) -> Tensor:
     Raises:
         ValueError: unless l2_norm_clip > 0 (infinity clips nothing, NaN is refused).
     """
-    is_positive = l2_norm_clip > 0
-    if not (is_positive if isinstance(is_positive, bool) else bool(is_positive.all())):
+    if not bool(torch.as_tensor(l2_norm_clip > 0).all()):
         raise ValueError(f"Expected l2_norm_clip > 0, got {l2_norm_clip}")
     if norms.dtype != torch.float64:
         # A norm within 16 roundings below the bound counts as above it; none may underflow.

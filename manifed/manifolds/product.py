@@ -15,10 +15,8 @@ from torch import Tensor, linalg
 
 from manifed.errors import check_kind, short
 from manifed.manifolds.base import Manifold
-from manifed.manifolds.euclidean import Euclidean
 from manifed.manifolds.linalg import Shape, Tensors
 
-_FLAT = Euclidean()
 _Part = Callable[..., Tensor]
 """A manifold's operation on the parts of points and vectors that lie on it: (manifold, *parts)."""
 
@@ -27,8 +25,6 @@ def _part_by_part(name: str) -> Callable[..., Tensor]:
     """The method ``name`` of every part, on what tensors (..., *point) hold of that part."""
 
     def method(self: "_Composed", *tensors: Tensor) -> Tensor:
-        if self.is_flat:
-            return getattr(_FLAT, name)(*tensors)
         return self.joined(lambda manifold, *parts: getattr(manifold, name)(*parts), *tensors)
 
     return method
@@ -37,16 +33,12 @@ def _part_by_part(name: str) -> Callable[..., Tensor]:
 class _Composed(Manifold):
     """A manifold whose points are points of others, moved there one by one."""
 
-    is_flat = False
-    """Whether its maps are those of the space of vectors (..., *point), number by number."""
-
     def __init__(self, parts: list[Manifold]) -> None:
         super().__init__()
         for part in parts:
             check_kind("manifold", part, Manifold, "a manifold of manifed")
-        self.has_logmap = all(m.has_logmap for m in parts)
-        self.is_transp_isometric = all(m.is_transp_isometric for m in parts)
-        self.is_transp_parallel = all(m.is_transp_parallel for m in parts)
+        for name in ("has_logmap", "is_transp_isometric", "is_transp_parallel"):
+            setattr(self, name, all(getattr(part, name) for part in parts))
         self.looks_at_all_pairs = any(m.looks_at_all_pairs for m in parts)
 
     @abstractmethod
@@ -136,7 +128,6 @@ class Product(_Composed):
                     f"factor {f.name!r}: Expected points of shape {f.manifold.form}, got {f.shape}"
                 )
         self.is_whole_space = all(f.manifold.is_whole_space for f in self.factors)
-        self.is_flat = all(type(f.manifold) is Euclidean for f in self.factors)
         self.form = f"(..., {self.point_shape[0]})"
 
     def settings(self) -> tuple[object, ...]:
@@ -202,8 +193,6 @@ class Product(_Composed):
 
     def from_coords(self, x: Tensor, c: Tensor) -> Tensor:
         """``from_coords`` on every factor, with independent coordinates."""
-        if self.is_flat:
-            return c
         parts = self._points(x), self._normals(c)
         return self._join(self._each(lambda m, *a: m.from_coords(*a), *parts))
 

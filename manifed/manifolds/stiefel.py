@@ -68,7 +68,8 @@ def _tangent_of_logarithm(x: Tensor, y: Tensor, beta: float) -> Tensor:
         b = target[..., k:, :]
     else:
         a, b = _shoot(target, beta)
-    residual = _largest_norm(_reduced_geodesic(a, b, beta, 1)[0] - target)
+    miss = linalg.matrix_norm(_reduced_geodesic(a, b, beta, 1)[0] - target)
+    residual = max(miss.flatten().tolist(), default=0.0)
     if not residual <= _RESIDUAL:
         raise ArithmeticError(
             f"Stiefel logarithm did not converge: residual = {residual:.3g} > {_RESIDUAL:.3g}; "
@@ -120,10 +121,6 @@ def _shoot(target: Tensor, beta: float) -> tuple[Tensor, Tensor]:
         a = a - skew(miss[..., :k, :])
         b = b - miss[..., k:, :]
     return best
-
-
-def _largest_norm(a: Tensor) -> float:
-    return float(linalg.matrix_norm(a).max()) if a.numel() else 0.0
 
 
 # -- the manifold ------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ so an example moves one block by at most a clip norm and a release is priced onc
 once a class. The predicted class of z is the nearest of X_1, ..., X_k.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import geoopt
 import numpy as np
@@ -152,8 +151,7 @@ class ClassMeans(Problem):
         return x.expand(*lead, *x.shape[-1 - ndim :]).take_along_dim(index, -1 - ndim)
 
 
-@dataclass(frozen=True)
-class _InBlocks:
+class _InBlocks(NamedTuple):
     """Tangent ``vectors`` (..., n, *point) at points ``own``, one block of k each: ``blocks``."""
 
     base: Manifold

@@ -232,10 +232,9 @@ class Layout(DataSource):
                 if isinstance(error, csv.Error):
                     what = f"expected csv, got {' '.join(str(error).split())}"
                 raise BadFile(path, what, place=f"line {reader.line_num}") from None
-        columns = np.array(values).reshape(-1, len(numbers)).T
-        columns = [u * places[name][1] for name, u in zip(numbers, columns, strict=True)]
-        named = [name for name in places if self.is_text(name)]
-        found: dict[str, NDArray[Any]] = dict(zip(numbers, columns, strict=True))
+        columns = zip(numbers, np.array(values).reshape(-1, len(numbers)).T, strict=True)
+        found: dict[str, NDArray[Any]] = {name: u * places[name][1] for name, u in columns}
+        named = [name for name in places if name not in found]
         found |= {name: np.array([row[i] for row in texts], str) for i, name in enumerate(named)}
         return found, lambda i: f"line {lines[i]}"
 

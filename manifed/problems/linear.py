@@ -10,8 +10,7 @@ Guerraoui 2024, section 6).
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, linalg
@@ -80,8 +79,7 @@ class LinearModel(FrozenProblem):
         return _Slopes(x, examples, self.slopes(x, examples), self.ridge)
 
 
-@dataclass(frozen=True)
-class _Slopes:
+class _Slopes(NamedTuple):
     """slope_j a_j + ridge x for rows a_j and slopes (..., n)."""
 
     x: Tensor

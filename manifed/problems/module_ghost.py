@@ -254,8 +254,7 @@ class _Plain(Vectors):
         return super().sum(weights).flatten(-self.manifold.ndim)
 
 
-@dataclass(frozen=True)
-class _Outer:
+class _Outer(NamedTuple):
     """Gradients G_j = sum_t l_jt r_jt^T in Euclidean space or on a Stiefel manifold, never made."""
 
     manifold: Manifold
@@ -344,8 +343,7 @@ class _Table:
 
 
 # -- all parameters ------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class ModuleGradients:
+class ModuleGradients(NamedTuple):
     """grad f_j(x) on the product of the parameters' manifolds, one part a factor, in order."""
 
     parts: Sequence[Gradients]

@@ -119,14 +119,13 @@ class ModuleProblem(Problem):
         self.model = deepcopy(model).to(torch.float64)
         self.dtype = dtype
         self.manifold = laid_out(self.model)
-        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        self.shapes = {name: parameter.shape for name, parameter in trained.items()}
+        self.shapes = {n: p.shape for n, p in self.model.named_parameters() if p.requires_grad}
         """The shape of each trained parameter, by its first name."""
         self._dropouts = [m for m in self.model.modules() if isinstance(m, KeyedDropout) and m.p]
         self.needs_keys = bool(self._dropouts)
         self._numbers = 1  # that are held at once for an example
         whole = chain(self.model.named_parameters(), self.model.named_buffers())
-        self._constants = {name: t.detach() for name, t in whole if name not in trained}
+        self._constants = {name: t.detach() for name, t in whole if name not in self.shapes}
         self._checked = cache(self._check)
         self._records: dict[Hashable, tuple[int, Any]] = {}
 

@@ -54,6 +54,8 @@ class Persons(Problem):
         is_apart = vars(type(self.problem)).get("keeps_rows_apart", False)
         is_apart = is_apart and isinstance(self.manifold, Euclidean)
         object.__setattr__(self, "keeps_rows_apart", is_apart)
+        for name in ("needs_keys", "looks_at_all_rows", "has_optimum"):
+            object.__setattr__(self, name, getattr(self.problem, name))
 
     @property
     def of_rows(self) -> Problem:
@@ -71,24 +73,9 @@ class Persons(Problem):
         return self.rows * max(2.0, self.problem.points_per_example)
 
     @property
-    def needs_keys(self) -> bool:
-        """Whether gradients are random, by one number a person."""
-        return self.problem.needs_keys
-
-    @property
-    def looks_at_all_rows(self) -> bool:
-        """Whether how a row is computed may depend on the values of others."""
-        return self.problem.looks_at_all_rows
-
-    @property
     def allows_threads(self) -> bool:
         """Whether several threads may compute with it at once."""
         return self.problem.allows_threads
-
-    @property
-    def has_optimum(self) -> bool:
-        """Whether there is a reference to compare with."""
-        return self.problem.has_optimum
 
     @property
     def sufficient_statistic(self) -> Problem | None:

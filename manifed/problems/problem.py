@@ -15,7 +15,7 @@ A record is judged once, where it is loaded, before anything is computed from it
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
@@ -71,8 +71,7 @@ class Vectors:
 
 
 # -- the mathematics ------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Optimum:
+class Optimum(NamedTuple):
     """A reference solution of the pooled problem and how stationary it is."""
 
     x: Tensor

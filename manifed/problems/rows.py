@@ -13,10 +13,9 @@ All of it meets examples of shape ``(..., n, d)`` and needs no ``(n, d)`` tempor
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -155,8 +154,7 @@ def row_lengths(rows: Tensor) -> Tensor:
     return dots(rows, rows).sqrt().clamp_min(SHORTEST)
 
 
-@dataclass(frozen=True)
-class RowVectors:
+class RowVectors(NamedTuple):
     """Gradients (..., n, m) on R^m, the norm of each computed from it alone."""
 
     vectors: Tensor

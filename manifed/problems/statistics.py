@@ -18,8 +18,7 @@ z^{-1} attain: logarithms, unlike second moments, may be opposite.
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,8 +70,7 @@ class _OuterRows(_Statistic):
         return _OuterProducts(self.rows(examples))
 
 
-@dataclass(frozen=True)
-class _OuterProducts:
+class _OuterProducts(NamedTuple):
     """z_j z_j^T for rows z_j, in coordinates of Sym(d)."""
 
     z: Tensor

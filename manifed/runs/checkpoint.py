@@ -9,10 +9,9 @@ import re
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from pydantic import ConfigDict, Field
@@ -131,8 +130,7 @@ class Meta(Table):
     ledger_head: HeadText
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """The state of a run after ``server_round`` finished rounds."""
 
     server_round: int

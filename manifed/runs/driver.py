@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
@@ -294,7 +294,7 @@ class _Run:
                 self._plan.config_sha256,
                 self.tally,
                 self.accepted,
-                asdict(self._judged),
+                self._judged._asdict(),
             )
         self._saved = self.done
 

@@ -21,9 +21,8 @@ import os
 import sys
 from collections.abc import Collection, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -53,8 +52,7 @@ _PRICED = 1e-2
 """Relative; another machine or version may calibrate a noise, and price it, so much otherwise."""
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """The facts that the files of a run folder state together without a contradiction."""
 
     manifest: Values
@@ -70,10 +68,10 @@ class Evidence:
 
     def stated_in(self, manifest: Values) -> Document:
         """Returns a private manifest with the epsilon proved, and what cannot be excluded."""
-        said = {key: value for key, value in manifest["privacy"].items() if key != "label"}
+        said = manifest["privacy"]
         origins = self.odometer.noise_origins or said.get("noise_origins", ())
-        said |= {"noise_origins": sorted(origins), "doubts": list(self.doubts)}
-        return {**manifest, "privacy": {"label": self.label, **said}}
+        proved = {"noise_origins": sorted(origins), "doubts": list(self.doubts)}
+        return {**manifest, "privacy": {**said, "label": self.label, **proved}}
 
 
 def evidence_of(
@@ -153,7 +151,7 @@ def evidence_of(
 
 def is_private(manifest: Values) -> bool:
     """Whether the run promises anything to anybody."""
-    return (manifest.get("privacy") or {"kind": "none"})["kind"] != "none"
+    return bool(manifest) and manifest["privacy"]["kind"] != "none"
 
 
 # -- the config ------------------------------------------------------------------------------------
@@ -215,14 +213,14 @@ def _check_names(
                 _agree(path, fact, manifest[fact], known, "the ledger")
             if saved:
                 _agree(folder.checkpoint_path, fact, getattr(saved.meta, fact), known, "the ledger")
-    if not config or manifest.get("config") is None:
+    if not config or not manifest:
         return
     try:
         own = sha256(parse(manifest["config"], packages_in(dump(config))))
     except ConfigError as error:
         raise FolderDamaged(path, "the config of the run", str(error)) from None
     _agree(path, "the hash of config", own, sha256(config), "experiment.toml")
-    told, privacy = manifest.get("privacy") or {"kind": "none"}, config.privacy
+    told, privacy = manifest["privacy"], config.privacy
     for name in ("kind",) if privacy.kind == "none" else ("kind", "noise_source"):
         _agree(path, f"privacy.{name}", told.get(name), getattr(privacy, name), "the config")
 

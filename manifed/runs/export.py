@@ -61,7 +61,7 @@ def viewed(run: Run, *, is_server_view: bool = False) -> Run:
     path = RunFolder(run.directory).manifest_path
     try:
         look_as_noted(path)
-        config = parse(run.manifest.get("config") or {})
+        config = parse(run.manifest["config"])
         manifest = _manifest(run, config, evidence)
     except (ConfigError, KeyError, IndexError) as error:
         raise FolderDamaged(path, "the manifest of a private run", str(error)) from None
@@ -156,7 +156,7 @@ def export(directory: Path, out: Path) -> list[Path]:
     check_new("--out", out, lambda path: not any(path.iterdir()))
     public = viewed(run)
     x = model_in(source)
-    statement = statement_of(public.manifest["privacy"] or {"kind": "none"}) + "\n"
+    statement = statement_of(public.manifest["privacy"]) + "\n"
     is_made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,8 @@ from manifed.algorithms.tangent_mean import TangentMean
 from manifed.callbacks import Callback, calling
 from manifed.durable import remove_drafts, write_atomically
 from manifed.errors import BudgetExhausted, ConfigError, check_kind, named_by, short
+from manifed.experiment.assembly import initial_point
+from manifed.experiment.schema import Experiment
 from manifed.federation.client import try_update
 from manifed.federation.cohorts import Cohort, Everyone
 from manifed.federation.exchange import ReplyPolicy, Transport
@@ -488,6 +490,19 @@ def fit_module(
         device=device, transport=transport,
     )  # fmt: skip
     return _finished(run, task.problem, evaluate, callbacks, progress, task.judge)
+
+
+def fit_as_planned(plan: Experiment, shards: Shards) -> Result:
+    """Runs the method of a config on these examples, from its start, without a progress line."""
+    return fit(
+        plan.minimised,
+        shards,
+        plan.training if plan.strategy is None else (plan.training, plan.strategy),
+        rounds=plan.federation.num_rounds,
+        privacy=plan.privacy,
+        start=initial_point(plan),
+        progress=False,
+    )
 
 
 def _finished(

@@ -137,9 +137,9 @@ class Final(Table):
 
 
 class _Manifest(Table):
-    name: Annotated[str, AfterValidator(lambda text: text.encode() and text)] | None = None
-    privacy: _Privacy | None = None
-    config: Document | None = None
+    name: Annotated[str, AfterValidator(lambda text: text.encode() and text)]
+    privacy: _Privacy
+    config: Document
     config_sha256: Words = ""
     experiment_sha256: Words | None = None
     ledger_run_id: Words | None = None

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import ClientUpdate, ServerUpdate
 from manifed.algorithms.payloads import BadBroadcast, check_point
-from manifed.errors import ConfigError, check_kind, described, short
+from manifed.errors import ConfigError, check_kind, described, named_by, short
 from manifed.experiment.assembly import starts
 from manifed.federation.client import ClientSetup, ClientSide
 from manifed.federation.exchange import Transport
@@ -194,12 +194,8 @@ def _examples(client: str, shard: Any) -> Examples:
                 f"{client}, {name!r}: expected a dense tensor of real numbers, shape "
                 "(n, *feature), got one number"
             )
-    try:
+    with named_by(client, ValueError):
         return replace(shard, tensors=tensors) if isinstance(shard, Examples) else Examples(tensors)
-    except (ValueError, StopIteration) as error:
-        raise ConfigError(
-            f"{client}: {error or 'expected tensors of examples, got none'}"
-        ) from None
 
 
 def start_of(problem: Problem, x: Any, shape: Shape, seed: int) -> Tensor:
@@ -220,10 +216,8 @@ def start_of(problem: Problem, x: Any, shape: Shape, seed: int) -> Tensor:
             f"start: expected shape {shape}, that of a point for these shards, got "
             f"{tuple(found.shape)}"
         )
-    try:
+    with named_by("start", BadBroadcast):
         check_point("a point", found, problem.manifold)
-    except BadBroadcast as error:
-        raise ConfigError(f"start: {error}") from None
     return found
 
 

@@ -4,15 +4,16 @@ Nothing secret enters it: a release's key never does, and a seed is public by na
 """
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
 
@@ -129,8 +130,7 @@ def versions() -> dict[str, str | None]:
         "cryptography",
         "scikit-learn",
     ):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
+        found[package] = None
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
     return found

@@ -106,7 +106,7 @@ def predicted(
         columns |= dict(zip(names, flat.T.tolist(), strict=True))
         if is_judged:
             quality["rmse"] = float((flat[:, 0] - found["target"]).square().mean().sqrt())
-    return Predicted(columns, quality, label_in(run.manifest.get("privacy") or {"kind": "none"}))
+    return Predicted(columns, quality, run.label)
 
 
 def config_of(run: Run, around: Values | None = None) -> Any:
@@ -121,7 +121,7 @@ def config_of(run: Run, around: Values | None = None) -> Any:
     path = RunFolder(run.directory).manifest_path
     try:
         look_as_noted(path)
-        said = run.manifest.get("config") or {}
+        said = run.manifest["config"]
         data = {key: value for key, value in said["data"].items() if key != "paths"}
         parts = said if around is None else {**around, "problem": said["problem"]}
         return parse({**parts, "data": data})
@@ -176,8 +176,7 @@ def _set_in(table: Values) -> Document:
 
 def card(manifest: Values) -> str:
     """Returns the model card of a run's public part: what it is, and what may be said of it."""
-    privacy = manifest.get("privacy") or {"kind": "none"}
-    config = manifest.get("config") or {}
+    privacy, config = manifest["privacy"], manifest["config"]
     said = verdict(privacy)
     if label_in(privacy) == Label.RELEASE:
         one: Any = privacy["adversaries"][0]
@@ -186,16 +185,15 @@ def card(manifest: Values) -> str:
             f"differential privacy for each {privacy['unit']}: epsilon = {one['epsilon']:.3g} at "
             f"delta = {one['delta']:g} ({privacy['neighboring_relation']}), against {one['text']}."
         )
-    final = manifest.get("final") or {}
     parts = {
         "What may be said in public": said,
         "What was released": statement_of(privacy),
         "What was measured": json.dumps(
-            {key: value for key, value in final.items() if value is not None}, indent=1
+            {key: value for key, value in manifest["final"].items() if value is not None}, indent=1
         ),
         "What a record is, and how the model was trained": tomli_w.dumps(_set_in(config)),
     }
-    lines = [f"# {manifest.get('name', 'model')}", "", headline(privacy)]
+    lines = [f"# {manifest['name']}", "", headline(privacy)]
     for title, text in parts.items():
         lines += ["", f"## {title}", "", *(f"    {line}" for line in text.splitlines())]
     return "\n".join(lines) + "\n"

@@ -64,13 +64,9 @@ class Run:
         return self.manifest.get("final", {})
 
     @property
-    def label(self) -> str:
-        """The label before the run's epsilon; a run without a statement is of unknown noise."""
-        told = self.manifest.get("privacy")
-        if told is None:
-            shown = self.final.get("epsilon", self.last("epsilon"))
-            return Label.NOT_PRIVATE if shown is None else Label.UNKNOWN
-        return label_in(told)
+    def label(self) -> Label:
+        """The label before the run's epsilon."""
+        return label_in(self.manifest["privacy"])
 
     def last(self, column: str) -> float | None:
         """Returns the newest measured value of ``column``."""
@@ -108,7 +104,7 @@ def read(directory: Path) -> Run:
         key: np.array(values, dtype=np.float64)
         for key, values in folder.metrics(manifest.get("final", {}).get("rounds")).items()
     }
-    return Run(directory, manifest.get("name") or directory.resolve().name, manifest, columns)
+    return Run(directory, manifest["name"], manifest, columns)
 
 
 def curves_of(runs: Iterable[Run]) -> dict[str, list[Run]]:
@@ -119,7 +115,7 @@ def curves_of(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """
     groups = dict[tuple[str, frozenset[Any]], list[Run]]()
     for run in runs:
-        settings = _settings({**(run.manifest.get("config") or {}), "output": None})
+        settings = _settings({**run.manifest["config"], "output": None})
         groups.setdefault((run.name, frozenset(settings)), []).append(run)
     curves = dict[str, list[Run]]()
     for k, ((name, own), group) in enumerate(groups.items(), start=1):

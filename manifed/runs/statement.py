@@ -15,7 +15,7 @@ SENTENCES = {
     ),
     Label.NOT_PRIVATE: "NOT PRIVATE: no noise was added; every bound below would be infinite.",
     Label.SEEDED: (
-        "SEEDED RUN: the noise is keyed by the config's seed, so anybody who has the config can "
+        "SEEDED RUN: the noise is keyed by the config's seed, so whoever has the config can "
         "subtract it. This run protects nobody; the numbers say what the same run would cost with "
         "privacy.noise_source = 'os'."
     ),

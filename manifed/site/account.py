@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from manifed.errors import ConfigError
 from manifed.fields import Document
@@ -195,8 +196,7 @@ _Round = tuple[int, int]
 """A round and its attempt."""
 
 
-@dataclass(frozen=True)
-class _Agreement:
+class _Agreement(NamedTuple):
     """What two ledgers say about the rounds of one client."""
 
     partition: int

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -60,8 +61,7 @@ IDENTITY = "data.json"
 """In the site's own folder, for nobody else: the digest of the file is a membership test."""
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """The options of ``manifed site``, to which a site agreed when it was set up."""
 
     folder: Path
@@ -342,9 +342,9 @@ def _check_same(folder: Path, path: Path) -> None:
     """
     if _file_sha256(path) != _digest_in(folder):
         raise ConfigError(
-            f"--data: {str(path)!r} is not the file that {str(folder)!r} accounts for; for "
-            "corrected or added rows of the same people set --accept-changed-data (spent budget "
-            "stays spent), for other people use another ledger folder"
+            f"--data: {str(path)!r} is not the file of {str(folder)!r}; for corrected or added "
+            "rows of the same people set --accept-changed-data (spent budget stays spent), for "
+            "other people use another ledger folder"
         )
 
 

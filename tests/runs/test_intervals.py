@@ -289,7 +289,7 @@ def test_a_damaged_run_is_refused_in_one_line(survey):
     for change, expected in (
         ({}, "model.safetensors: expected moments, got a tensor of shape (7,)"),
         ({"num_examples": None}, "Expected replies of all 0 clients"),
-        ({"config": None}, "manifest.json: expected the manifest of a run"),
+        ({"config": {}}, "manifest.json: expected the manifest of a run"),
     ):
         (out / "manifest.json").write_text(json.dumps({**manifest, **change}))
         done = invoke("intervals", out)

@@ -37,10 +37,10 @@ geoopt itself imports scipy's linalg and optimize.
 
 
 def write_run(directory, *, name="rsgd", seed=1, epsilon=2.0, rounds=5, is_finished=True, gap=1.0):
-    config = {"name": name, "federation": {"seed": seed, "num_rounds": rounds},
+    config = {"federation": {"seed": seed, "num_rounds": rounds},
               "output": {"directory": str(directory)}}  # fmt: skip
     folder = RunFolder.claim(directory)
-    folder.begin({"format": FORMAT, "name": name, "config": config, "privacy": None})
+    folder.begin({"format": FORMAT, "name": name, "config": config, "privacy": {"kind": "none"}})
     for server_round in range(rounds + 1):
         spent = None if epsilon is None else epsilon * server_round / rounds
         cost_gap = gap * seed * 0.5**server_round
@@ -56,10 +56,18 @@ def write_run(directory, *, name="rsgd", seed=1, epsilon=2.0, rounds=5, is_finis
             }
         )
     if is_finished:
-        final = {"label": None, "relative_cost_gap": cost_gap / 2, "gradient_norm": 2 * cost_gap,
-                 "epsilon": epsilon, "delta": None if epsilon is None else 1e-5,
-                 "rounds": rounds, "seconds": 1.5}  # fmt: skip
-        folder.finish(final, {})
+        folder.finish(
+            {
+                "label": None,
+                "relative_cost_gap": cost_gap / 2,
+                "gradient_norm": 2 * cost_gap,
+                "epsilon": epsilon,
+                "delta": None if epsilon is None else 1e-5,
+                "rounds": rounds,
+                "seconds": 1.5,
+            },
+            {},
+        )
     return directory
 
 
@@ -134,10 +142,10 @@ def test_runs_stand_side_by_side_in_a_table(tmp_path):
             ]
         )
     ] == [
-        "private 5 0.01562 0.0625 unknown 2 1e-05",
+        "private 5 0.01562 0.0625 not private 2 1e-05",
         "free 5 0.01562 0.0625 not private - -",
-        "no-noise 5 0.01562 0.0625 unknown infinity 1e-05",
-        "begun (unfinished) 5 0.01562 0.0625 unknown 2 -",
+        "no-noise 5 0.01562 0.0625 not private infinity 1e-05",
+        "begun (unfinished) 5 0.01562 0.0625 not private 2 -",
     ]
 
 

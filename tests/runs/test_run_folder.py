@@ -27,7 +27,7 @@ CONFIG = {"federation": {"num_rounds": 3}}
 
 def created(directory):
     folder = RunFolder.claim(directory)
-    folder.begin({"format": FORMAT, "config": CONFIG, "privacy": {"kind": "none"}})
+    folder.begin({"format": FORMAT, "name": "a", "config": CONFIG, "privacy": {"kind": "none"}})
     return folder
 
 
