@@ -13,7 +13,7 @@ messages, and their difference would hold none.
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from manifed.algorithms.payloads import (
     PerClient,
     Point,
     State,
+    bytes_by_node,
     bytes_of,
     tensor_of,
 )
@@ -208,7 +209,7 @@ class Masking(ByGraph, ServerUpdate, KeyFiles):
             raise NotAgreed(f"Expected node {node} to have offered a key, got none in this run")
         secret = bytes_of(memory.secret)
         pinned = pinned_in(self, self.secret_graph.num_nodes)
-        offers = _offers(self.secret_graph.neighbors[node], down)
+        offers = bytes_by_node(self.secret_graph.neighbors[node], down.offer)
         copies = repeated({**offers, node: public_of(secret)}, keys=1)
         flaws = down.offer[:, 0].clone().zero_()
         for place, (j, made) in enumerate(offers.items()):
@@ -236,7 +237,7 @@ class Masking(ByGraph, ServerUpdate, KeyFiles):
         pinned = pinned_in(self, self.secret_graph.num_nodes, is_server=True)
         found = dict[int, str]()
         if isinstance(uploads, OfferedKey):
-            offers = _offers(partitions, uploads)
+            offers = bytes_by_node(partitions, uploads.offer)
             copies = repeated(offers, keys=1)
             for node, made in offers.items():
                 fault = offer_fault(self.run, node, made, pinned, is_copy=node in copies)
@@ -414,8 +415,3 @@ class Masking(ByGraph, ServerUpdate, KeyFiles):
             each.append(masks(sources, node, shape, **when))
         found = each[0] if is_one else torch.stack(each)
         return found.to(draws.device)
-
-
-def _offers(nodes: Sequence[int], keys: OfferedKey | NeighbourKeys) -> dict[int, bytes]:
-    """The first rows of stacked offers, which are of these nodes."""
-    return {node: bytes_of(row) for node, row in zip(nodes, keys.offer, strict=False)}

@@ -182,6 +182,11 @@ def bytes_of(row: Tensor) -> bytes:
     return row.contiguous().numpy().tobytes()
 
 
+def bytes_by_node(nodes: Sequence[int], rows: Tensor) -> dict[int, bytes]:
+    """Returns the bytes of the first rows, which are of these nodes."""
+    return {node: bytes_of(row) for node, row in zip(nodes, rows, strict=False)}
+
+
 def layout_in(tensors: Tensors) -> dict[str, Any]:
     """Lists shape and type of tensors, as `Payload.layout` does."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}

@@ -30,8 +30,8 @@ Sources: Bonawitz et al. (2017) and Bell et al. (2020) for the exchanges; Kairou
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, make_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import make_dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal
 
@@ -58,34 +58,16 @@ HASH_BYTES = 32
 
 
 # -- what travels --------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _Keys(Payload):
-    """Base of payloads of bytes, in which there is no point."""
-
-    has_point = False
-
-    @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
-        """Lists fields of bytes, whatever a point is."""
-        return {name: (own, torch.uint8) for name, own in cls.of_bytes}
-
-
-def _made(
-    name: str, fields: tuple[str, ...], layout: Callable[..., Any] | None = None, **named: Any
-) -> Any:
+def _made(name: str, fields: Iterable[str], **members: Any) -> Any:
     """A payload type of these fields."""
-    if layout is not None:
-        named["layout"] = staticmethod(layout)
-    base = Payload if layout is not None else _Keys
-    made: Any = make_dataclass(name, [(one, Tensor) for one in fields], bases=(base,), frozen=True)
-    for key, value in named.items():
-        setattr(made, key, value)
-    return made
+    own = [(one, Tensor) for one in fields]
+    return make_dataclass(name, own, bases=(Payload,), namespace=members, frozen=True)
 
 
 @cache
 def _bytes_payload(name: str, **fields: Shape) -> Any:
-    return _made(name, tuple(fields), of_bytes=tuple(fields.items()))
+    """A payload type of fields of bytes, in which there is no point."""
+    return _made(name, fields, has_point=False, of_bytes=tuple(fields.items()))
 
 
 @cache
@@ -96,7 +78,8 @@ def _behind(down: type[Payload], fields: tuple[tuple[str, Shape], ...]) -> Any:
         own = {name: (size, torch.uint8) for name, size in fields}
         return {**down.layout(shape, dtype), **own}
 
-    return _made(down.__name__ + "InSum", (*down.names(), *dict(fields)), layout)
+    names = (*down.names(), *dict(fields))
+    return _made(down.__name__ + "InSum", names, layout=staticmethod(layout))
 
 
 def packed(members: Sequence[int], count: int) -> Tensor:
@@ -212,7 +195,7 @@ class SecureSum(Around, KeyFiles):
             own = self._manifold.coords_shape(shape)
         return math.prod(own)
 
-    def committee(self, members: Sequence[int], ctx: bytes) -> Committee:
+    def committee(self, members: tuple[int, ...], ctx: bytes) -> Committee:
         """Returns who shares secrets with whom; ValueError where there are too few."""
         numbers = self.numbers
         numbers.check(len(members))
@@ -292,7 +275,7 @@ class SecureSum(Around, KeyFiles):
 
         boxes = (most, BOX_BYTES)
         down = _behind(inner.down, (("members", width), ("boxes", boxes)))
-        masked = _made("Masked", ("total", "unopened"), layout)
+        masked = _made("Masked", ("total", "unopened"), layout=staticmethod(layout))
         send = phase("send", down, masked, *inner.places)
         if self.is_seeded:
             return (send,)

@@ -25,7 +25,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from manifed.federation.exchange import plain
+from manifed.errors import one_line
 from manifed.federation.plan import Plan
 from manifed.flower.grids import PollingGrid
 from manifed.flower.records import (
@@ -166,7 +166,7 @@ class _Meeting:
             try:
                 partition, size = self._claim(reply, node)
             except Exception as error:  # whatever a reply makes a check do is that node's problem
-                problem = f"node {node}: {plain(error)}"
+                problem = f"node {node}: {one_line(str(error), 200)}"
                 log(30, "Handshake: %s; this node is left out", problem)
                 self._problems.append(problem)
                 is_own = reply.metadata.src_node_id == SUPERLINK_NODE_ID
@@ -179,7 +179,7 @@ class _Meeting:
     def _claim(self, reply: Message, node: int) -> tuple[int, int]:
         """The partition that this reply gives ``node`` the right to answer for, and its size."""
         if reply.has_error():
-            raise BadMessage(f"error {reply.error.code}: {plain(reply.error.reason)}")
+            raise BadMessage(f"error {reply.error.code}: {one_line(reply.error.reason, 200)}")
         if reply.metadata.src_node_id != node:
             raise BadMessage(f"the reply is node {reply.metadata.src_node_id}'s")
         if len(reply.content) != 1:

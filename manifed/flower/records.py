@@ -25,7 +25,8 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from manifed.algorithms.payloads import Payload, PerClient, layout_of
-from manifed.federation.exchange import Asked, BadMessage, Failure, Header, Kind, Replies, plain
+from manifed.errors import short
+from manifed.federation.exchange import Asked, BadMessage, Failure, Header, Kind, Replies
 from manifed.flower.grids import UNREADABLE_REPLY
 from manifed.manifolds.linalg import Shape, Tensors, flaw
 
@@ -356,9 +357,9 @@ def answers_by_node(
             node = None
             sender = type(error).__name__
         if node is None:
-            log(30, "A reply of node %s to no message of this phase is left out", plain(sender))
+            log(30, "A reply of node %s to no message of this phase is left out", short(sender))
         elif sender == node or (sender == SUPERLINK_NODE_ID and answer.has_error()):
             by_node.setdefault(node, []).append(answer)
         else:
-            log(30, "A reply of node %s to node %d's message is left out", plain(sender), node)
+            log(30, "A reply of node %s to node %d's message is left out", short(sender), node)
     return by_node

@@ -465,12 +465,7 @@ def _narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _all_present(rows: Tensor, longest: int) -> Tensor:
     """Which of ``longest`` rows are no padding, bool (..., longest), where each has ``rows``."""
-    return _places(longest, rows.device) < rows.unsqueeze(-1)
-
-
-@lru_cache(maxsize=32)
-def _places(longest: int, device: torch.device) -> Tensor:
-    return torch.arange(longest, device=device)
+    return torch.arange(longest, device=rows.device) < rows.unsqueeze(-1)
 
 
 def _rows(examples: Examples, draws: Draws) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from manifed.algorithms.payloads import Displacement, Expectation
-from manifed.federation.exchange import Failure, Replies, plain
+from manifed.federation.exchange import Failure, Replies
 from manifed.flower import handshake
 from manifed.flower.records import tensors_from_record
 from manifed.manifolds import Sphere
@@ -107,5 +107,8 @@ def test_one_line_says_which_client_was_dropped_when_and_why(caplog):
 
 
 def test_a_text_of_a_client_is_one_short_printable_line():
-    assert plain("a\nb\x1b[2J\u202ec") == "a b [2J c"
-    assert len(plain("x" * 10**6)) == 200
+    texts = ["a\nb\x1b[2J\u202ec", "x" * 10**6]
+    came = Replies((), None, {i: Failure("absent", text) for i, text in enumerate(texts)})
+    first, second = (came.told().failures[i].text for i in (0, 1))
+    assert first == r"a b\x1b[2J\u202ec"
+    assert len(second) <= 200
