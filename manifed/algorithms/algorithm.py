@@ -23,7 +23,7 @@ from manifed.fields import Frozen, Positive, PositiveCount
 from manifed.manifolds.base import Manifold, MapChoice, as_point
 from manifed.oracles.minibatch import Ask, Full, Minibatch, Query
 from manifed.oracles.noisy_oracle import STEPS_PER_PHASE, Draws, Oracle
-from manifed.privacy.events import Release
+from manifed.privacy.events import Releases
 from manifed.privacy.mechanism import ExampleMechanism
 
 Space = Literal["tangent", "ambient"]
@@ -133,7 +133,7 @@ class ClientUpdate(Frozen):
         """Gives each of the `asks` the clip, noise and charge of a mechanism."""
         return tuple(Query.of(mechanism, ask, num_examples) for ask in asked_of(self))
 
-    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Release, ...]:
+    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> Releases:
         """Lists the releases about the client's examples that one round is charged for."""
         asked = self.queries(mechanism, num_examples)
         return tuple(release for query in asked for release in query.release())

@@ -28,11 +28,10 @@ Sources: Bonawitz et al. (2017) and Bell et al. (2020) for the exchanges; Kairou
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import make_dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -43,13 +42,13 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.around import Around
 from manifed.algorithms.payloads import Payload, bytes_of, tensor_of
-from manifed.fields import KeyFiles
+from manifed.fields import KeyFiles, fingerprint
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import Shape
 from manifed.oracles.minibatch import Query
 from manifed.privacy.committee import Committee, committee, degree
 from manifed.privacy.discrete import SMOOTHING
-from manifed.privacy.events import PrivacyUnit, Release, Unsampled
+from manifed.privacy.events import PrivacyUnit, Release, Releases, Unsampled
 from manifed.privacy.integers import SumNumbers, bound_of
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.secret_shares import BOX_BYTES, OFFER_BYTES, SHARE_BYTES, SIGNATURE_BYTES
@@ -112,12 +111,6 @@ def root_of(ctx: bytes, members: Tensor, offers: Tensor) -> bytes:
     ).digest()
 
 
-@lru_cache(maxsize=16)
-def _run_of(update: Any) -> bytes:
-    said = json.dumps(update.model_dump(mode="json"), sort_keys=True)
-    return hashlib.sha256(said.encode()).digest()
-
-
 class SecureSum(Around, KeyFiles):
     """Base of `SecureMean`: what both sides know of the sum."""
 
@@ -149,7 +142,7 @@ class SecureSum(Around, KeyFiles):
     def run(self) -> bytes:
         """The identifier that keys, shares and signatures are bound to: all that the sum is of."""
         made: Any = self  # a frozen model has a hash, out of the sight of pyright
-        return _run_of(made)
+        return fingerprint(made)
 
     @property
     def exchanges(self) -> tuple[str, ...]:
@@ -212,7 +205,7 @@ class SecureSum(Around, KeyFiles):
         own = mechanism if self.unit != "client" else ExampleMechanism()
         return self.client_update.queries(own, num_examples)
 
-    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Release, ...]:
+    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> Releases:
         """The sum, by the shares of its noise that each adversary does not know.
 
         Of h shares sized for h the multiplier is z. Others follow from sums of shares, less what

@@ -179,7 +179,7 @@ class _Meeting:
     def _claim(self, reply: Message, node: int) -> tuple[int, int]:
         """The partition that this reply gives ``node`` the right to answer for, and its size."""
         if reply.has_error():
-            raise BadMessage(f"error {reply.error.code}: {one_line(reply.error.reason, 200)}")
+            raise BadMessage(f"error {reply.error.code}: {reply.error.reason}")
         if reply.metadata.src_node_id != node:
             raise BadMessage(f"the reply is node {reply.metadata.src_node_id}'s")
         if len(reply.content) != 1:

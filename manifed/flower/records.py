@@ -161,18 +161,12 @@ def facts_from_record(kind: type[_F], record: object) -> _F:
     return kind(*found)
 
 
-def pack(
-    header: Header, payload: Payload | ArrayRecord, *, noise_origin: str | None = None
-) -> RecordDict:
-    """Makes the content of one message; a reply says where the key of its noise came from.
-
-    A payload that goes to many is made a record once, by the caller.
-    """
+def pack(header: Header, payload: ArrayRecord, *, noise_origin: str | None = None) -> RecordDict:
+    """Makes the content of one message; a reply says where the key of its noise came from."""
     said = facts_to_record(header)
     if noise_origin is not None:
         said[NOISE_ORIGIN] = noise_origin
-    record = tensors_to_record(vars(payload)) if isinstance(payload, Payload) else payload
-    return RecordDict({HEADER: said, PAYLOAD: record})
+    return RecordDict({HEADER: said, PAYLOAD: payload})
 
 
 def read_reply(
