@@ -25,7 +25,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from manifed.errors import one_line
+from manifed.errors import one_line, short
 from manifed.federation.plan import Plan
 from manifed.flower.grids import PollingGrid
 from manifed.flower.records import (
@@ -35,7 +35,6 @@ from manifed.flower.records import (
     BadMessage,
     MessageTransport,
     facts_from_record,
-    shown,
 )
 from manifed.runs.manifest import code_sha256
 from manifed.setting import MOST_EXAMPLES
@@ -68,7 +67,7 @@ def check_code(who: str, theirs: object) -> None:
     ours = code_sha256()
     if theirs != ours:
         raise BadMessage(
-            f"{who} runs manifed {shown(str(theirs)[:12])}, this process {ours[:12]!r} (hashes of "
+            f"{who} runs manifed {short(str(theirs)[:12])}, this process {ours[:12]!r} (hashes of "
             "the code): bring both to one version and start them again"
         )
 
@@ -191,18 +190,18 @@ class _Meeting:
         check_code(f"client {partition}", told.code_sha256)
         if told.config_sha256 != self._config_sha256:
             raise BadMessage(
-                f"client {partition} runs another config ({shown(told.config_sha256)})"
+                f"client {partition} runs another config ({short(told.config_sha256)})"
             )
         if not 0 <= partition < len(sizes):
-            raise BadMessage(f"partition-id {shown(partition)} is outside 0..{len(sizes) - 1}")
+            raise BadMessage(f"partition-id {short(partition)} is outside 0..{len(sizes) - 1}")
         wanted = sizes[partition]
         if size != wanted and wanted is not None:
             raise BadMessage(
-                f"client {partition} declares {shown(size)} examples, the accounting uses {wanted}"
+                f"client {partition} declares {short(size)} examples, the accounting uses {wanted}"
             )
         if not 1 <= size <= MOST_EXAMPLES:
             raise BadMessage(
-                f"client {partition} declares {shown(size)} examples, expected 1 to {MOST_EXAMPLES}"
+                f"client {partition} declares {short(size)} examples, expected 1 to {MOST_EXAMPLES}"
             )
         if partition in self._met:
             raise BadMessage(

@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from manifed.algorithms.payloads import Payload, PerClient, layout_of
-from manifed.errors import short
+from manifed.errors import one_line, short
 from manifed.federation.exchange import Asked, BadMessage, Failure, Header, Kind, Replies
 from manifed.flower.grids import UNREADABLE_REPLY
 from manifed.manifolds.linalg import Shape, Tensors, flaw
@@ -70,29 +70,17 @@ _DTYPES = {
 """Names that an Array declares, to the NumPy types that torch has too."""
 
 
-def shown(value: Any) -> str:
-    """Makes a short text of a value that a sender chose."""
-    if isinstance(value, str | bytes):
-        return repr(value[:60]) + (f"... ({len(value)} long)" if len(value) > 60 else "")
-    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64):
-        return repr(value)
-    if isinstance(value, tuple | list):
-        some = ", ".join(shown(item) for item in value[:6] if not isinstance(item, tuple | list))
-        return f"[{some}{', ...' if len(value) > 6 else ''}]"
-    return f"a {type(value).__name__}"
-
-
 def _declared(name: str, array: Array) -> tuple[np.dtype[Any], Shape]:
     """What an Array says it is; BadMessage when that is no array of numbers."""
     if array.stype != "numpy.ndarray":
-        raise BadMessage(f"Expected {name} as 'numpy.ndarray', got {shown(array.stype)}")
+        raise BadMessage(f"Expected {name} as 'numpy.ndarray', got {short(array.stype)}")
     if not isinstance(array.dtype, str) or array.dtype not in _DTYPES:
-        raise BadMessage(f"Expected {name} of a plain number type, got {shown(array.dtype)}")
+        raise BadMessage(f"Expected {name} of a plain number type, got {short(array.dtype)}")
     shape = tuple(array.shape)
     if len(shape) > 16 or set(map(type, shape)) - {int} or min(shape, default=0) < 0:
-        raise BadMessage(f"Expected {name} with a shape of sizes >= 0, got {shown(shape)}")
+        raise BadMessage(f"Expected {name} with a shape of sizes >= 0, got {short(shape)}")
     if not isinstance(array.data, bytes):
-        raise BadMessage(f"Expected the bytes of {name}, got {shown(array.data)}")
+        raise BadMessage(f"Expected the bytes of {name}, got {short(array.data)}")
     return _DTYPES[array.dtype], shape
 
 
@@ -105,7 +93,7 @@ def _decoded(name: str, array: Array, dtype: np.dtype[Any], shape: Shape) -> Ten
             flat = np.frombuffer(array.data, dtype=dtype, offset=len(head))
             return torch.from_numpy(np.array(flat.reshape(shape, order=order), order="C"))
     raise BadMessage(
-        f"Expected {name} as an npy header of {shown(shape)}, {dtype} and {num_bytes} bytes, got "
+        f"Expected {name} as an npy header of {short(shape)}, {dtype} and {num_bytes} bytes, got "
         f"{len(array.data)} bytes or another header"
     )
 
@@ -118,7 +106,7 @@ def float_array(name: str, array: Array, shape: Shape) -> Tensor:
     """
     dtype, declared = _declared(name[:60], array)
     if dtype.kind != "f" or declared != shape:
-        raise BadMessage(f"Expected floats of shape {shape}, got {dtype} of {shown(declared)}")
+        raise BadMessage(f"Expected floats of shape {shape}, got {dtype} of {short(declared)}")
     return _decoded(name[:60], array, dtype, declared)
 
 
@@ -156,7 +144,7 @@ def facts_from_record(kind: type[_F], record: object) -> _F:
         raise BadMessage(f"Expected a {HEADER!r} record of {sorted(types)}, got {got}")
     for key, wanted in types.items():
         if type(record[key]) is not wanted:
-            raise BadMessage(f"Expected {key} of type {wanted.__name__}, got {shown(record[key])}")
+            raise BadMessage(f"Expected {key} of type {wanted.__name__}, got {short(record[key])}")
     found: Any = map(record.__getitem__, types)
     return kind(*found)
 
@@ -188,7 +176,7 @@ def read_reply(
         raise BadMessage(f"Expected a {HEADER!r} record of {sorted(mine)}, got {got}")
     for key, value in mine.items():
         if type(theirs[key]) is not type(value) or theirs[key] != value:
-            raise BadMessage(f"Expected {key} = {shown(value)}, got {shown(theirs[key])}")
+            raise BadMessage(f"Expected {key} = {short(value)}, got {short(theirs[key])}")
     declared = theirs.get(NOISE_ORIGIN)
     origin = str(declared) if declared in ("os", "seed") else "undeclared"
     return read_tensors(content, kind, shape, dtype), origin
@@ -196,7 +184,7 @@ def read_reply(
 
 def _names(record: RecordDict | ConfigRecord | ArrayRecord) -> str:
     """Some of the keys that a sender chose."""
-    return f"{len(record)} entries, " + shown(list(record.keys())[:7])
+    return f"{len(record)} entries, {one_line(str([*record][:7]), 300)}"
 
 
 def read_tensors(
@@ -225,7 +213,7 @@ def read_tensors(
         if said != (_DTYPES[wanted], layout[name][0]):
             raise BadMessage(
                 f"Expected {name} of shape {layout[name][0]} and dtype {wanted}, got "
-                f"{shown(said[1])} and {said[0]}"
+                f"{short(said[1])} and {said[0]}"
             )
         tensors[name] = tensor = _decoded(name, array, *said)
         if not bool(torch.isfinite(tensor).all()):
