@@ -17,7 +17,16 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import PrivateAttr
 from torch import Tensor
 
-from manifed.algorithms.payloads import Displacement, Down, Memory, Payload, Point, State, recorded
+from manifed.algorithms.payloads import (
+    Displacement,
+    Down,
+    Memory,
+    Partitions,
+    Payload,
+    Point,
+    State,
+    recorded,
+)
 from manifed.errors import check_kind
 from manifed.fields import Frozen, Positive, PositiveCount
 from manifed.manifolds.base import Manifold, MapChoice, as_point
@@ -295,7 +304,7 @@ class Collected(NamedTuple):
 
     mean: Mapping[str, Tensor]
     uploads: Payload | None
-    partitions: tuple[int, ...]
+    partitions: Partitions
     num_clients: int
     uniform: Callable[[], float]
     """Draws the one uniform of the round in (0, 1), the same in every call, for Option 2's choice
@@ -375,14 +384,12 @@ class ServerUpdate(Frozen):
         return self
 
     def attempted(
-        self, state: State, server_round: int, attempt: int, cohort: tuple[int, ...]
+        self, state: State, server_round: int, attempt: int, cohort: Partitions
     ) -> State | None:
         """Returns the state before an attempt's first exchange; None if nobody may be asked."""
         return state
 
-    def opening(
-        self, state: State, phase: str, asked: tuple[int, ...]
-    ) -> tuple[int, tuple[int, ...]] | None:
+    def opening(self, state: State, phase: str, asked: Partitions) -> tuple[int, Partitions] | None:
         """Returns what decides a round's price and is known only now; None: all was known before.
 
         How many clients could be in the sum that the next exchange opens, and who is. ``state`` is
@@ -410,7 +417,7 @@ class ServerUpdate(Frozen):
         return None
 
     def refused(
-        self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
+        self, state: State, phase: str, uploads: Payload, partitions: Partitions
     ) -> Mapping[int, str]:
         """Returns a reason for each client whose upload cannot be used because of its content.
 

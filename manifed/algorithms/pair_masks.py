@@ -24,6 +24,7 @@ from manifed.algorithms.gossip import ByGraph
 from manifed.algorithms.payloads import (
     Down,
     Memory,
+    Partitions,
     Payload,
     PerClient,
     Point,
@@ -223,7 +224,7 @@ class Masking(ByGraph, ServerUpdate, KeyFiles):
 
     # -- the server, before round 1 ------------------------------------------------------------
     def refused(
-        self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
+        self, state: State, phase: str, uploads: Payload, partitions: Partitions
     ) -> Mapping[int, str]:
         """Returns the nodes whose keys are refused, by the server or by a neighbour, with reasons.
 
@@ -331,7 +332,7 @@ class Masking(ByGraph, ServerUpdate, KeyFiles):
             )
         return "pair keys were exchanged through the server, signed by keys that every node pinned"
 
-    def hidden(self, noise: Correlated, collusion: int, coalition: tuple[int, ...] = ()) -> Hidden:
+    def hidden(self, noise: Correlated, collusion: int, coalition: Partitions = ()) -> Hidden:
         """Says how much noise hides one round from each adversary, own noise and masks together."""
         return Hidden.of(self.secret_graph, noise, collusion, coalition)
 

@@ -149,6 +149,8 @@ class SymmetricMean(Displacement):
         return {"u": ((packed_size(shape[0] + sum(cls.places)),), dtype)}
 
 
+Partitions = tuple[int, ...]
+"""Some clients, by their numbers in ascending order."""
 State = dict[str, Tensor]
 """What a server (in whose checkpoint all of it goes) or a client carries from round to round."""
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Here
 from manifed.algorithms.payloads import (
     Memory,
+    Partitions,
     Payload,
     State,
     bytes_by_node,
@@ -66,7 +67,7 @@ class _Turn(NamedTuple):
     ctx: bytes
 
     @property
-    def members(self) -> tuple[int, ...]:
+    def members(self) -> Partitions:
         """Who offered."""
         return members_of(self.memory["members"])
 
@@ -249,7 +250,7 @@ class SecureNode(SecureSum):
     # -- what a node checks ------------------------------------------------------------------
     def _listed(
         self, turn: _Turn, bits: Tensor, least: int = 0, among: Sequence[int] | None = None
-    ) -> tuple[int, ...]:
+    ) -> Partitions:
         """The nodes of a list with this one in it: enough, and no others than ``among``."""
         found = members_of(bits)
         wrong = set(found) - set(range(self.clients) if among is None else among)
@@ -260,7 +261,7 @@ class SecureNode(SecureSum):
             )
         return found
 
-    def _survivors(self, turn: _Turn, bits: Tensor) -> tuple[int, ...]:
+    def _survivors(self, turn: _Turn, bits: Tensor) -> Partitions:
         """The survivors, of whom enough are neighbours of this node."""
         asked = self.committee(turn.members, turn.ctx)
         alive = self._listed(turn, bits, asked.least, members_of(turn.memory["dealt"]))

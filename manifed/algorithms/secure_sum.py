@@ -41,7 +41,7 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.around import Around
-from manifed.algorithms.payloads import Payload, bytes_of, tensor_of
+from manifed.algorithms.payloads import Partitions, Payload, bytes_of, tensor_of
 from manifed.fields import KeyFiles, fingerprint
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import Shape
@@ -88,7 +88,7 @@ def packed(members: Sequence[int], count: int) -> Tensor:
     return torch.from_numpy(np.packbits(bits, bitorder="little"))
 
 
-def members_of(bits: Tensor) -> tuple[int, ...]:
+def members_of(bits: Tensor) -> Partitions:
     """Reads what `packed` wrote."""
     return tuple(np.flatnonzero(np.unpackbits(bits.numpy(), bitorder="little")).tolist())
 
@@ -188,7 +188,7 @@ class SecureSum(Around, KeyFiles):
             own = self._manifold.coords_shape(shape)
         return math.prod(own)
 
-    def committee(self, members: tuple[int, ...], ctx: bytes) -> Committee:
+    def committee(self, members: Partitions, ctx: bytes) -> Committee:
         """Returns who shares secrets with whom; ValueError where there are too few."""
         numbers = self.numbers
         numbers.check(len(members))

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase
-from manifed.algorithms.payloads import Down, Payload
+from manifed.algorithms.payloads import Down, Partitions, Payload
 from manifed.errors import one_line
 from manifed.privacy.events import Frozen
 
@@ -61,7 +61,7 @@ class Failure:
 class Replies(NamedTuple):
     """The usable uploads of a phase, stacked in the order of ``partitions``."""
 
-    partitions: tuple[int, ...]
+    partitions: Partitions
     uploads: Payload
     failures: Mapping[int, Failure] = MappingProxyType({})
     bytes_down: int = 0
@@ -110,7 +110,7 @@ class Asked(NamedTuple):
     phase: Phase
     down: Down
     """One payload for all, or a `PerClient` with a row for each of ``partitions``."""
-    partitions: tuple[int, ...]
+    partitions: Partitions
     last_accepted: Mapping[int, int]
     """In which round the server last used a client's reply: a client whose memory is of another
     round starts from its initial one."""
