@@ -51,7 +51,7 @@ from manifed.flower.strategy import keyed_by
 from manifed.plan import digest, example_mechanism
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
-from manifed.problems.problem import InvalidRecord, Problem
+from manifed.problems.problem import Problem, require
 from manifed.runs.manifest import code_sha256
 from manifed.setting import Federation, Privacy, Setting
 
@@ -288,8 +288,7 @@ def _checked(problem: Problem, found: Examples | Mapping[str, Tensor]) -> Exampl
     if len(shard) < 1:
         raise ConfigError("load_shard: expected at least one example, got none")
     for name, tensor in shard.tensors.items():
-        bad = (~torch.isfinite(tensor)).reshape(len(shard), -1).any(1).nonzero()
-        if len(bad):
-            raise InvalidRecord(f"record {int(bad[0])}: expected finite entries in {name!r}")
+        rows = tensor.reshape(len(shard), -1)
+        require(rows.sum(-1), torch.isfinite(rows).all(-1), f"finite entries in {name!r}")
     problem.check_records(shard)
     return shard

@@ -107,8 +107,7 @@ def test_one_line_says_which_client_was_dropped_when_and_why(caplog):
 
 
 def test_a_text_of_a_client_is_one_short_printable_line():
-    texts = ["a\nb\x1b[2J\u202ec", "x" * 10**6]
-    came = Replies((), None, {i: Failure("absent", text) for i, text in enumerate(texts)})
-    first, second = (came.told().failures[i].text for i in (0, 1))
-    assert first == r"a b\x1b[2J\u202ec"
-    assert len(second) <= 200
+    failure = Failure("absent", "\nb\x1b[2J\u202ec" * 10**6)
+    text = Replies((), None, {0: failure}).told().failures[0].text
+    assert text.startswith(r"b\x1b[2J\u202ec b")
+    assert len(text) <= 200

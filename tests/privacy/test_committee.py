@@ -16,7 +16,7 @@ def test_on_the_complete_graph_every_accepted_size_holds(n):
     for dropped in range(n):
         for colluding in range(n):
             try:
-                made = committee(tuple(range(n)), dropped, colluding, SEED)
+                made = committee(range(n), dropped, colluding, SEED)
             except ValueError:
                 refused.add((dropped, colluding))
                 continue
@@ -63,7 +63,7 @@ def test_a_sparse_graph_has_the_least_degree_of_the_specification(
 
 
 def test_a_sparse_graph_is_one_piece_after_dropouts():
-    made = committee(tuple(range(100)), 33, 10, SEED)
+    made = committee(range(100), 33, 10, SEED)
     alive = set(range(0, 100, 2)) | {1, 3, 5, 7, 9, 11, 13}
     reached, left = set(), [0]
     while left:

@@ -81,8 +81,8 @@ def test_both_ends_of_an_edge_draw_the_same_numbers_and_no_others_do():
     place = {"stream": Stream.PAIR_NOISE, "server_round": 3}
     one = SOURCE.normals((2, 25), edge=(7, 4), **place)
     assert torch.equal(one, SOURCE.normals((2, 25), edge=(4, 7), **place))
-    ring = [(0, 1), (4, 7), (2**20 - 1, 0)]
-    many = torch.stack([SOURCE.normals((2, 25), edge=edge, **place) for edge in ring])
+    ring = (0, 1), (4, 7), (2**20 - 1, 0)
+    many = [SOURCE.normals((2, 25), edge=ends, **place) for ends in ring]
     assert torch.equal(many[1], one)
     others = [
         SOURCE.normals((2, 25), edge=(4, 7), **{**place, name: 1})

@@ -58,7 +58,7 @@ class Attempt:
     def __init__(self, n=7, dropped=2, colluding=1, ctx=CTX, seed=1):
         self.random = Random(seed)
         draw = self.random.randbytes
-        self.ctx, self.made = ctx, committee(tuple(range(n)), dropped, colluding, b"seed")
+        self.ctx, self.made = ctx, committee(range(n), dropped, colluding, b"seed")
         self.near, self.t = self.made.neighbours, self.made.threshold
         self.signing = [bytes([i + 1]) * 32 for i in range(n)]
         self.secrets = [Secrets(draw(32), draw(32), draw(32)) for _ in range(n)]
