@@ -208,9 +208,8 @@ def app_of(
         memory = _Memory(context, node)
         down = partial(read_tensors, message.content)
         made = answer(node, header, down, memory.kept)  # the local steps
-        up = tensors_to_record(made.up.tensors())
-        content = pack(header, up, noise_origin=made.noise_origin)
-        reply = Message(content, reply_to=message)
+        up = pack(header, made.up, noise_origin=made.noise_origin)
+        reply = Message(up, reply_to=message)
         if made.kept is not None:
             memory.keep(made.kept)
         return reply

@@ -29,7 +29,7 @@ Sources: Bonawitz et al. (2017) and Bell et al. (2020) for the exchanges; Kairou
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import make_dataclass
 from functools import cache
 from typing import Any, Literal
@@ -42,7 +42,7 @@ from torch import Tensor
 from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.around import Around
 from manifed.algorithms.payloads import Partitions, Payload, bytes_of, tensor_of
-from manifed.fields import KeyFiles, fingerprint
+from manifed.fields import KeyFiles, Values, fingerprint
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import Shape
 from manifed.oracles.minibatch import Query
@@ -73,7 +73,7 @@ def _bytes_payload(name: str, **fields: Shape) -> Any:
 def _behind(down: type[Payload], fields: tuple[tuple[str, Shape], ...]) -> Any:
     """An algorithm's own payload with fields of bytes behind it."""
 
-    def layout(shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
+    def layout(shape: Shape, dtype: torch.dtype) -> Values:
         own = {name: (size, torch.uint8) for name, size in fields}
         return {**down.layout(shape, dtype), **own}
 
@@ -257,7 +257,7 @@ class SecureSum(Around, KeyFiles):
         width = (-(-self.clients // 8),)
         most = 0 if self.is_seeded else self.degree
 
-        def layout(shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
+        def layout(shape: Shape, dtype: torch.dtype) -> Values:
             size = self.size_of(shape, dtype)
             number = torch.int32 if self.numbers.bits(size) == 32 else torch.int64
             return {"total": ((size,), number), "unopened": ((most,), torch.uint8)}

@@ -62,9 +62,13 @@ class ClientSetup:
             server_round, self.training, self.evaluation, self.mechanism, num_examples
         )
 
+    @cached_property
+    def _is_scheduled(self) -> bool:
+        return self.training.is_scheduled
+
     def in_round(self, server_round: int) -> "ClientSetup":
         """Returns the setup of one round, whose queries and releases may differ."""
-        if not self.training.is_scheduled:
+        if not self._is_scheduled:
             return self
         return replace(self, training=self.training.in_round(server_round))
 

@@ -51,7 +51,7 @@ def tensors_to_record(tensors: Tensors) -> ArrayRecord:
     return record
 
 
-def tensors_from_record(record: ArrayRecord) -> dict[str, Tensor]:
+def tensors_from_record(record: ArrayRecord) -> Tensors:
     """Reads the tensors of an ArrayRecord as copies.
 
     Raises:
@@ -149,12 +149,18 @@ def facts_from_record(kind: type[_F], record: object) -> _F:
     return kind(*found)
 
 
-def pack(header: Header, payload: ArrayRecord, *, noise_origin: str | None = None) -> RecordDict:
-    """Makes the content of one message; a reply says where the key of its noise came from."""
+def pack(
+    header: Header, payload: Payload | ArrayRecord, *, noise_origin: str | None = None
+) -> RecordDict:
+    """Makes the content of one message; a reply says where the key of its noise came from.
+
+    A payload that goes to many is made a record once, by the caller.
+    """
     said = facts_to_record(header)
     if noise_origin is not None:
         said[NOISE_ORIGIN] = noise_origin
-    return RecordDict({HEADER: said, PAYLOAD: payload})
+    record = tensors_to_record(vars(payload)) if isinstance(payload, Payload) else payload
+    return RecordDict({HEADER: said, PAYLOAD: record})
 
 
 def read_reply(
@@ -163,7 +169,7 @@ def read_reply(
     kind: type[Payload],
     shape: Shape,
     dtype: torch.dtype,
-) -> tuple[dict[str, Tensor], str]:
+) -> tuple[Tensors, str]:
     """Reads the tensors of a reply, and where its noise is said to come from.
 
     Raises:
@@ -189,7 +195,7 @@ def _names(record: RecordDict | ConfigRecord | ArrayRecord) -> str:
 
 def read_tensors(
     content: RecordDict, kind: type[Payload], shape: Shape, dtype: torch.dtype
-) -> dict[str, Tensor]:
+) -> Tensors:
     """Reads the fields of a message's payload, each checked before it is decoded.
 
     Raises:
@@ -268,7 +274,7 @@ class MessageTransport:
         Of several replies of one client the first readable one counts.
         """
         by_node = answers_by_node(messages, answers)
-        uploads = dict[int, dict[str, Tensor]]()
+        uploads = dict[int, Tensors]()
         failures = dict[int, Failure]()
         origins = set[str]()
         kind = asked.phase.up
@@ -306,7 +312,7 @@ _KIND_OF_CODE: dict[int, Kind] = {
 
 def _read(
     reply: Message, asked: RecordDict, kind: type[Payload], point: Tensor
-) -> tuple[dict[str, Tensor], str] | Failure:
+) -> tuple[Tensors, str] | Failure:
     """The tensors of a reply, and where its noise is said to come from."""
     try:
         if reply.has_error():

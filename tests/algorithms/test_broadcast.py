@@ -17,7 +17,7 @@ from manifed.algorithms.payloads import (
 from manifed.experiment.load import load
 from manifed.experiment.schema import sha256
 from manifed.federation.exchange import Header
-from manifed.flower.records import pack, tensors_to_record
+from manifed.flower.records import pack
 from manifed.manifolds import Euclidean, Lorentz, Sphere, Stiefel
 from tests.algorithms.gossip_runs import grid_of
 from tests.conformance.client_cases import CASES, broadcast, start
@@ -35,9 +35,7 @@ def honest():
 def answered(x):
     """What client 0 replies to the broadcast x, through the app."""
     header = Header(sha256(CONFIG), 1, 0, "train", 0)
-    message = Message(
-        pack(header, tensors_to_record({"x": x})), dst_node_id=2, message_type=MessageType.TRAIN
-    )
+    message = Message(pack(header, Point(x)), dst_node_id=2, message_type=MessageType.TRAIN)
     (reply,) = grid_of(CONFIG).send_and_receive([message])
     return reply
 

@@ -12,7 +12,7 @@ from manifed.experiment.load import load
 from manifed.federation.exchange import Header
 from manifed.flower.client import inline_grid
 from manifed.flower.grids import PollingGrid
-from manifed.flower.records import HEADER, NOISE_ORIGIN, pack, read_reply, tensors_to_record
+from manifed.flower.records import HEADER, NOISE_ORIGIN, pack, read_reply
 from manifed.plan import promise_of
 from manifed.privacy.charging import opened
 from manifed.privacy.events import Label
@@ -102,7 +102,7 @@ def test_where_clients_declare_their_noise_the_verdict_says_so():
 
 @pytest.mark.parametrize("declared", [None, "OS", 1, "os "])
 def test_a_reply_that_declares_nothing_known_is_undeclared(declared):
-    said = Header("c" * 64, 1, 0, "train", 0), tensors_to_record({"x": torch.zeros(2)})
+    said = Header("c" * 64, 1, 0, "train", 0), Point(torch.zeros(2))
     asked = pack(*said)
     content = pack(*said)
     if declared is not None:
