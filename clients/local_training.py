@@ -27,7 +27,7 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import ClientUpdate
 from manifed.algorithms.payloads import BadBroadcast
-from manifed.errors import ConfigError
+from manifed.errors import ConfigError, short
 from manifed.experiment.assembly import own_node
 from manifed.experiment.schema import Experiment
 from manifed.federation.client import ClientSetup, Node, answer, check_maps
@@ -44,7 +44,6 @@ from manifed.flower.records import (
     facts_to_record,
     pack,
     read_tensors,
-    shown,
     tensors_from_record,
     tensors_to_record,
 )
@@ -52,7 +51,7 @@ from manifed.flower.strategy import keyed_by
 from manifed.plan import digest, example_mechanism
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
-from manifed.problems.problem import InvalidRecord, Problem
+from manifed.problems.problem import Problem, require
 from manifed.runs.manifest import code_sha256
 from manifed.setting import Federation, Privacy, Setting
 
@@ -67,7 +66,7 @@ def _partition_of(context: Context, count: int | None = None) -> int:
     if type(partition) is not int or partition < 0 or (count is not None and partition >= count):
         last = "federation.num_clients - 1" + ("" if count is None else f" = 0..{count - 1}")
         raise BadMessage(
-            f"Expected a whole partition-id of this node in 0..{last}, got {shown(partition)}"
+            f"Expected a whole partition-id of this node in 0..{last}, got {short(partition)}"
         )
     return partition
 
@@ -78,7 +77,7 @@ def node_of(config: Experiment, context: Context) -> Node:
     path = context.node_config.get("data-path")
     declared = context.node_config.get("num-examples")
     if not (declared is None or type(declared) is int):
-        raise BadMessage(f"Expected a whole num-examples of this node, got {shown(declared)}")
+        raise BadMessage(f"Expected a whole num-examples of this node, got {short(declared)}")
     return own_node(config, partition, None if path is None else Path(str(path)), declared)
 
 
@@ -118,7 +117,7 @@ class _Memory:
             )
         if named is not None and not (isinstance(named, str) and Path(named).is_absolute()):
             raise ValueError(
-                f"Expected an absolute path as this node's state-dir, got {shown(named)}"
+                f"Expected an absolute path as this node's state-dir, got {short(named)}"
             )
         self._store = None if named is None else MemoryStore(Path(named) / "memory")
         self.kept: Kept | None = None
@@ -146,7 +145,7 @@ class _Memory:
 def _no_site(context: Context) -> Experiment:
     """Refuse to open data where the node's own config says that a site has them."""
     raise ValueError(
-        f"Expected an experiment to forward to {shown(context.node_config[SITE_SOCKET])}, "
+        f"Expected an experiment to forward to {short(context.node_config[SITE_SOCKET])}, "
         "got an app of another kind; start the node without site-socket"
     )
 
@@ -288,8 +287,7 @@ def _checked(problem: Problem, found: Examples | Mapping[str, Tensor]) -> Exampl
     if len(shard) < 1:
         raise ConfigError("load_shard: expected at least one example, got none")
     for name, tensor in shard.tensors.items():
-        bad = (~torch.isfinite(tensor)).reshape(len(shard), -1).any(1).nonzero()
-        if len(bad):
-            raise InvalidRecord(f"record {int(bad[0])}: expected finite entries in {name!r}")
+        rows = tensor.reshape(len(shard), -1)
+        require(rows.sum(-1), torch.isfinite(rows).all(-1), f"finite entries in {name!r}")
     problem.check_records(shard)
     return shard

@@ -38,6 +38,8 @@ def short(value: object) -> str:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, dict | list):
         return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
+    if isinstance(value, str | bytes):
+        value = value[:_LONGEST]  # whoever sends it chooses how long it is
     return one_line(repr(value), 80)
 
 

@@ -4,7 +4,10 @@ A field says by its type what it takes: ``num_rounds: PositiveCount`` refuses 0 
 wherever it stands.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_args
 
@@ -50,6 +53,13 @@ class Frozen(Record):
 
     # a table inside another one is read without `__init__`, so that its errors keep their places
     __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@lru_cache(maxsize=16)
+def fingerprint(record: Record) -> bytes:
+    """Returns the SHA-256 of all that a record says, to which keys and signatures are bound."""
+    said = json.dumps(record.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(said.encode()).digest()
 
 
 class KeyFiles(Frozen):

@@ -56,8 +56,10 @@ def noise_of(config, source, rounds):
     def fresh(t, j):
         own = source.normals((d,), stream=Stream.STREAM_NOISE, partition=tuple(range(n)),
                              server_round=t, step=j)  # fmt: skip
-        each = pairs.normals((d,), stream=Stream.PAIR_NOISE, edge=edges,
-                                  server_round=t, step=j)  # fmt: skip
+        each = torch.stack([
+            pairs.normals((d,), stream=Stream.PAIR_NOISE, edge=edge, server_round=t, step=j)
+            for edge in edges
+        ])  # fmt: skip
         return own.numpy(), each.numpy()
 
     said = config.training.streams

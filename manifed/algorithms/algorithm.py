@@ -17,13 +17,22 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import PrivateAttr
 from torch import Tensor
 
-from manifed.algorithms.payloads import Displacement, Down, Memory, Payload, Point, State, recorded
+from manifed.algorithms.payloads import (
+    Displacement,
+    Down,
+    Memory,
+    Partitions,
+    Payload,
+    Point,
+    State,
+    recorded,
+)
 from manifed.errors import check_kind
 from manifed.fields import Frozen, Positive, PositiveCount
 from manifed.manifolds.base import Manifold, MapChoice, as_point
 from manifed.oracles.minibatch import Ask, Full, Minibatch, Query
 from manifed.oracles.noisy_oracle import STEPS_PER_PHASE, Draws, Oracle
-from manifed.privacy.events import Release
+from manifed.privacy.events import Releases
 from manifed.privacy.mechanism import ExampleMechanism
 
 Space = Literal["tangent", "ambient"]
@@ -133,7 +142,7 @@ class ClientUpdate(Frozen):
         """Gives each of the `asks` the clip, noise and charge of a mechanism."""
         return tuple(Query.of(mechanism, ask, num_examples) for ask in asked_of(self))
 
-    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Release, ...]:
+    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> Releases:
         """Lists the releases about the client's examples that one round is charged for."""
         asked = self.queries(mechanism, num_examples)
         return tuple(release for query in asked for release in query.release())
@@ -295,7 +304,7 @@ class Collected(NamedTuple):
 
     mean: Mapping[str, Tensor]
     uploads: Payload | None
-    partitions: tuple[int, ...]
+    partitions: Partitions
     num_clients: int
     uniform: Callable[[], float]
     """Draws the one uniform of the round in (0, 1), the same in every call, for Option 2's choice
@@ -375,14 +384,12 @@ class ServerUpdate(Frozen):
         return self
 
     def attempted(
-        self, state: State, server_round: int, attempt: int, cohort: tuple[int, ...]
+        self, state: State, server_round: int, attempt: int, cohort: Partitions
     ) -> State | None:
         """Returns the state before an attempt's first exchange; None if nobody may be asked."""
         return state
 
-    def opening(
-        self, state: State, phase: str, asked: tuple[int, ...]
-    ) -> tuple[int, tuple[int, ...]] | None:
+    def opening(self, state: State, phase: str, asked: Partitions) -> tuple[int, Partitions] | None:
         """Returns what decides a round's price and is known only now; None: all was known before.
 
         How many clients could be in the sum that the next exchange opens, and who is. ``state`` is
@@ -410,7 +417,7 @@ class ServerUpdate(Frozen):
         return None
 
     def refused(
-        self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
+        self, state: State, phase: str, uploads: Payload, partitions: Partitions
     ) -> Mapping[int, str]:
         """Returns a reason for each client whose upload cannot be used because of its content.
 

@@ -10,10 +10,8 @@ masked and answers no other question at or before it: asked twice, it would add 
 messages, and their difference would hold none.
 """
 
-import hashlib
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,14 +24,16 @@ from manifed.algorithms.gossip import ByGraph
 from manifed.algorithms.payloads import (
     Down,
     Memory,
+    Partitions,
     Payload,
     PerClient,
     Point,
     State,
+    bytes_by_node,
     bytes_of,
     tensor_of,
 )
-from manifed.fields import KeyFiles
+from manifed.fields import KeyFiles, fingerprint
 from manifed.graphs import Graph
 from manifed.manifolds.linalg import Shape
 from manifed.oracles.noisy_oracle import Draws
@@ -168,8 +168,8 @@ class Masking(ByGraph, ServerUpdate, KeyFiles):
     @property
     def run(self) -> bytes:
         """The identifier that keys and signatures are bound to: all the config says of training."""
-        said = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(said.encode()).digest()
+        made: Any = self  # a frozen model has a hash, out of the sight of pyright
+        return fingerprint(made)
 
     def set_up(self, here: Here) -> tuple[Payload, Memory]:
         """Answers an exchange before round 1: offers a key, or agrees on keys with neighbours.
@@ -208,7 +208,7 @@ class Masking(ByGraph, ServerUpdate, KeyFiles):
             raise NotAgreed(f"Expected node {node} to have offered a key, got none in this run")
         secret = bytes_of(memory.secret)
         pinned = pinned_in(self, self.secret_graph.num_nodes)
-        offers = _offers(self.secret_graph.neighbors[node], down)
+        offers = bytes_by_node(self.secret_graph.neighbors[node], down.offer)
         copies = repeated({**offers, node: public_of(secret)}, keys=1)
         flaws = down.offer[:, 0].clone().zero_()
         for place, (j, made) in enumerate(offers.items()):
@@ -224,7 +224,7 @@ class Masking(ByGraph, ServerUpdate, KeyFiles):
 
     # -- the server, before round 1 ------------------------------------------------------------
     def refused(
-        self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
+        self, state: State, phase: str, uploads: Payload, partitions: Partitions
     ) -> Mapping[int, str]:
         """Returns the nodes whose keys are refused, by the server or by a neighbour, with reasons.
 
@@ -236,7 +236,7 @@ class Masking(ByGraph, ServerUpdate, KeyFiles):
         pinned = pinned_in(self, self.secret_graph.num_nodes, is_server=True)
         found = dict[int, str]()
         if isinstance(uploads, OfferedKey):
-            offers = _offers(partitions, uploads)
+            offers = bytes_by_node(partitions, uploads.offer)
             copies = repeated(offers, keys=1)
             for node, made in offers.items():
                 fault = offer_fault(self.run, node, made, pinned, is_copy=node in copies)
@@ -332,7 +332,7 @@ class Masking(ByGraph, ServerUpdate, KeyFiles):
             )
         return "pair keys were exchanged through the server, signed by keys that every node pinned"
 
-    def hidden(self, noise: Correlated, collusion: int, coalition: tuple[int, ...] = ()) -> Hidden:
+    def hidden(self, noise: Correlated, collusion: int, coalition: Partitions = ()) -> Hidden:
         """Says how much noise hides one round from each adversary, own noise and masks together."""
         return Hidden.of(self.secret_graph, noise, collusion, coalition)
 
@@ -414,8 +414,3 @@ class Masking(ByGraph, ServerUpdate, KeyFiles):
             each.append(masks(sources, node, shape, **when))
         found = each[0] if is_one else torch.stack(each)
         return found.to(draws.device)
-
-
-def _offers(nodes: Sequence[int], keys: OfferedKey | NeighbourKeys) -> dict[int, bytes]:
-    """The first rows of stacked offers, which are of these nodes."""
-    return {node: bytes_of(row) for node, row in zip(nodes, keys.offer, strict=False)}

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from manifed.errors import ConfigError, check_kind
+from manifed.fields import Values
 from manifed.manifolds.base import LARGEST, TOLERANCE, Manifold, frobenius
 from manifed.manifolds.linalg import Shape, Tensors, flaw, packed_size
 
@@ -59,7 +60,7 @@ class Payload:
         return made
 
     @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> Values:
         """Lists shape and type of every field, given those of a point."""
         bytes_of = {name: ((*cls.places, *one), torch.uint8) for name, one in cls.of_bytes}
         return dict.fromkeys(cls.names(), (shape, dtype)) | bytes_of
@@ -144,11 +145,13 @@ class SymmetricMean(Displacement):
     """
 
     @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> Values:
         """Lists one field of m(m+1)/2 numbers for matrices of order m."""
         return {"u": ((packed_size(shape[0] + sum(cls.places)),), dtype)}
 
 
+Partitions = tuple[int, ...]
+"""Some clients, by their numbers in ascending order."""
 State = dict[str, Tensor]
 """What a server (in whose checkpoint all of it goes) or a client carries from round to round."""
 
@@ -182,6 +185,11 @@ def bytes_of(row: Tensor) -> bytes:
     return row.contiguous().numpy().tobytes()
 
 
+def bytes_by_node(nodes: Sequence[int], rows: Tensor) -> dict[int, bytes]:
+    """Returns the bytes of the first rows, which are of these nodes."""
+    return {node: bytes_of(row) for node, row in zip(nodes, rows, strict=False)}
+
+
 def layout_in(tensors: Tensors) -> dict[str, Any]:
     """Lists shape and type of tensors, as `Payload.layout` does."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
@@ -209,7 +217,7 @@ def recorded(made: Any, who: str = "remember") -> Any:
     return returned(who, made, _record(tuple(layout)), layout)
 
 
-def returned(who: str, made: Any, kind: Any, layout: Mapping[str, Any], lead: Shape = ()) -> Any:
+def returned(who: str, made: Any, kind: Any, layout: Values, lead: Shape = ()) -> Any:
     """Makes the record of ``kind`` of what a method ``who`` returned: its tensors, detached.
 
     ``made`` is a record, a dict, or the value of the first field.

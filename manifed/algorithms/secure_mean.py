@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Here, There
-from manifed.algorithms.payloads import State, bytes_of, returned
+from manifed.algorithms.payloads import Partitions, State, bytes_of, returned
 from manifed.algorithms.secure_relay import OURS, Attempt, SecureRelay
 from manifed.errors import RoundFailed
 from manifed.manifolds.base import Manifold
@@ -50,7 +50,7 @@ class SecureMean(SecureRelay):
 
     # -- an attempt --------------------------------------------------------------------------
     def attempted(
-        self, state: State, server_round: int, attempt: int, cohort: tuple[int, ...]
+        self, state: State, server_round: int, attempt: int, cohort: Partitions
     ) -> State | None:
         """Notes the attempt and who is asked; None for a cohort that no sum is safe over."""
         now = torch.tensor([server_round, attempt])
@@ -62,9 +62,7 @@ class SecureMean(SecureRelay):
             return None
         return state | made
 
-    def opening(
-        self, state: State, phase: str, asked: tuple[int, ...]
-    ) -> tuple[int, tuple[int, ...]] | None:
+    def opening(self, state: State, phase: str, asked: Partitions) -> tuple[int, Partitions] | None:
         """Returns how many offered, and who is in the sum that the next exchange opens."""
         last = "confirm" if self.pinned_keys and not self.is_seeded else "send"
         if phase != last or OURS + "members" not in state:

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -19,7 +20,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Here
-from manifed.algorithms.payloads import Memory, Payload, State, bytes_of, recorded, tensor_of
+from manifed.algorithms.payloads import (
+    Memory,
+    Partitions,
+    Payload,
+    State,
+    bytes_by_node,
+    bytes_of,
+    recorded,
+    tensor_of,
+)
 from manifed.algorithms.secure_sum import (
     HASH_BYTES,
     SecureSum,
@@ -57,7 +67,7 @@ class _Turn(NamedTuple):
     ctx: bytes
 
     @property
-    def members(self) -> tuple[int, ...]:
+    def members(self) -> Partitions:
         """Who offered."""
         return members_of(self.memory["members"])
 
@@ -112,7 +122,14 @@ class SecureNode(SecureSum):
                 f"of round {now[0]}, attempt {now[1]}; keys are used once"
             )
         turn = _Turn(node, here, memory, secret_shares.context(self.run, *now))
-        up, after = self._send(turn, x, oracle) if stage == 2 else self._answer(turn)
+        answers = {
+            "offer": self._offer,
+            "deal": self._deal,
+            "send": partial(self._send, x=x, oracle=oracle),
+            "confirm": self._confirm,
+            "reveal": self._reveal,
+        }
+        up, after = answers[here.exchange](turn)
         if stage == 0 or after is None:  # all but the algorithm's own memory is forgotten
             kept = {name: t for name, t in memory.items() if name.startswith(_ITS)}
             memory = {name: torch.zeros_like(t) for name, t in memory.items()} | kept
@@ -120,15 +137,6 @@ class SecureNode(SecureSum):
         return up, memory | (after or {}) | {"stage": torch.tensor([*now, done])}
 
     # -- one exchange each: the reply and what is remembered, None at the end of an attempt ------
-    def _answer(self, turn: _Turn) -> tuple[Any, State | None]:
-        answers = {
-            "offer": self._offer,
-            "deal": self._deal,
-            "confirm": self._confirm,
-            "reveal": self._reveal,
-        }
-        return answers[turn.here.exchange](turn)
-
     def _offer(self, turn: _Turn) -> tuple[Any, State | None]:
         """Fresh keys."""
         source = turn.here.draws.source
@@ -143,7 +151,7 @@ class SecureNode(SecureSum):
         came: Any = turn.here.came
         asked = self.committee(self._listed(turn, came.members), turn.ctx)
         near = asked.neighbours[turn.node]
-        offers = _rows(near, came.offers)
+        offers = bytes_by_node(near, came.offers)
         pins = pinned_in(self, self.clients) or {}
         boxes = torch.zeros(self.degree, BOX_BYTES, dtype=torch.uint8)
         flaws = boxes[:, 0].clone()
@@ -170,13 +178,13 @@ class SecureNode(SecureSum):
         asked = self.committee(turn.members, turn.ctx)
         dealt = self._listed(turn, came.members, asked.least, turn.members)
         near = asked.neighbours[turn.node]
-        offers = {j: o for j, o in _rows(near, turn.memory["offers"]).items() if j in dealt}
+        offers = {j: o for j, o in bytes_by_node(near, turn.memory["offers"]).items() if j in dealt}
         shares = torch.zeros_like(turn.memory["shares"])
         unopened = shares[:, 0].clone()
         root = bytes_of(turn.memory["root"])
         # A box of EVERY neighbour that dealt: boxes kept back between two groups would leave no
         # mask across, and the server could open the sum of each.
-        for place, (j, box) in enumerate(_rows(near, came.boxes).items()):
+        for place, (j, box) in enumerate(bytes_by_node(near, came.boxes).items()):
             if j not in dealt:
                 continue
             made = secret_shares.opened(turn.secrets, turn.node, j, offers[j], box, turn.ctx, root)
@@ -242,7 +250,7 @@ class SecureNode(SecureSum):
     # -- what a node checks ------------------------------------------------------------------
     def _listed(
         self, turn: _Turn, bits: Tensor, least: int = 0, among: Sequence[int] | None = None
-    ) -> tuple[int, ...]:
+    ) -> Partitions:
         """The nodes of a list with this one in it: enough, and no others than ``among``."""
         found = members_of(bits)
         wrong = set(found) - set(range(self.clients) if among is None else among)
@@ -253,7 +261,7 @@ class SecureNode(SecureSum):
             )
         return found
 
-    def _survivors(self, turn: _Turn, bits: Tensor) -> tuple[int, ...]:
+    def _survivors(self, turn: _Turn, bits: Tensor) -> Partitions:
         """The survivors, of whom enough are neighbours of this node."""
         asked = self.committee(turn.members, turn.ctx)
         alive = self._listed(turn, bits, asked.least, members_of(turn.memory["dealt"]))
@@ -337,11 +345,6 @@ class SecureNode(SecureSum):
         return coding.encode(
             flat, here.draws.uniforms((1,), Stream.ROUNDING, 0)[..., 0]
         ), named or {}
-
-
-def _rows(nodes: Sequence[int], rows: Tensor) -> dict[int, bytes]:
-    """The first rows, which are of these nodes."""
-    return {j: bytes_of(row) for j, row in zip(nodes, rows, strict=False)}
 
 
 def _words(draws: Draws, node: int) -> Callable[[int, int], NDArray[np.uint64]]:

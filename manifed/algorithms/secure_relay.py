@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from manifed.algorithms.payloads import Down, Payload, PerClient, State, bytes_of, tensor_of
+from manifed.algorithms.payloads import (
+    Down,
+    Partitions,
+    Payload,
+    PerClient,
+    State,
+    bytes_of,
+    tensor_of,
+)
 from manifed.algorithms.secure_node import SecureNode
 from manifed.algorithms.secure_sum import digest_of, packed, root_of
 from manifed.privacy import secret_shares
@@ -27,11 +35,11 @@ class Attempt(NamedTuple):
     """An attempt as the server sees it."""
 
     ctx: bytes
-    members: tuple[int, ...]
+    members: Partitions
     asked: Committee
     state: State
 
-    def listed(self, name: str) -> tuple[int, ...]:
+    def listed(self, name: str) -> Partitions:
         """Some nodes of the attempt."""
         return tuple(self.state[OURS + name].tolist())
 
@@ -107,7 +115,7 @@ class SecureRelay(SecureNode):
         return PerClient(kind(*shared, torch.stack(each)))
 
     def refused(
-        self, state: State, phase: str, uploads: Payload, partitions: tuple[int, ...]
+        self, state: State, phase: str, uploads: Payload, partitions: Partitions
     ) -> Mapping[int, str]:
         """Returns by name the nodes whose offers, boxes, signatures or shares are no good."""
         if self.is_seeded or not partitions:

@@ -28,11 +28,10 @@ Sources: Bonawitz et al. (2017) and Bell et al. (2020) for the exchanges; Kairou
 """
 
 import hashlib
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, make_dataclass
-from functools import cache, lru_cache
+from collections.abc import Iterable, Sequence
+from dataclasses import make_dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -42,14 +41,14 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.around import Around
-from manifed.algorithms.payloads import Payload, bytes_of, tensor_of
-from manifed.fields import KeyFiles
+from manifed.algorithms.payloads import Partitions, Payload, bytes_of, tensor_of
+from manifed.fields import KeyFiles, Values, fingerprint
 from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import Shape
 from manifed.oracles.minibatch import Query
 from manifed.privacy.committee import Committee, committee, degree
 from manifed.privacy.discrete import SMOOTHING
-from manifed.privacy.events import PrivacyUnit, Release, Unsampled
+from manifed.privacy.events import PrivacyUnit, Release, Releases, Unsampled
 from manifed.privacy.integers import SumNumbers, bound_of
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.secret_shares import BOX_BYTES, OFFER_BYTES, SHARE_BYTES, SIGNATURE_BYTES
@@ -58,45 +57,28 @@ HASH_BYTES = 32
 
 
 # -- what travels --------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _Keys(Payload):
-    """Base of payloads of bytes, in which there is no point."""
-
-    has_point = False
-
-    @classmethod
-    def layout(cls, shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
-        """Lists fields of bytes, whatever a point is."""
-        return {name: (own, torch.uint8) for name, own in cls.of_bytes}
-
-
-def _made(
-    name: str, fields: tuple[str, ...], layout: Callable[..., Any] | None = None, **named: Any
-) -> Any:
+def _made(name: str, fields: Iterable[str], **members: Any) -> Any:
     """A payload type of these fields."""
-    if layout is not None:
-        named["layout"] = staticmethod(layout)
-    base = Payload if layout is not None else _Keys
-    made: Any = make_dataclass(name, [(one, Tensor) for one in fields], bases=(base,), frozen=True)
-    for key, value in named.items():
-        setattr(made, key, value)
-    return made
+    own = [(one, Tensor) for one in fields]
+    return make_dataclass(name, own, bases=(Payload,), namespace=members, frozen=True)
 
 
 @cache
 def _bytes_payload(name: str, **fields: Shape) -> Any:
-    return _made(name, tuple(fields), of_bytes=tuple(fields.items()))
+    """A payload type of fields of bytes, in which there is no point."""
+    return _made(name, fields, has_point=False, of_bytes=tuple(fields.items()))
 
 
 @cache
 def _behind(down: type[Payload], fields: tuple[tuple[str, Shape], ...]) -> Any:
     """An algorithm's own payload with fields of bytes behind it."""
 
-    def layout(shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
+    def layout(shape: Shape, dtype: torch.dtype) -> Values:
         own = {name: (size, torch.uint8) for name, size in fields}
         return {**down.layout(shape, dtype), **own}
 
-    return _made(down.__name__ + "InSum", (*down.names(), *dict(fields)), layout)
+    names = (*down.names(), *dict(fields))
+    return _made(down.__name__ + "InSum", names, layout=staticmethod(layout))
 
 
 def packed(members: Sequence[int], count: int) -> Tensor:
@@ -106,7 +88,7 @@ def packed(members: Sequence[int], count: int) -> Tensor:
     return torch.from_numpy(np.packbits(bits, bitorder="little"))
 
 
-def members_of(bits: Tensor) -> tuple[int, ...]:
+def members_of(bits: Tensor) -> Partitions:
     """Reads what `packed` wrote."""
     return tuple(np.flatnonzero(np.unpackbits(bits.numpy(), bitorder="little")).tolist())
 
@@ -127,12 +109,6 @@ def root_of(ctx: bytes, members: Tensor, offers: Tensor) -> bytes:
     return hashlib.sha256(
         b"manifed secure sum root\0" + ctx + bytes_of(offers) + bytes_of(members)
     ).digest()
-
-
-@lru_cache(maxsize=16)
-def _run_of(update: Any) -> bytes:
-    said = json.dumps(update.model_dump(mode="json"), sort_keys=True)
-    return hashlib.sha256(said.encode()).digest()
 
 
 class SecureSum(Around, KeyFiles):
@@ -166,7 +142,7 @@ class SecureSum(Around, KeyFiles):
     def run(self) -> bytes:
         """The identifier that keys, shares and signatures are bound to: all that the sum is of."""
         made: Any = self  # a frozen model has a hash, out of the sight of pyright
-        return _run_of(made)
+        return fingerprint(made)
 
     @property
     def exchanges(self) -> tuple[str, ...]:
@@ -212,7 +188,7 @@ class SecureSum(Around, KeyFiles):
             own = self._manifold.coords_shape(shape)
         return math.prod(own)
 
-    def committee(self, members: Sequence[int], ctx: bytes) -> Committee:
+    def committee(self, members: Partitions, ctx: bytes) -> Committee:
         """Returns who shares secrets with whom; ValueError where there are too few."""
         numbers = self.numbers
         numbers.check(len(members))
@@ -229,7 +205,7 @@ class SecureSum(Around, KeyFiles):
         own = mechanism if self.unit != "client" else ExampleMechanism()
         return self.client_update.queries(own, num_examples)
 
-    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> tuple[Release, ...]:
+    def releases(self, mechanism: ExampleMechanism, num_examples: int) -> Releases:
         """The sum, by the shares of its noise that each adversary does not know.
 
         Of h shares sized for h the multiplier is z. Others follow from sums of shares, less what
@@ -281,7 +257,7 @@ class SecureSum(Around, KeyFiles):
         width = (-(-self.clients // 8),)
         most = 0 if self.is_seeded else self.degree
 
-        def layout(shape: Shape, dtype: torch.dtype) -> Mapping[str, Any]:
+        def layout(shape: Shape, dtype: torch.dtype) -> Values:
             size = self.size_of(shape, dtype)
             number = torch.int32 if self.numbers.bits(size) == 32 else torch.int64
             return {"total": ((size,), number), "unopened": ((most,), torch.uint8)}
@@ -292,7 +268,7 @@ class SecureSum(Around, KeyFiles):
 
         boxes = (most, BOX_BYTES)
         down = _behind(inner.down, (("members", width), ("boxes", boxes)))
-        masked = _made("Masked", ("total", "unopened"), layout)
+        masked = _made("Masked", ("total", "unopened"), layout=staticmethod(layout))
         send = phase("send", down, masked, *inner.places)
         if self.is_seeded:
             return (send,)

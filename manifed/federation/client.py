@@ -39,7 +39,7 @@ from manifed.manifolds.base import Manifold
 from manifed.manifolds.linalg import Shape, Tensors, flaw
 from manifed.oracles.minibatch import UNNOISED, Query
 from manifed.oracles.noisy_oracle import Draws, Oracle
-from manifed.privacy.events import PrivacyUnit, Release
+from manifed.privacy.events import PrivacyUnit, Releases
 from manifed.privacy.mechanism import ExampleMechanism
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
@@ -56,7 +56,7 @@ class ClientSetup:
     evaluation: PrivateEvaluation | None = None
     """How held-out examples are evaluated; None: training uses all examples."""
 
-    def releases(self, server_round: int, num_examples: int) -> tuple[Release, ...]:
+    def releases(self, server_round: int, num_examples: int) -> Releases:
         """Lists the releases of a client with this number of examples in a round."""
         return releases_in(
             server_round, self.training, self.evaluation, self.mechanism, num_examples
@@ -194,7 +194,7 @@ def releases_in(
     evaluation: PrivateEvaluation | None,
     mechanism: ExampleMechanism,
     num_examples: int,
-) -> tuple[Release, ...]:
+) -> Releases:
     """Lists the releases of a client of this size in a round, evaluation included."""
     update = training.in_round(max(1, server_round))
     if evaluation is None:

@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase
-from manifed.algorithms.payloads import Down, Payload
+from manifed.algorithms.payloads import Down, Partitions, Payload
+from manifed.errors import one_line
 from manifed.privacy.events import Frozen
 
 Kind = Literal["late", "unavailable", "absent", "unusable"]
@@ -57,16 +58,10 @@ class Failure:
     """One line; a client or a node may have chosen it."""
 
 
-def plain(text: object) -> str:
-    """Shortens a client's text to at most 200 printable characters without line breaks."""
-    start = str(text)[:200]
-    return "".join(character if character.isprintable() else " " for character in start).strip()
-
-
 class Replies(NamedTuple):
     """The usable uploads of a phase, stacked in the order of ``partitions``."""
 
-    partitions: tuple[int, ...]
+    partitions: Partitions
     uploads: Payload
     failures: Mapping[int, Failure] = MappingProxyType({})
     bytes_down: int = 0
@@ -103,7 +98,7 @@ class Replies(NamedTuple):
         found = dict[int, Failure]()
         for i, failure in self.failures.items():
             node = f" (node {self.nodes[i]})" if i in self.nodes else ""
-            found[i] = replace(failure, text=plain(failure.text) + node)
+            found[i] = replace(failure, text=one_line(failure.text, 200) + node)
         return self._replace(failures=found)
 
 
@@ -115,7 +110,7 @@ class Asked(NamedTuple):
     phase: Phase
     down: Down
     """One payload for all, or a `PerClient` with a row for each of ``partitions``."""
-    partitions: tuple[int, ...]
+    partitions: Partitions
     last_accepted: Mapping[int, int]
     """In which round the server last used a client's reply: a client whose memory is of another
     round starts from its initial one."""

@@ -16,11 +16,11 @@ belongs; under replace-one its place does, because another record there may have
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -28,7 +28,8 @@ from torch import Tensor
 
 from manifed.algorithms.algorithm import Phase
 from manifed.algorithms.payloads import Payload, Point
-from manifed.fields import Fraction, Frozen, Positive, PositiveCount
+from manifed.fields import Fraction, Frozen, Positive, PositiveCount, Values
+from manifed.manifolds.linalg import Shape
 from manifed.oracles.blocks import Points, in_blocks
 from manifed.oracles.noisy_oracle import Draws
 from manifed.oracles.sums import keeps_rows_apart
@@ -55,7 +56,7 @@ class Totals(Payload):
     u: Tensor
 
     @classmethod
-    def layout(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Mapping[str, Any]:
+    def layout(cls, shape: Shape, dtype: torch.dtype) -> Values:
         """Lists one field of three numbers."""
         return {"u": ((3,), dtype)}
 

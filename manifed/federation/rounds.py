@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 
 from manifed.algorithms.algorithm import Collected, Phase, There
-from manifed.algorithms.payloads import Down, Expectation, Payload, PerClient, Point, State
+from manifed.algorithms.payloads import (
+    Down,
+    Expectation,
+    Partitions,
+    Payload,
+    PerClient,
+    Point,
+    State,
+)
 from manifed.errors import BudgetExhausted, ConfigError, RoundFailed
 from manifed.federation.cohorts import Everyone
 from manifed.federation.exchange import Asked, Failure, Header, Replies, Transport
@@ -85,8 +93,8 @@ class Attempt(NamedTuple):
     plan: Plan
     server_round: int
     attempt: int
-    cohort: tuple[int, ...]
-    asked: tuple[int, ...]
+    cohort: Partitions
+    asked: Partitions
     """Who is sent the next message: the cohort without those that failed before."""
     state: State
     phases: tuple[Phase, ...]

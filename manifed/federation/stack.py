@@ -19,7 +19,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from manifed.algorithms.payloads import BadBroadcast, Memory, Payload, PerClient, check_broadcast
+from manifed.algorithms.payloads import (
+    BadBroadcast,
+    Memory,
+    Partitions,
+    Payload,
+    PerClient,
+    check_broadcast,
+)
 from manifed.errors import ConfigError
 from manifed.federation.client import ClientSide, Seat, run_update
 from manifed.federation.exchange import Asked, Failure, Replies
@@ -192,9 +199,7 @@ class _Stack:
             return None
         return (shards[0] if self._is_alone else Examples.stack(shards)).to(self._device)
 
-    def run(
-        self, asked: Asked, at: list[int], chunk: tuple[int, ...], source: NoiseSource
-    ) -> Payload:
+    def run(self, asked: Asked, at: list[int], chunk: Partitions, source: NoiseSource) -> Payload:
         """The uploads of ``chunk``, the clients in the rows ``at`` of what was asked."""
         header = asked.header
         down = asked.down
@@ -229,7 +234,7 @@ class _Stack:
             self.tags |= dict.fromkeys(chunk, (header.server_round, header.attempt))
         return type(up).stack([up]) if self._is_alone else up
 
-    def _rows(self, chunk: tuple[int, ...]) -> slice | Tensor:
+    def _rows(self, chunk: Partitions) -> slice | Tensor:
         """Where the clients of ``chunk`` lie in the stacks: a view when they are neighbours."""
         first = chunk[0] - self._members.start
         if chunk[-1] - chunk[0] == len(chunk) - 1:
@@ -237,7 +242,7 @@ class _Stack:
         return torch.tensor(chunk, device=self._device) - self._members.start
 
     # -- memory ------------------------------------------------------------------------------
-    def _remembered(self, asked: Asked, x: Tensor, chunk: tuple[int, ...]) -> Memory | None:
+    def _remembered(self, asked: Asked, x: Tensor, chunk: Partitions) -> Memory | None:
         """What each of a chunk remembers, given what came down; its initial memory if too old."""
         training = self._setup.training
         known = self.memory
@@ -336,7 +341,7 @@ class StackTransport:
         parts = list[Payload]()
         sums = asked.sums() if self.chunking.is_streamed else None
 
-        def tried(chunk: list[int]) -> list[tuple[tuple[int, ...], Payload]]:
+        def tried(chunk: list[int]) -> list[tuple[Partitions, Payload]]:
             shares, found = [chunk], []
             stack = self.stacks[partitions[chunk[0]] // self.chunking.in_a_stack]
             for share in shares:

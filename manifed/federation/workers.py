@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manifed.algorithms.payloads import PerClient
+from manifed.algorithms.payloads import Partitions, PerClient
 from manifed.errors import ConfigError, one_line, optional
 from manifed.federation.client import ClientSide
 from manifed.federation.exchange import Asked, Failure, Header, Replies
@@ -65,7 +65,7 @@ class _Actor:
         header: Header,
         down: _Arrays,
         is_own: bool,
-        partitions: tuple[int, ...],
+        partitions: Partitions,
         last_accepted: Mapping[int, int],
     ) -> Replies:
         """The replies of some clients, each sent a row of its own or all the same, as arrays.
@@ -216,7 +216,7 @@ class RayTransport:
         sent = _arrays((down.rows if is_own else down).tensors())
         shared = None if is_own else self._ray.put(sent)
         ends = [0, *(bisect_left(partitions, end) for end in self._ends)]
-        calls = list[tuple[int, tuple[int, ...], Any]]()
+        calls = list[tuple[int, Partitions, Any]]()
         failures = dict[int, Failure]()
         for k, (begin, end) in enumerate(pairwise(ends)):
             mine = partitions[begin:end]

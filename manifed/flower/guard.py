@@ -273,7 +273,14 @@ class Guarded(TrainingOnly):
         drawn: Iterable[int] = range(len(self._roster))
         if self._cohort is not None:
             drawn = self._cohort.draw(len(self._roster), number, 0, self._source)
-        messages = list(self._asked(made, _View(grid, [self._roster[i] for i in drawn])))
+        try:
+            asks = made(_View(grid, [self._roster[i] for i in drawn]))
+        except ValueError as error:
+            raise ConfigError(
+                f"strategy: expected one that asks the cohort that guard drew, got {error}; give "
+                "cohort='own' and let it draw"
+            ) from error
+        messages = list(asks)
         partitions = {self._roster[i]: i for i in drawn}
         sent = self._checked(kind, messages, arrays, {*partitions})
         if self._cohort is None:
@@ -382,16 +389,6 @@ class Guarded(TrainingOnly):
                 f"population: expected as many as there are nodes, {len(nodes)}, got {population}"
             )
         return placed(self._account.ledger.path, nodes)
-
-    def _asked(self, made: Callable[[Grid], Iterable[Message]], view: _View) -> Iterable[Message]:
-        """The messages of the strategy inside."""
-        try:
-            return made(view)
-        except ValueError as error:
-            raise ConfigError(
-                f"strategy: expected one that asks the cohort that guard drew, got {error}; give "
-                "cohort='own' and let it draw"
-            ) from error
 
     def _checked(
         self, kind: str, messages: list[Message], arrays: ArrayRecord, cohort: set[int]

@@ -25,7 +25,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from manifed.federation.exchange import plain
+from manifed.errors import one_line, short
 from manifed.federation.plan import Plan
 from manifed.flower.grids import PollingGrid
 from manifed.flower.records import (
@@ -35,7 +35,6 @@ from manifed.flower.records import (
     BadMessage,
     MessageTransport,
     facts_from_record,
-    shown,
 )
 from manifed.runs.manifest import code_sha256
 from manifed.setting import MOST_EXAMPLES
@@ -68,7 +67,7 @@ def check_code(who: str, theirs: object) -> None:
     ours = code_sha256()
     if theirs != ours:
         raise BadMessage(
-            f"{who} runs manifed {shown(str(theirs)[:12])}, this process {ours[:12]!r} (hashes of "
+            f"{who} runs manifed {short(str(theirs)[:12])}, this process {ours[:12]!r} (hashes of "
             "the code): bring both to one version and start them again"
         )
 
@@ -166,7 +165,7 @@ class _Meeting:
             try:
                 partition, size = self._claim(reply, node)
             except Exception as error:  # whatever a reply makes a check do is that node's problem
-                problem = f"node {node}: {plain(error)}"
+                problem = f"node {node}: {one_line(str(error), 200)}"
                 log(30, "Handshake: %s; this node is left out", problem)
                 self._problems.append(problem)
                 is_own = reply.metadata.src_node_id == SUPERLINK_NODE_ID
@@ -179,7 +178,7 @@ class _Meeting:
     def _claim(self, reply: Message, node: int) -> tuple[int, int]:
         """The partition that this reply gives ``node`` the right to answer for, and its size."""
         if reply.has_error():
-            raise BadMessage(f"error {reply.error.code}: {plain(reply.error.reason)}")
+            raise BadMessage(f"error {reply.error.code}: {reply.error.reason}")
         if reply.metadata.src_node_id != node:
             raise BadMessage(f"the reply is node {reply.metadata.src_node_id}'s")
         if len(reply.content) != 1:
@@ -191,18 +190,18 @@ class _Meeting:
         check_code(f"client {partition}", told.code_sha256)
         if told.config_sha256 != self._config_sha256:
             raise BadMessage(
-                f"client {partition} runs another config ({shown(told.config_sha256)})"
+                f"client {partition} runs another config ({short(told.config_sha256)})"
             )
         if not 0 <= partition < len(sizes):
-            raise BadMessage(f"partition-id {shown(partition)} is outside 0..{len(sizes) - 1}")
+            raise BadMessage(f"partition-id {short(partition)} is outside 0..{len(sizes) - 1}")
         wanted = sizes[partition]
         if size != wanted and wanted is not None:
             raise BadMessage(
-                f"client {partition} declares {shown(size)} examples, the accounting uses {wanted}"
+                f"client {partition} declares {short(size)} examples, the accounting uses {wanted}"
             )
         if not 1 <= size <= MOST_EXAMPLES:
             raise BadMessage(
-                f"client {partition} declares {shown(size)} examples, expected 1 to {MOST_EXAMPLES}"
+                f"client {partition} declares {short(size)} examples, expected 1 to {MOST_EXAMPLES}"
             )
         if partition in self._met:
             raise BadMessage(

@@ -25,7 +25,8 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from manifed.algorithms.payloads import Payload, PerClient, layout_of
-from manifed.federation.exchange import Asked, BadMessage, Failure, Header, Kind, Replies, plain
+from manifed.errors import one_line, short
+from manifed.federation.exchange import Asked, BadMessage, Failure, Header, Kind, Replies
 from manifed.flower.grids import UNREADABLE_REPLY
 from manifed.manifolds.linalg import Shape, Tensors, flaw
 
@@ -50,7 +51,7 @@ def tensors_to_record(tensors: Tensors) -> ArrayRecord:
     return record
 
 
-def tensors_from_record(record: ArrayRecord) -> dict[str, Tensor]:
+def tensors_from_record(record: ArrayRecord) -> Tensors:
     """Reads the tensors of an ArrayRecord as copies.
 
     Raises:
@@ -69,29 +70,17 @@ _DTYPES = {
 """Names that an Array declares, to the NumPy types that torch has too."""
 
 
-def shown(value: Any) -> str:
-    """Makes a short text of a value that a sender chose."""
-    if isinstance(value, str | bytes):
-        return repr(value[:60]) + (f"... ({len(value)} long)" if len(value) > 60 else "")
-    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64):
-        return repr(value)
-    if isinstance(value, tuple | list):
-        some = ", ".join(shown(item) for item in value[:6] if not isinstance(item, tuple | list))
-        return f"[{some}{', ...' if len(value) > 6 else ''}]"
-    return f"a {type(value).__name__}"
-
-
 def _declared(name: str, array: Array) -> tuple[np.dtype[Any], Shape]:
     """What an Array says it is; BadMessage when that is no array of numbers."""
     if array.stype != "numpy.ndarray":
-        raise BadMessage(f"Expected {name} as 'numpy.ndarray', got {shown(array.stype)}")
+        raise BadMessage(f"Expected {name} as 'numpy.ndarray', got {short(array.stype)}")
     if not isinstance(array.dtype, str) or array.dtype not in _DTYPES:
-        raise BadMessage(f"Expected {name} of a plain number type, got {shown(array.dtype)}")
+        raise BadMessage(f"Expected {name} of a plain number type, got {short(array.dtype)}")
     shape = tuple(array.shape)
     if len(shape) > 16 or set(map(type, shape)) - {int} or min(shape, default=0) < 0:
-        raise BadMessage(f"Expected {name} with a shape of sizes >= 0, got {shown(shape)}")
+        raise BadMessage(f"Expected {name} with a shape of sizes >= 0, got {short(shape)}")
     if not isinstance(array.data, bytes):
-        raise BadMessage(f"Expected the bytes of {name}, got {shown(array.data)}")
+        raise BadMessage(f"Expected the bytes of {name}, got {short(array.data)}")
     return _DTYPES[array.dtype], shape
 
 
@@ -104,7 +93,7 @@ def _decoded(name: str, array: Array, dtype: np.dtype[Any], shape: Shape) -> Ten
             flat = np.frombuffer(array.data, dtype=dtype, offset=len(head))
             return torch.from_numpy(np.array(flat.reshape(shape, order=order), order="C"))
     raise BadMessage(
-        f"Expected {name} as an npy header of {shown(shape)}, {dtype} and {num_bytes} bytes, got "
+        f"Expected {name} as an npy header of {short(shape)}, {dtype} and {num_bytes} bytes, got "
         f"{len(array.data)} bytes or another header"
     )
 
@@ -117,7 +106,7 @@ def float_array(name: str, array: Array, shape: Shape) -> Tensor:
     """
     dtype, declared = _declared(name[:60], array)
     if dtype.kind != "f" or declared != shape:
-        raise BadMessage(f"Expected floats of shape {shape}, got {dtype} of {shown(declared)}")
+        raise BadMessage(f"Expected floats of shape {shape}, got {dtype} of {short(declared)}")
     return _decoded(name[:60], array, dtype, declared)
 
 
@@ -155,7 +144,7 @@ def facts_from_record(kind: type[_F], record: object) -> _F:
         raise BadMessage(f"Expected a {HEADER!r} record of {sorted(types)}, got {got}")
     for key, wanted in types.items():
         if type(record[key]) is not wanted:
-            raise BadMessage(f"Expected {key} of type {wanted.__name__}, got {shown(record[key])}")
+            raise BadMessage(f"Expected {key} of type {wanted.__name__}, got {short(record[key])}")
     found: Any = map(record.__getitem__, types)
     return kind(*found)
 
@@ -180,7 +169,7 @@ def read_reply(
     kind: type[Payload],
     shape: Shape,
     dtype: torch.dtype,
-) -> tuple[dict[str, Tensor], str]:
+) -> tuple[Tensors, str]:
     """Reads the tensors of a reply, and where its noise is said to come from.
 
     Raises:
@@ -193,7 +182,7 @@ def read_reply(
         raise BadMessage(f"Expected a {HEADER!r} record of {sorted(mine)}, got {got}")
     for key, value in mine.items():
         if type(theirs[key]) is not type(value) or theirs[key] != value:
-            raise BadMessage(f"Expected {key} = {shown(value)}, got {shown(theirs[key])}")
+            raise BadMessage(f"Expected {key} = {short(value)}, got {short(theirs[key])}")
     declared = theirs.get(NOISE_ORIGIN)
     origin = str(declared) if declared in ("os", "seed") else "undeclared"
     return read_tensors(content, kind, shape, dtype), origin
@@ -201,12 +190,12 @@ def read_reply(
 
 def _names(record: RecordDict | ConfigRecord | ArrayRecord) -> str:
     """Some of the keys that a sender chose."""
-    return f"{len(record)} entries, " + shown(list(record.keys())[:7])
+    return f"{len(record)} entries, {one_line(str([*record][:7]), 300)}"
 
 
 def read_tensors(
     content: RecordDict, kind: type[Payload], shape: Shape, dtype: torch.dtype
-) -> dict[str, Tensor]:
+) -> Tensors:
     """Reads the fields of a message's payload, each checked before it is decoded.
 
     Raises:
@@ -230,7 +219,7 @@ def read_tensors(
         if said != (_DTYPES[wanted], layout[name][0]):
             raise BadMessage(
                 f"Expected {name} of shape {layout[name][0]} and dtype {wanted}, got "
-                f"{shown(said[1])} and {said[0]}"
+                f"{short(said[1])} and {said[0]}"
             )
         tensors[name] = tensor = _decoded(name, array, *said)
         if not bool(torch.isfinite(tensor).all()):
@@ -285,7 +274,7 @@ class MessageTransport:
         Of several replies of one client the first readable one counts.
         """
         by_node = answers_by_node(messages, answers)
-        uploads = dict[int, dict[str, Tensor]]()
+        uploads = dict[int, Tensors]()
         failures = dict[int, Failure]()
         origins = set[str]()
         kind = asked.phase.up
@@ -323,7 +312,7 @@ _KIND_OF_CODE: dict[int, Kind] = {
 
 def _read(
     reply: Message, asked: RecordDict, kind: type[Payload], point: Tensor
-) -> tuple[dict[str, Tensor], str] | Failure:
+) -> tuple[Tensors, str] | Failure:
     """The tensors of a reply, and where its noise is said to come from."""
     try:
         if reply.has_error():
@@ -356,9 +345,9 @@ def answers_by_node(
             node = None
             sender = type(error).__name__
         if node is None:
-            log(30, "A reply of node %s to no message of this phase is left out", plain(sender))
+            log(30, "A reply of node %s to no message of this phase is left out", short(sender))
         elif sender == node or (sender == SUPERLINK_NODE_ID and answer.has_error()):
             by_node.setdefault(node, []).append(answer)
         else:
-            log(30, "A reply of node %s to node %d's message is left out", plain(sender), node)
+            log(30, "A reply of node %s to node %d's message is left out", short(sender), node)
     return by_node

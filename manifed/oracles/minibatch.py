@@ -16,7 +16,7 @@ import numpy.typing as npt
 from manifed.fields import BY_KIND, Frozen, Positive, PositiveCount
 from manifed.privacy.events import (
     PoissonSampled,
-    Release,
+    Releases,
     SampledWithoutReplacement,
     Sampling,
     Unsampled,
@@ -197,7 +197,7 @@ class Query:
             mask_stddev=mask_stddev,
         )  # fmt: skip
 
-    def release(self) -> tuple[Release, ...]:
+    def release(self) -> Releases:
         """Returns the releases that the query is charged as; none without clip or count."""
         if self.mechanism.l2_norm_clip is None or self.count == 0:
             return ()

@@ -116,19 +116,14 @@ class Asked(NamedTuple):
             if scheme.kind == "without-replacement":
                 subset = max(subset, scheme.sample_size)
             rows.append((query.expected_size, rate, query.drawn or 0.0, query.stddev))
-        columns = list[Tensor]()
-        for values in zip(*rows, strict=True):
-            same = values[0] if len(set(values)) == 1 else values
-            columns.append(torch.tensor(same, dtype=torch.float64, device=device))
-        size, rate, drawn, charged = columns
-        return Asked(
-            queries[0],
-            size,
-            rate,
-            subset,
-            drawn if bool(drawn.any()) else None,
-            charged,
+        size, rate, drawn, charged = (
+            torch.tensor(
+                values[0] if len(set(values)) == 1 else values, dtype=torch.float64, device=device
+            )
+            for values in zip(*rows, strict=True)
         )
+        stddev = drawn if bool(drawn.any()) else None
+        return Asked(queries[0], size, rate, subset, stddev, charged)
 
     def batch(
         self, rows: Tensor, longest: int, draws: Draws, step: int, lap: int = 0
@@ -465,12 +460,7 @@ def _narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _all_present(rows: Tensor, longest: int) -> Tensor:
     """Which of ``longest`` rows are no padding, bool (..., longest), where each has ``rows``."""
-    return _places(longest, rows.device) < rows.unsqueeze(-1)
-
-
-@lru_cache(maxsize=32)
-def _places(longest: int, device: torch.device) -> Tensor:
-    return torch.arange(longest, device=device)
+    return torch.arange(longest, device=rows.device) < rows.unsqueeze(-1)
 
 
 def _rows(examples: Examples, draws: Draws) -> Tensor:

@@ -35,12 +35,7 @@ class Account:
 
         Where cohorts are drawn and terms differ by round, and where sums are opened, a block has
         one round.
-
-        Raises:
-            ValueError: for a block of no round.
         """
-        if block < 1:
-            raise ValueError(f"Expected a block of at least 1 round, got {block}")
         self._promise = promise
         self._ledger = ledger
         self._last = last_round

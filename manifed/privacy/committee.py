@@ -10,7 +10,7 @@ Source: Bell et al. 2020, "Secure Single-Server Aggregation with (Poly)Logarithm
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from math import comb
 from typing import NamedTuple
@@ -35,17 +35,13 @@ class Committee(NamedTuple):
     """Nodes whose integers must be in a sum."""
 
 
-def committee(cohort: Sequence[int], dropped: int, colluding: int, seed: bytes) -> Committee:
+@lru_cache(maxsize=8)
+def committee(cohort: tuple[int, ...], dropped: int, colluding: int, seed: bytes) -> Committee:
     """Returns who shares with whom among the nodes of ``cohort``, ordered by the public ``seed``.
 
     Raises:
         ValueError: if so many may drop out or collude that no threshold protects the others.
     """
-    return _committee(tuple(cohort), dropped, colluding, seed)
-
-
-@lru_cache(maxsize=8)
-def _committee(cohort: tuple[int, ...], dropped: int, colluding: int, seed: bytes) -> Committee:
     n = len(cohort)
     k, threshold = _sizes(n, dropped, colluding)
     order = sorted(cohort, key=lambda i: hashlib.sha256(seed + i.to_bytes(4, "big")).digest())

@@ -171,7 +171,7 @@ class SumNumbers(Frozen):
         for z in self.scheduled or (self.multiplier,):
             spread = z * self.sensitivity
             bound = bound_of(32, self.most, spread * math.sqrt(kappa))
-            if excess(bound, size, self.most, spread) >= _LARGEST_EXCESS:
+            if _excess(bound, size, self.most, spread) >= _LARGEST_EXCESS:
                 return 64
         return 32
 
@@ -207,7 +207,7 @@ def inner_of(bound: int, size: int) -> int:
     return bound - math.ceil(size / (8 * bound)) - 3
 
 
-def excess(bound: int, size: int, most: int, spread: float) -> float:
+def _excess(bound: int, size: int, most: int, spread: float) -> float:
     """Returns by how much a sum is noisier than under Gaussian noise, at most, as a share."""
     inner = inner_of(bound, size)
     if inner < 1:

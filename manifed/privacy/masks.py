@@ -17,7 +17,6 @@ Source: Allouah et al. (DECOR), Algorithm 1 line 3; Bonawitz et al. 2017 for the
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -101,7 +100,6 @@ def pair_source(run: bytes, node: int, secret: bytes, other: int, offer: bytes) 
     return NoiseSource(shared_key(own, public, run, info), origin="os")
 
 
-@lru_cache
 def seeded_pairs(source: NoiseSource) -> NoiseSource:
     """Returns one source for all pairs of a seeded run, in which an address names the pair."""
     return source.derive(b"pair of a seeded run\0")

@@ -80,14 +80,14 @@ class Stream(IntEnum):
 
 # -- where a number lives -----------------------------------------------------------------------
 class _Address(TypedDict, total=False):
-    """Where the numbers of one or several clients, or of one or several edges, live.
+    """Where the numbers of one or several clients, or of one edge, live.
 
     ``edge`` names two partitions in either order; it stands in place of ``partition``.
     """
 
     stream: Required[Stream]
     partition: int | Sequence[int]
-    edge: tuple[int, int] | Sequence[tuple[int, int]]
+    edge: tuple[int, int]
     server_round: Required[int]
     attempt: int
     step: int
@@ -199,10 +199,10 @@ class NoiseSource:
         return replace(self, key=hmac.digest(self.key, b"manifed derive\0" + label, "sha256"))
 
     def normals(self, shape: Shape, **address: Unpack[_Address]) -> Tensor:
-        """Standard normals, float64, of ``shape``; ``(C, *shape)`` for C partitions or edges.
+        """Standard normals, float64, of ``shape``; ``(C, *shape)`` for C partitions.
 
-        Row c is bit for bit what ``partition[c]``, or ``edge[c]``, alone would give. Both ends of
-        an edge draw the same from a source that they share; no address of an edge is a client's.
+        Row c is bit for bit what ``partition[c]`` alone would give. Both ends of an edge draw the
+        same from a source that they share; no address of an edge is a client's.
         """
         if self.precision == "single":
             return self._draw(shape, _read_normals, address)
@@ -255,49 +255,31 @@ class NoiseSource:
         read: Callable[[_Array, _Array], None],
         address: Mapping[str, Any],
     ) -> Tensor:
-        """Numbers of clients, or of edges: each is what ``read`` makes of one 64-bit word."""
+        """Numbers of clients, or of an edge: each is what ``read`` makes of one 64-bit word."""
         name, bits = ("edge", _EDGE_BITS) if "edge" in address else ("partition", BITS)
-        given = address[name]
-        is_edge = name == "edge"
-        is_one = isinstance(next(iter(given), None) if is_edge else given, int)
+        given = edge_place(address["edge"]) if "edge" in address else address["partition"]
+        is_one = isinstance(given, int)
         places = (given,) if is_one else tuple(given)
-        places = tuple(map(edge_place, places)) if is_edge else places
         count = math.prod(shape)
-        last = max(-(-count // 2) - 1, 0)
+        num_blocks = -(-count // 2)
+        last = max(num_blocks - 1, 0)
         place = max(places, default=0) if min(places, default=0) >= 0 else min(places)
         end = counter_of(**{**address, name: place, "block": last})
         if len(set(places)) < len(places):
-            raise ValueError(f"Expected distinct {name}s, got {places}: noise is never reused")
-        start = end - last - (place << bits["block"])
-        out = _numbers(self.key, read, start, places, bits["block"], count)
+            raise ValueError(f"Expected distinct partitions, got {places}: noise is never reused")
+        start = end - last - (place << bits["block"])  # the counter at the place 0
+        low, high = np.array([start & (1 << 64) - 1, start >> 64], dtype=_WORD)
+        lows = low + (np.array(places, dtype=_WORD) << np.uint64(bits["block"]))
+        out = np.empty((len(places), count))
+        encryptor = Cipher(algorithms.AES(self.key), modes.ECB()).encryptor()
+        width = 2 * max(1, (1 << 16) // max(1, len(places)))  # so that words take few megabytes
+        for first in range(0, num_blocks if places else 0, width):
+            blocks = np.arange(first, min(first + width, num_blocks), dtype=_WORD)
+            counters = np.empty((len(places), len(blocks), 2), dtype=_WORD)
+            counters[..., 0], counters[..., 1] = lows[:, None] + blocks, high
+            words = np.empty(counters.size + 2, dtype=_WORD)  # update_into wants a block to spare
+            encryptor.update_into(counters.data.cast("B"), words.data.cast("B"))
+            numbers = out[:, 2 * first : 2 * (first + width)]
+            read(words[:-2].reshape(len(places), -1)[:, : numbers.shape[-1]], numbers)
         lead = () if is_one else (len(places),)
         return torch.as_tensor(out.reshape(*lead, *shape))
-
-
-def _numbers(
-    key: bytes,
-    read: Callable[[_Array, _Array], None],
-    start: int,
-    places: tuple[int, ...],
-    shift: int,
-    count: int,
-) -> _Array:
-    """What ``read`` makes of the words from the counters ``start`` + (``places`` << ``shift``) on.
-
-    Returns shape (places, count): ``start`` is the counter at the place 0.
-    """
-    low, high = np.array([start & (1 << 64) - 1, start >> 64], dtype=_WORD)
-    lows = low + (np.array(places, dtype=_WORD) << np.uint64(shift))
-    out = np.empty((len(places), count))
-    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-    num_blocks = -(-count // 2) if places else 0
-    width = 2 * max(1, (1 << 16) // max(1, len(places)))  # so that words take few megabytes
-    for first in range(0, num_blocks, width):
-        blocks = np.arange(first, min(first + width, num_blocks), dtype=_WORD)
-        counters = np.empty((len(places), len(blocks), 2), dtype=_WORD)
-        counters[..., 0], counters[..., 1] = lows[:, None] + blocks, high
-        words = np.empty(counters.size + 2, dtype=_WORD)  # update_into wants a block to spare
-        encryptor.update_into(counters.data.cast("B"), words.data.cast("B"))
-        numbers = out[:, 2 * first : 2 * (first + width)]
-        read(words[:-2].reshape(len(places), -1)[:, : numbers.shape[-1]], numbers)
-    return out

@@ -65,9 +65,10 @@ def drawn(config, stddev=MASK):
         own = source.normals(
             (3,), stream=Stream.GRADIENT_NOISE, partition=nodes, server_round=t
         )  # fmt: skip
-        pairs = seeded_pairs(source).normals(
-            (3,), stream=Stream.PAIR_NOISE, edge=graph.edges, server_round=t
-        )
+        pairs = [
+            seeded_pairs(source).normals((3,), stream=Stream.PAIR_NOISE, edge=edge, server_round=t)
+            for edge in graph.edges
+        ]
         masks = torch.zeros_like(own)
         for (i, j), v in zip(graph.edges, pairs, strict=True):
             masks[i] += v

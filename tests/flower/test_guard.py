@@ -22,10 +22,9 @@ from flwr.serverapp.strategy import (
 )
 from scipy import stats
 
-from manifed.errors import BudgetExhausted, ConfigError
+from manifed.errors import BudgetExhausted, ConfigError, short
 from manifed.flower.grids import InlineGrid
 from manifed.flower.guard import guard
-from manifed.flower.records import shown
 from manifed.privacy.composition import gaussian_epsilon
 from manifed.privacy.events import CLIENT_LEVEL
 from manifed.privacy.foreign import DPSGD
@@ -513,7 +512,7 @@ def test_a_strategy_that_draws_by_itself_is_priced_by_the_rounds_that_a_client_w
     assert said["client-level-cohorts"] == pytest.approx(gaussian_epsilon(1e-3, mu=1.0), rel=1e-6)
     assert said["client-level"] == pytest.approx(gaussian_epsilon(1e-3, mu=2.0), rel=1e-6)
     entries = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
-    assert len({shown(e["reserves"]["cohort"]) for e in entries if e.get("reserves")}) == 4
+    assert len({short(e["reserves"]["cohort"]) for e in entries if e.get("reserves")}) == 4
 
 
 class Asks(FedAvg):

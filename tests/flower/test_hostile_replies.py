@@ -6,7 +6,7 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from manifed.algorithms.payloads import Displacement, Expectation
-from manifed.federation.exchange import Failure, Replies, plain
+from manifed.federation.exchange import Failure, Replies
 from manifed.flower import handshake
 from manifed.flower.records import tensors_from_record
 from manifed.manifolds import Sphere
@@ -107,5 +107,7 @@ def test_one_line_says_which_client_was_dropped_when_and_why(caplog):
 
 
 def test_a_text_of_a_client_is_one_short_printable_line():
-    assert plain("a\nb\x1b[2J\u202ec") == "a b [2J c"
-    assert len(plain("x" * 10**6)) == 200
+    failure = Failure("absent", "\nb\x1b[2J\u202ec" * 10**6)
+    text = Replies((), None, {0: failure}).told().failures[0].text
+    assert text.startswith(r"b\x1b[2J\u202ec b")
+    assert len(text) <= 200

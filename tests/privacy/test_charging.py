@@ -268,9 +268,6 @@ def test_an_outsider_is_promised_what_the_ledger_says(tmp_path):
     )
 
 
-def test_without_a_budget_all_is_paid_but_no_empty_block():
+def test_without_a_budget_all_is_paid():
     assert PROMISE.planned_draws == 100
-    assert PROMISE.pays((10**6,))
     PROMISE.check(PROMISE.odometer(10**6), 1)
-    with pytest.raises(ValueError, match="block of at least 1 round, got 0"):
-        Account(PROMISE, block=0)

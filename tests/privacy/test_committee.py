@@ -57,7 +57,7 @@ def test_a_sparse_graph_has_the_least_degree_of_the_specification(
         assert list(near) == sorted(near)
         assert all(node in made.neighbours[j] for j in near)
     # the order follows from the seed alone
-    assert made == committee(list(reversed(cohort)), dropped, colluding, SEED)
+    assert made == committee(tuple(reversed(cohort)), dropped, colluding, SEED)
     other = committee(cohort, dropped, colluding, b"of the next").neighbours
     assert (other == made.neighbours) == (k == n - 1)
 

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 
 from manifed.errors import ConfigError
 from manifed.privacy.composition import gaussian_delta, gaussian_epsilon
-from manifed.privacy.integers import Coding, SumNumbers, bound_of, excess, inner_of
+from manifed.privacy.integers import Coding, SumNumbers, _excess, bound_of, inner_of
 from tests.tensors import assert_near, generator, normals
 
 DELTA = 1e-5
@@ -85,7 +85,7 @@ def test_a_multiplier_is_the_largest_number_that_the_integers_pay_for(honest):
 )
 def test_the_fewest_bits_with_one_per_cent_of_excess(size, nodes, bits):
     for z, least in zip((1.0, 4.0, 16.7), bits, strict=True):
-        fits = [b for b in range(8, 40) if excess(bound_of(b, nodes, z), size, nodes, z) < 0.01]
+        fits = [b for b in range(8, 40) if _excess(bound_of(b, nodes, z), size, nodes, z) < 0.01]
         assert fits[0] == least
 
 
