@@ -83,12 +83,13 @@ def names_of(source):
 
 
 def files_of(folder):
-    """What git would ship of it."""
+    """What git would ship of it; a link is counted where it leads."""
     shown = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", folder],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    yield from (ROOT / line for line in shown.stdout.splitlines() if (ROOT / line).is_file())
+    paths = [ROOT / line for line in shown.stdout.splitlines()]
+    yield from (path for path in paths if path.is_file() and not path.is_symlink())
 
 
 def sizes_of(folders):
