@@ -116,7 +116,7 @@ def _add_gradients(
         _four_dots(rows, at, x, scores)
         kept = 0
         for q in range(min(4, len(drawn) - begin)):
-            j = at[q]
+            j: int = at[q]
             slope = _slope(scores[q], responses[j], is_logistic)
             weight = weights[j]
             if l2_norm_clip < np.inf:
@@ -155,7 +155,8 @@ def _add_penalised(
 ) -> int:
     """The same with a ridge, of which each row's gradient has its part; the last is scratch."""
     counted = 0
-    for j in drawn:
+    for q in range(len(drawn)):
+        j: int = drawn[q]
         slope = _slope(_dot(rows[j], x), responses[j], is_logistic)
         for i in range(len(x)):
             gradient[i] = slope * rows[j, i] + ridge * x[i]
