@@ -156,7 +156,7 @@ _RULES: Mapping[str, _Rule] = {
         pace=0.6,
         fixed=0.03,
         caution=20.0,
-        ease=35.0,
+        ease=45.0,
         by_matrix=1.0,
     ),
     "frechet-mean": _MEANS,
