@@ -14,7 +14,7 @@ import torch
 
 from manifed.algorithms.decor import Decor
 from manifed.algorithms.one_shot import SecondMoment
-from manifed.algorithms.rsgd import RSGD
+from manifed.algorithms.rsgd import RSGD, ScheduledRSGD
 from manifed.algorithms.rsvrg import RSVRG
 from manifed.audit import attacks
 from manifed.audit.attacks import SHORT_STEP, ClientAttack, ExampleAttack, MaskedAttack, worst_case
@@ -29,6 +29,7 @@ from manifed.privacy.random_numbers import NoiseSource
 from manifed.privacy.secldp import Correlated
 from manifed.problems.examples import PERSON
 from manifed.problems.persons import Persons
+from manifed.schedules import Geometric
 from reproduction.checks_004.engines import messages_under_attack
 from reproduction.judged import sha256_of
 from tests.attacks.corrections import POLE, PULL, CorrectionAttack, FlippingAttack, rows_of
@@ -118,8 +119,11 @@ class ParticipationAttack(Attack):
 
 def example_mechanisms(source):
     """Client updates under example-level privacy, attacked by a constant gradient."""
-    rgd = RSGD(step_size=SHORT_STEP, local_steps=1, minibatch=Full())
-    steps = RSGD(step_size=SHORT_STEP, local_steps=4, minibatch=Full())
+    rgd = RSGD(step_size=SHORT_STEP, minibatch=Full())
+    falling = Geometric(scale=1.0, ratio=0.5)
+    steps = ScheduledRSGD(
+        step_size=SHORT_STEP, local_steps=4, minibatch=Full(), noise_multipliers=falling
+    )
     sampled = RSGD(step_size=SHORT_STEP, minibatch=Poisson(batch_size=SIZE // 4))
     inside = RSGD(step_size=SHORT_STEP, local_steps=4, minibatch=Poisson(batch_size=SIZE // 2))
     subset = RSGD(step_size=SHORT_STEP, local_steps=2, minibatch=WithoutReplacement(batch_size=16))
@@ -129,7 +133,7 @@ def example_mechanisms(source):
     rows = [
         ("rgd", worst_case(rgd, add, SIZE, source)),
         ("rgd-replace-one", worst_case(rgd, replaced, SIZE, source)),
-        ("rgd-4-steps-2-rounds", worst_case(steps, mechanism_of(2.5), SIZE, source, 2)),
+        ("rgd-4-steps-falling", worst_case(steps, mechanism_of(4.0), SIZE, source, 2)),
         ("rsgd-poisson-4-rounds", as_a(Likelihood, poisson)),
         ("rsgd-poisson-4-steps", worst_case(inside, mechanism_of(1.5), SIZE, source)),
         ("rsgd-without-replacement", crowd(worst_case(subset, replaced, SIZE, source))),

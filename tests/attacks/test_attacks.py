@@ -1,7 +1,6 @@
 """The audit: shipped mechanisms hold, planted faults are caught, a published calibration is not."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ from tests.fresh import ROOT
 SOURCE = NoiseSource.from_seed(1)
 PROJECTED = ("training={kind='projected',step_size=0.1,minibatch={kind='full'}}",)
 PARTIAL = "training.kind='projected-partial'"
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = ROOT / "configs"
 
 
 @pytest.mark.statistical

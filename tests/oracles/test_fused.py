@@ -101,8 +101,8 @@ def test_a_record_adds_the_same_bits_whatever_is_computed_with_it(name, way):
 HOSTILE = (np.nan, np.inf, -np.inf, 1e308, -1e200, 1e155, 1e-300, 5e-324, 0.0)
 
 
-@pytest.mark.parametrize("d", [1, 7, 8, 13, 64, 1001])
-@pytest.mark.parametrize("count", [1, 4, 7, 9])
+@pytest.mark.parametrize("d", [1, 7, 13, 1001])
+@pytest.mark.parametrize("count", [1, 7])
 def test_a_row_has_the_same_bits_at_every_place(count, d):
     """Four scores are computed together; the last row of a client is then beside its copies."""
     row = torch.randn(d, generator=generator(3), dtype=torch.float64)
