@@ -143,13 +143,16 @@ def compute_by(name: str) -> None:
 
 
 def race(
-    ways: dict[str, Callable[[], None]], turns: int, prepare: Callable[[str], None] = compute_by
+    ways: dict[str, Callable[[], None]], turns: int, computed_by: str | None = None
 ) -> dict[str, float]:
-    """Median milliseconds of interleaved turns after a first one."""
+    """Median milliseconds of interleaved turns after a first one.
+
+    All ways are computed by the one that is named, or each by the one of its own name.
+    """
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(turns + 1):
         for name, run in ways.items():
-            prepare(name)
+            compute_by(computed_by or name)
             begin = process_time()
             run()
             if turn:
@@ -163,8 +166,7 @@ def chunk_table(turns: int) -> str:
     for clients, d, steps in ((4000, 10, 20), (2000, 50, 20), (1000, 200, 20), (300, 2000, 5)):
         case = Case(clients, d, steps, is_private=True)
         for name in ("numba", "torch"):
-            compute_by(name)
-            ms = race({str(mib): partial(case.in_chunks, mib) for mib in SIZES}, turns, str)
+            ms = race({str(mib): partial(case.in_chunks, mib) for mib in SIZES}, turns, name)
             rows.append([str(d), name, *(f"{one / ms['8']:.2f}" for one in ms.values())])
     return stopwatch.table(["d", "way", *(f"{mib} MiB" for mib in SIZES)], rows)
 
