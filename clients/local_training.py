@@ -51,7 +51,7 @@ from manifed.flower.strategy import keyed_by
 from manifed.plan import digest, example_mechanism
 from manifed.privacy.random_numbers import NoiseSource
 from manifed.problems.examples import Examples
-from manifed.problems.problem import Problem, require
+from manifed.problems.problem import Problem
 from manifed.runs.manifest import code_sha256
 from manifed.setting import Federation, Privacy, Setting
 
@@ -286,8 +286,6 @@ def _checked(problem: Problem, found: Examples | Mapping[str, Tensor]) -> Exampl
             raise ConfigError(f"load_shard: {error}") from None
     if len(shard) < 1:
         raise ConfigError("load_shard: expected at least one example, got none")
-    for name, tensor in shard.tensors.items():
-        rows = tensor.reshape(len(shard), -1)
-        require(rows.sum(-1), torch.isfinite(rows).all(-1), f"finite entries in {name!r}")
+    problem.check_finite(shard)
     problem.check_records(shard)
     return shard

@@ -53,7 +53,7 @@ from manifed.problems.statistics import SecondMoments
 _EPS = torch.finfo(torch.float64).eps
 
 
-def second_moment(shards: Shards, weights: Tensor | None = None) -> Tensor:
+def _second_moment(shards: Shards, weights: Tensor | None = None) -> Tensor:
     """sum_i p_i (1/N_i) Z_i^T Z_i, shape (d, d)."""
     share = client_weights(shards, weights)
     moments = [s["z"].mT @ s["z"] * (p / len(s)) for p, s in zip(share, shards, strict=True)]
@@ -140,7 +140,7 @@ class PrincipalEigenvector(_Components):
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """The leading eigenvector of the pooled second moment, by eigh, largest entry positive."""
-        _, vectors = linalg.eigh(second_moment(shards, weights))
+        _, vectors = linalg.eigh(_second_moment(shards, weights))
         x = vectors[:, -1]
         return self.optimum_at(x * torch.sign(x[x.abs().argmax()]), shards, weights)
 
@@ -214,7 +214,7 @@ class KPCA(OnFrames, _Components):
 
     def optimum(self, shards: Shards, weights: Tensor | None = None) -> Optimum:
         """An orthonormal basis of the leading eigenspace of the pooled second moment, by eigh."""
-        _, vectors = linalg.eigh(second_moment(shards, weights))
+        _, vectors = linalg.eigh(_second_moment(shards, weights))
         x = vectors[:, -self.num_components :].flip(-1).contiguous()
         return self.optimum_at(x, shards, weights)
 

@@ -153,6 +153,16 @@ class Problem:
         wide = {key: tensor.to(torch.float64) for key, tensor in examples.tensors.items()}
         return replace(examples.to(torch.float64), tensors=wide)
 
+    def check_finite(self, examples: Examples) -> None:
+        """Refuses the first record with an entry that is not finite.
+
+        Raises:
+            InvalidRecord: naming the record and the tensor.
+        """
+        for name, tensor in examples.tensors.items():
+            rows = tensor.reshape(len(examples), -1)
+            require(rows.sum(-1), torch.isfinite(rows).all(-1), f"finite entries of {name!r}")
+
     def check_records(self, examples: Examples) -> None:
         """Refuses prepared examples that are no records of this problem.
 

@@ -28,7 +28,7 @@ from manifed.problems.examples import PERSON, Examples, Mapped, codes
 from manifed.problems.module_checks import NotPrivate
 from manifed.problems.module_problem import ModuleProblem
 from manifed.problems.own_arrays import columns_of, tensor_of
-from manifed.problems.problem import InvalidRecord, Problem, require
+from manifed.problems.problem import InvalidRecord, Problem
 from manifed.setting import Setting
 
 Connect = Callable[..., Transport]
@@ -146,9 +146,8 @@ def _size(array: Any) -> tuple[int, ...]:
 
 def _check(problem: Problem, wide: Examples) -> None:
     """Refuses records that are not finite, or none of the problem."""
-    for name, tensor in wide.tensors.items() if wide.stream is None else ():
-        rows = tensor.reshape(len(wide), -1)
-        require(rows.sum(-1), torch.isfinite(rows).all(-1), f"finite entries of {name!r}")
+    if wide.stream is None:
+        problem.check_finite(wide)
     problem.check_records(wide)
 
 
